@@ -1,0 +1,126 @@
+"""Every hook of a federated run, its order and its arguments, documented once.
+
+Order within ``fit``::
+
+    setup, on_fit_start
+    round 0: evaluate before any training
+    for each round
+        on_train_epoch_start            (Lightning's name; a round is an epoch here)
+        on_round_start
+        for each client of the cohort
+            on_client_start             may shift the start
+            for each local step
+                on_local_step_start     may move the weights
+                on_before_optimizer_step  may add to the gradient (then clipping, then the step)
+            on_client_end               may edit the update in place; the aggregator reads it last
+        on_before_server_step
+        on_round_end                    the aggregator steps the global model
+        on_after_server_step
+        validation hooks
+        on_train_epoch_end
+        checkpoint
+    on_fit_end, teardown
+
+Whatever their order in the list, client algorithms run first, then other callbacks, then the aggregator, then
+checkpointing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import Callback, LightningModule
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lightning_fed.reduction import ReducedUpdate
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["Client", "Cohort", "FederatedCallback", "Update"]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client in one round.
+
+    Attributes:
+        id: Client id in [0, N).
+        num_samples: Training samples of the client, s_i, at least 1 (a client without samples is skipped).
+        round: Round index, from 1.
+    """
+
+    id: int
+    num_samples: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients drawn for one round.
+
+    Attributes:
+        round: Round index, from 1.
+        clients: Those that train, in ascending order of id.
+        skipped: Ids drawn but left out because they hold no samples.
+    """
+
+    round: int
+    clients: tuple[Client, ...]
+    skipped: tuple[int, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples over the cohort, Σ s_i."""
+        return sum(client.num_samples for client in self.clients)
+
+
+@dataclass
+class Update:
+    """What one client sends back.
+
+    Attributes:
+        client: The client.
+        delta: δ_i = w_i - w, tensor of shape (d,) in the dtype of the global vector (float32 or wider). It is a
+            buffer reused for the next client: clone what must outlive the hook.
+        num_steps: Optimizer steps taken, K_i.
+        buffers: The client's buffers after training, by name; live tensors of the module, not copies.
+        weight: Aggregation weight before normalisation (samples or 1), set by the aggregator's weighting.
+    """
+
+    client: Client
+    delta: Tensor
+    num_steps: int
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    weight: float = 1.0
+
+
+class FederatedCallback(Callback):
+    """A Lightning callback with the hooks of a federated round; every Lightning hook listed above works too."""
+
+    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Called when the cohort of a round is drawn; the module holds the global model."""
+
+    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+        """Called when the module holds the global model and this client is about to train; may shift the start."""
+
+    def on_local_step_start(
+        self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client, step: int
+    ) -> None:
+        """Called before each local optimizer step (0-based within the client and round); may move the weights."""
+
+    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+        """Called when a client has trained; may edit ``update.delta`` in place."""
+
+    def on_before_server_step(
+        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
+    ) -> None:
+        """Called with the reduced update of the cohort, before the aggregator uses it."""
+
+    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Called to close a round; the aggregator steps the global vector ``trainer.weights`` here, in place."""
+
+    def on_after_server_step(
+        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
+    ) -> None:
+        """Called after the server step; ``trainer.weights`` and the module hold the new global model."""

@@ -1,0 +1,72 @@
+"""Seeds as pure functions of (seed, purpose, round, client).
+
+No result may depend on the order of clients, the number of processes or the engine, so nothing here draws from a
+global random state: every stream is derived anew with ``numpy.random.SeedSequence([seed, purpose, round, client])``.
+"""
+
+import os
+import random
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["Purpose", "generator_for", "numpy_generator_for", "run_seed", "seed_everywhere", "seed_for"]
+
+
+class Purpose(IntEnum):
+    """What a random stream is used for; the numbers are part of the reproducibility contract, never renumber them."""
+
+    SPLIT = 0
+    SAMPLE = 1
+    SHUFFLE = 2
+    LOCAL = 3
+    EVALUATE = 4
+    PREDICT = 5
+
+
+def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
+    """Derives one 63-bit seed.
+
+    Args:
+        seed: The run's seed, at least 0.
+        purpose: What the stream is for.
+        round: Index of the round, 0 before training.
+        client: Client id.
+
+    Returns:
+        An integer in [0, 2**63).
+    """
+    state = np.random.SeedSequence([seed, int(purpose), round, client]).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
+
+
+def generator_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> torch.Generator:
+    """Returns a CPU generator of its own for one purpose, round and client."""
+    return torch.Generator().manual_seed(seed_for(seed, purpose, round, client))
+
+
+def numpy_generator_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
+    """Returns a NumPy generator of its own for one purpose, round and client."""
+    return np.random.default_rng(np.random.SeedSequence([seed, int(purpose), round, client]))
+
+
+def seed_everywhere(seed: int) -> None:
+    """Seeds the global streams of Python, NumPy and torch (all devices), which dropout and user code draw from."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+
+
+def run_seed() -> int:
+    """Returns the seed set by ``seed_everything`` (Lightning keeps it in ``PL_GLOBAL_SEED``), 0 when none was set.
+
+    Raises:
+        FederatedError: If ``PL_GLOBAL_SEED`` holds no integer of at least 0.
+    """
+    text = os.environ.get("PL_GLOBAL_SEED", "0")
+    if not text.isdigit():
+        raise FederatedError(f"Expected `seed_everything` (PL_GLOBAL_SEED) to be an integer of at least 0, got {text!r}.")
+    return int(text)
