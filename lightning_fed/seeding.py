@@ -56,7 +56,7 @@ def numpy_generator_for(seed: int, purpose: Purpose, round: int = 0, client: int
 def seed_everywhere(seed: int) -> None:
     """Seeds the global streams of Python, NumPy and torch (all devices), which dropout and user code draw from."""
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # user transforms may draw from the global stream
     torch.manual_seed(seed)
 
 
@@ -68,5 +68,7 @@ def run_seed() -> int:
     """
     text = os.environ.get("PL_GLOBAL_SEED", "0")
     if not text.isdigit():
-        raise FederatedError(f"Expected `seed_everything` (PL_GLOBAL_SEED) to be an integer of at least 0, got {text!r}.")
+        raise FederatedError(
+            f"Expected `seed_everything` (PL_GLOBAL_SEED) to be an integer of at least 0, got {text!r}."
+        )
     return int(text)

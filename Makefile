@@ -1,0 +1,81 @@
+# Every target works on a fresh machine: what it needs is installed into .venv first, again only when pyproject.toml
+# has changed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+INSTALLED_DOCS := $(VENV)/.installed-docs
+
+SEEDS ?= 0 1 2
+QUICKSTART_DIR := runs/quickstart
+QUICKSTART_METHODS := fedavg gma
+QUICKSTART_TARGETS := $(addprefix .quickstart-,$(QUICKSTART_METHODS))
+CONFIGS_fedavg := --config configs/quickstart.yaml
+CONFIGS_gma := --config configs/quickstart.yaml --config configs/aggregator/gma.yaml
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev quickstart test test-all lint format docs bench $(QUICKSTART_TARGETS)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## make .venv and install the package
+
+install-dev: $(INSTALLED_DEV) ## install what tests and checks need as well
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and \
+		"Expected Python 3.10 or newer, got %d.%d: choose one with `make install PYTHON=python3.12`." % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -e .
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -e ".[dev]"
+	@touch $@ $(INSTALLED)
+
+$(INSTALLED_DOCS): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -e ".[docs]"
+	@touch $@ $(INSTALLED)
+
+quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 seeds (two minutes)
+	@echo "FedAvg and GMA on handwritten digits, 20 clients with 2 classes each, seeds $(SEEDS), two runs at a time:"
+	@$(MAKE) --no-print-directory -j2 $(QUICKSTART_TARGETS)
+	@echo
+	@$(BIN)/lightning-fed report $(QUICKSTART_DIR)
+
+# One thread per run: two processes of one thread use two cores better than one process of two. A run's own output goes
+# to a file, shown when it fails, since two progress bars at a time are not readable.
+$(QUICKSTART_TARGETS): .quickstart-%: $(INSTALLED)
+	@mkdir -p $(QUICKSTART_DIR)
+	@for seed in $(SEEDS); do \
+		command="$(BIN)/lightning-fed fit $(CONFIGS_$*) --trainer.name quickstart/$* --seed_everything $$seed"; \
+		log=$(QUICKSTART_DIR)/$*-seed$$seed.log; \
+		echo "  $$command"; \
+		OMP_NUM_THREADS=1 $$command --trainer.enable_progress_bar false > $$log 2>&1 \
+			|| { echo "  failed ($$log):"; cat $$log; exit 1; }; \
+	done
+
+test: $(INSTALLED_DEV) ## run the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(INSTALLED_DEV) ## run all tests
+	$(BIN)/python -m pytest -m ""
+
+lint: $(INSTALLED_DEV) ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED_DEV) ## rewrite the code as `make lint` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(INSTALLED_DOCS) ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+bench: $(INSTALLED) ## time a round against a plain PyTorch loop
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py

@@ -1,0 +1,97 @@
+"""The base of aggregators: callbacks that step the global model at the end of a round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Literal
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import Client, FederatedCallback
+from lightning_fed.masks import Mask
+from lightning_fed.reduction import Need, ReducedUpdate
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["Aggregator"]
+
+
+class Aggregator(FederatedCallback, ABC):
+    """Folds the cohort's updates into the global vector: w <- w + η_g m ⊙ u.
+
+    A subclass names what it needs of the cohort in ``needs`` and returns u from ``server_step``; learning rate, mask,
+    weights and buffers are handled here. Server state goes through ``state_dict`` and ``load_state_dict``.
+
+    Args:
+        lr: η_g, the server learning rate, above 0.
+        mask: m, or None for ones.
+        weighting: ``samples`` (p_i ∝ s_i) or ``uniform`` (1/n), renormalised over the clients that entered.
+        buffers: What becomes of the clients' buffers (BatchNorm statistics). ``average``: floating ones are averaged
+            with p_i, integer ones take the maximum. ``local``: each client keeps its own from one of its rounds to
+            the next (FedBN, Li et al., ICLR 2021), the global model keeps its initial ones. ``keep``: every client
+            starts from the global model's buffers, which never change.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    needs: Need = Need.MEAN
+
+    def __init__(
+        self,
+        lr: float = 1.0,
+        mask: Mask | None = None,
+        weighting: Literal["samples", "uniform"] = "samples",
+        buffers: Literal["average", "local", "keep"] = "average",
+    ) -> None:
+        if not 0 < lr < float("inf"):
+            raise FederatedError(
+                f"Expected the server learning rate to be above 0, got {lr}: change `--aggregator.lr`."
+            )
+        for name, value, known in (
+            ("weighting", weighting, ("samples", "uniform")),
+            ("buffers", buffers, ("average", "local", "keep")),
+        ):
+            if value not in known:
+                raise FederatedError(f"Expected `--aggregator.{name}` to be one of {', '.join(known)}, got {value!r}.")
+        self.lr = lr
+        self.mask = mask
+        self.weighting = weighting
+        self.buffers = buffers
+
+    @abstractmethod
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Computes u, what the rule adds to the global vector before mask and learning rate.
+
+        Args:
+            update: The cohort's reduced update, holding what ``needs`` asked for; do not change its tensors.
+
+        Returns:
+            u, shape (d,).
+        """
+
+    @property
+    def all_needs(self) -> Need:
+        """What the rule and its mask need together."""
+        return self.needs | (self.mask.needs if self.mask is not None else Need.NOTHING)
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and plots, such as ``FedAvg+SignAgreement``."""
+        return "+".join(type(part).__name__ for part in (self, self.mask) if part is not None)
+
+    def client_weight(self, client: Client) -> float:
+        """Returns the weight of a client before normalisation: s_i or 1."""
+        return float(client.num_samples) if self.weighting == "samples" else 1.0
+
+    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Steps ``trainer.weights`` in place; the mask is computed from the raw updates and applied last."""
+        step = self.server_step(update)
+        if self.mask is not None:
+            mask = self.mask.compute(update)
+            pl_module.log_dict(self.mask.diagnose(update, mask))
+            step = mask * step
+        trainer.weights.add_(step, alpha=self.lr)

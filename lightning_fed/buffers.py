@@ -1,0 +1,97 @@
+"""The buffers of a module (BatchNorm statistics and counters): apart from the flat vector, never masked or stepped."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fed.hooks import Client
+from lightning_fed.reduction import ReducedUpdate
+
+__all__ = ["BufferSet", "GlobalBuffers"]
+
+
+class BufferSet:
+    """The buffers of a module (BatchNorm statistics and counters), read and written by name.
+
+    Args:
+        module: The module; buffers that user code replaces by assignment are found again at each call.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        seen: set[int] = set()
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        for prefix, owner in module.named_modules():
+            for name, buffer in owner._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    self._places[f"{prefix}.{name}" if prefix else name] = (owner, name)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the live buffers by name."""
+        found = {name: owner._buffers[key] for name, (owner, key) in self._places.items()}
+        return {name: buffer for name, buffer in found.items() if buffer is not None}
+
+    def copy(self) -> dict[str, Tensor]:
+        """Returns clones of the buffers by name."""
+        return {name: buffer.detach().clone() for name, buffer in self.tensors().items()}
+
+    def load(self, values: dict[str, Tensor]) -> None:
+        """Copies values into the live buffers, in place."""
+        for name, buffer in self.tensors().items():
+            buffer.copy_(values[name])
+
+
+def _widen(buffer: Tensor) -> Tensor:
+    """Clones a buffer, floating ones in float32 at least."""
+    if buffer.is_floating_point():
+        return buffer.detach().to(torch.promote_types(buffer.dtype, torch.float32), copy=True)
+    return buffer.detach().clone()
+
+
+class GlobalBuffers:
+    """The global model's buffers, and each client's own under the policy ``local``.
+
+    Args:
+        module: The resident module, whose buffers become the global ones.
+        policy: See ``Aggregator``.
+    """
+
+    def __init__(self, module: nn.Module, policy: Literal["average", "local", "keep"]) -> None:
+        self.live = BufferSet(module)
+        self.policy = policy
+        self.values = {name: _widen(buffer) for name, buffer in self.live.tensors().items()}
+        self._of_client: dict[int, dict[str, Tensor]] = {}
+
+    def load(self, client: Client | None = None) -> None:
+        """Puts the global model's buffers, or those that this client starts from, into the module."""
+        if self.values:
+            own = self._of_client.get(client.id) if client is not None else None
+            self.live.load(self.values if own is None else own)
+
+    def store(self, client: Client) -> None:
+        """Keeps a client's buffers for its next round, under the policy ``local``."""
+        if self.policy == "local" and self.values:
+            self._of_client[client.id] = self.live.copy()
+
+    def step(self, update: ReducedUpdate) -> None:
+        """Takes over the reduced buffers of a round."""
+        for name, value in update.buffers.items():
+            self.values[name].copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the global buffers and those kept by clients."""
+        return {"values": self.values, "of_client": self._of_client}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        for name, value in state["values"].items():
+            self.values[name].copy_(value)
+        device = {name: value.device for name, value in self.values.items()}
+        self._of_client = {
+            client: {name: value.to(device[name]) for name, value in own.items()}
+            for client, own in state["of_client"].items()
+        }

@@ -1,0 +1,101 @@
+"""Writes the ``last`` and ``best`` checkpoints of a run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning.pytorch.callbacks import Checkpoint
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback
+from lightning_fed.state import dump_state, save_checkpoint
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["FederatedCheckpoint"]
+
+# Tried in this order when no monitor is given; both ways in which modules commonly name them.
+_USUAL = (("val/acc", "max"), ("val_acc", "max"), ("val/loss", "min"), ("val_loss", "min"))
+
+
+class FederatedCheckpoint(FederatedCallback, Checkpoint):
+    """Writes ``checkpoints/last.ckpt`` every n rounds and ``checkpoints/best.ckpt`` by a monitored metric.
+
+    Both are written atomically: a file is whole whenever the process dies.
+
+    Args:
+        monitor: Name of a logged metric; by default the first of val/acc, val_acc, val/loss, val_loss that is logged.
+        mode: Whether the best is the largest or the smallest value; by default as fits the name.
+        every_n_rounds: Rounds between two writes of ``last``; the final round is always written.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def __init__(
+        self, monitor: str | None = None, mode: Literal["min", "max"] | None = None, every_n_rounds: int = 1
+    ) -> None:
+        if every_n_rounds < 1:
+            raise FederatedError(
+                f"Expected `every_n_rounds` of FederatedCheckpoint to be at least 1, got {every_n_rounds}."
+            )
+        if monitor is not None and mode is None:
+            mode = "min" if "loss" in monitor else "max"
+        self.monitor, self.mode, self.every_n_rounds = monitor, mode, every_n_rounds
+        self.explicit = monitor is not None
+        self.best_score: float | None = None
+        self.best_round: int | None = None
+
+    def save(self, trainer: FederatedTrainer, folder: Path, final: bool) -> None:
+        """Writes what is due after the current round.
+
+        Args:
+            trainer: The trainer, between two rounds.
+            folder: The run's folder of checkpoints.
+            final: Whether no round follows, so that ``last`` is due whatever the round.
+        """
+        improved = self._improved(trainer)
+        due = final or trainer.round % self.every_n_rounds == 0
+        if not (improved or due):
+            return
+        checkpoint = dump_state(trainer)
+        # ``best`` first: a run that dies between the two resumes from an earlier ``last``, finds the same best again
+        # and writes it again; the other way round it would believe that ``best`` had been written.
+        if improved:
+            save_checkpoint(checkpoint, folder / "best.ckpt")
+        if due:
+            save_checkpoint(checkpoint, folder / "last.ckpt")
+
+    def _improved(self, trainer: FederatedTrainer) -> bool:
+        """Compares this round's value with the best so far and remembers the better."""
+        metrics = trainer.round_metrics
+        if self.monitor is None:
+            usual = next(((name, mode) for name, mode in _USUAL if name in metrics), None)
+            if usual is None:
+                return False
+            self.monitor, self.mode = usual[0], "max" if usual[1] == "max" else "min"
+        if self.monitor not in metrics:
+            if self.explicit and self.best_score is None and trainer.validated:
+                raise FederatedError(
+                    f"Expected the monitored metric {self.monitor!r} of FederatedCheckpoint to be logged, got only "
+                    f"{', '.join(sorted(metrics))}: change its `monitor`."
+                )
+            return False
+        value = metrics[self.monitor]
+        better = self.best_score is None or (value > self.best_score if self.mode == "max" else value < self.best_score)
+        if better and not math.isnan(value):
+            self.best_score, self.best_round = value, trainer.round
+            return True
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the best value so far."""
+        return {"monitor": self.monitor, "mode": self.mode, "best": self.best_score, "round": self.best_round}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.monitor, self.mode = state_dict["monitor"], state_dict["mode"]
+        self.best_score, self.best_round = state_dict["best"], state_dict["round"]

@@ -1,0 +1,67 @@
+"""A bar for the rounds and one for the clients of the round."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningModule
+from tqdm import tqdm
+
+from lightning_fed.hooks import Cohort, FederatedCallback, Update
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["FederatedProgressBar"]
+
+_TICK_S = 0.1
+
+
+class FederatedProgressBar(FederatedCallback):
+    """Shows rounds with the newest metrics and the time left, and the clients of the current round.
+
+    Quiet without a terminal: progress then shows in metrics.csv, which is flushed after every round.
+    """
+
+    def __init__(self) -> None:
+        self.is_enabled = sys.stderr.isatty()
+        self._rounds: Any = None
+        self._clients: Any = None
+
+    def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Opens the bars at the round to start from."""
+        if not (self.is_enabled and trainer.is_global_zero):
+            return
+        self._rounds = tqdm(
+            total=trainer.max_rounds, initial=trainer.round, desc="Rounds", unit="round", mininterval=_TICK_S
+        )
+        self._clients = tqdm(desc="Clients", unit="client", leave=False, mininterval=_TICK_S)
+
+    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Starts the clients' bar anew."""
+        if self._clients is not None:
+            self._clients.reset(total=len(cohort.clients))
+
+    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+        """Counts a client."""
+        if self._clients is not None:
+            self._clients.update()
+
+    def on_train_epoch_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Counts a round and shows the newest value of the metrics logged with ``prog_bar``."""
+        if self._rounds is not None:
+            shown = {name: f"{value:.4g}" for name, value in trainer.progress_bar_metrics.items()}
+            self._rounds.set_postfix(shown, refresh=False)
+            self._rounds.update()
+
+    def teardown(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
+        """Closes the bars."""
+        for bar in (self._clients, self._rounds):
+            if bar is not None:
+                bar.close()
+        self._rounds = self._clients = None
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Writes a line above the bars, for ``LightningModule.print``."""
+        tqdm.write(kwargs.pop("sep", " ").join(map(str, args)), **kwargs)

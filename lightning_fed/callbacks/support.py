@@ -1,0 +1,84 @@
+"""Which of Lightning's own callbacks work in a federated run, and the order in which callbacks are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LambdaCallback, ModelSummary, RichModelSummary, Timer
+
+from lightning_fed.aggregators import Aggregator, FedAvg
+from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
+from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.errors import FederatedError
+
+__all__ = ["order_callbacks"]
+
+_WORKING = (EarlyStopping, Timer, LambdaCallback, ModelSummary, RichModelSummary)
+_INSTEAD = {
+    "ModelCheckpoint": "use lightning_fed.callbacks.FederatedCheckpoint",
+    "TQDMProgressBar": "use `--trainer.enable_progress_bar`",
+    "RichProgressBar": "use `--trainer.enable_progress_bar`",
+    "GradientAccumulationScheduler": "use `--trainer.accumulate_grad_batches`",
+}
+
+
+def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback]:
+    """Flattens and checks callbacks and puts them in the order in which hooks run.
+
+    Client algorithms come first, then other callbacks, then the one aggregator (FedAvg if there is none), then
+    checkpointing.
+
+    Args:
+        callbacks: A callback, or a list that may hold None and lists.
+        defaults: Callbacks added by the trainer; the user's own FederatedCheckpoint replaces the default one.
+
+    Raises:
+        FederatedError: If there are several aggregators or checkpoint callbacks, or one that cannot work here.
+    """
+    given = list(_flatten(callbacks))
+    for callback in given:
+        _expect_supported(callback)
+    has_checkpoint = any(isinstance(cb, FederatedCheckpoint) for cb in given)
+    given += [cb for cb in defaults if cb is not None and not (has_checkpoint and isinstance(cb, FederatedCheckpoint))]
+    algorithms = [cb for cb in given if isinstance(cb, ClientAlgorithm)]
+    aggregators = [cb for cb in given if isinstance(cb, Aggregator)] or [FedAvg()]
+    checkpoints = [cb for cb in given if isinstance(cb, FederatedCheckpoint)]
+    others = [cb for cb in given if not isinstance(cb, (ClientAlgorithm, Aggregator, FederatedCheckpoint))]
+    for kind, found, option in (
+        ("aggregator", aggregators, "`--aggregator` or `--trainer.callbacks`"),
+        ("FederatedCheckpoint", checkpoints, "`--trainer.callbacks`"),
+    ):
+        if len(found) > 1:
+            names = " and ".join(type(cb).__name__ for cb in found)
+            raise FederatedError(f"Expected one {kind}, got {names}: give only one of them, in {option}.")
+    return [*algorithms, *others, *aggregators, *checkpoints]
+
+
+def _flatten(callbacks: Any) -> Iterable[Callback]:
+    if callbacks is None:
+        return
+    if isinstance(callbacks, (list, tuple)):
+        for item in callbacks:
+            yield from _flatten(item)
+    elif isinstance(callbacks, Callback):
+        yield callbacks
+    else:
+        raise FederatedError(
+            f"Expected `--trainer.callbacks` to hold Lightning callbacks, got {type(callbacks).__name__}."
+        )
+
+
+def _expect_supported(callback: Callback) -> None:
+    """Refuses Lightning's own callbacks, and subclasses of them, that reach into parts that do not exist here."""
+    if isinstance(callback, (*_WORKING, FederatedCheckpoint)):
+        return
+    for kind in type(callback).__mro__:
+        stock = kind.__module__.startswith(("lightning.pytorch.callbacks", "pytorch_lightning.callbacks"))
+        if stock and kind not in (Callback, Checkpoint):
+            hint = _INSTEAD.get(kind.__name__, f"these of Lightning's do: {', '.join(c.__name__ for c in _WORKING)}")
+            raise FederatedError(
+                f"Expected callbacks that work in a federated run, got {type(callback).__name__}, which needs "
+                f"Lightning's own training loop: remove it from `--trainer.callbacks`; {hint}."
+            )

@@ -1,0 +1,22 @@
+"""The command line: ``lightning-fed``, ``python -m lightning_fed`` and ``python cli.py`` are the same program.
+
+``FederatedCLI`` is loaded on first use, so that commands without a trainer do not wait for Lightning.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_fed.cli.entry import main
+
+if TYPE_CHECKING:
+    from lightning_fed.cli.app import FederatedCLI
+
+__all__ = ["FederatedCLI", "main"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads ``FederatedCLI`` when it is asked for."""
+    if name == "FederatedCLI":
+        from lightning_fed.cli.app import FederatedCLI
+
+        return FederatedCLI
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

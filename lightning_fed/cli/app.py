@@ -1,0 +1,157 @@
+"""LightningCLI for a FederatedTrainer, with two more groups: ``aggregator`` and ``client``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+# Short class names (`--aggregator FedAvg`) resolve only for classes that are loaded.
+import lightning_fed.callbacks
+import lightning_fed.client_algorithms
+import lightning_fed.data
+import lightning_fed.masks
+import lightning_fed.models
+import lightning_fed.sampling  # noqa: F401
+from lightning_fed.aggregators import Aggregator, FedAvg
+from lightning_fed.cli.errors import exit_with
+from lightning_fed.cli.parser import FederatedArgumentParser
+from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.errors import FederatedError
+from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["FederatedCLI"]
+
+_LARGEST_SEED = 2**32 - 1
+_NOT_OF_THE_EXPERIMENT = ("config", "ckpt_path", "weights", "verbose")
+
+_DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
+_EPILOG = (
+    "A further command, `lightning-fed report RUNS`, makes tables and plots over finished runs; see `lightning-fed "
+    "report --help`. Add --debug to any command for the traceback of a mistake."
+)
+_CLIENT_HELP = (
+    "What clients do differently in local training: one client algorithm or a list of them, in order "
+    "(`--client+=A --client.x 1 --client+=B`)."
+)
+
+
+class _SaveRunConfig(SaveConfigCallback):
+    """Saves the resolved config in the run's folder, without the checkpoint the run was resumed from.
+
+    So that ``fit --config RUN/config.yaml`` does the run again, however often it was interrupted.
+    """
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs: Any) -> None:
+        """Takes what Lightning's callback takes."""
+        config = config.clone()
+        config["ckpt_path"] = None
+        super().__init__(parser, config, **kwargs)
+
+
+class FederatedCLI(LightningCLI):
+    """The command line of a federated run.
+
+    Args:
+        args: Words of the command line, or a nested configuration; None for the words of the process.
+        **kwargs: Passed to LightningCLI, over the defaults chosen here.
+    """
+
+    trainer: FederatedTrainer
+
+    def __init__(self, args: ArgsType = None, **kwargs: Any) -> None:
+        """Parses, builds and runs the command."""
+        defaults: dict[str, Any] = {
+            "trainer_class": FederatedTrainer,
+            "datamodule_class": LightningDataModule,
+            "subclass_mode_data": True,
+            "parser_class": FederatedArgumentParser,
+            "parser_kwargs": {
+                "prog": "lightning-fed",
+                "description": _DESCRIPTION,
+                "epilog": _EPILOG,
+                "default_env": True,
+            },
+            "seed_everything_default": 0,
+            # One optimizer object for all clients would carry momentum from client to client.
+            "auto_configure_optimizers": False,
+            "save_config_callback": _SaveRunConfig,
+            # A resumed run continues in its folder.
+            "save_config_kwargs": {"overwrite": True},
+        }
+        super().__init__(args=args, **{**defaults, **kwargs})
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Commands that need a trainer, and the arguments of its methods that the CLI fills itself."""
+        return {name: {"model", "datamodule"} for name in ("fit", "validate", "test", "predict")}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the groups ``aggregator`` and ``client``; both end up among ``trainer.callbacks``."""
+        parser.add_lightning_class_args(Aggregator, "aggregator", subclass_mode=True, required=False)
+        parser.set_defaults({"aggregator": {"class_path": f"{FedAvg.__module__}.{FedAvg.__qualname__}"}})
+        parser.add_argument(
+            "--client", type=ClientAlgorithm | list[ClientAlgorithm] | None, default=None, help=_CLIENT_HELP
+        )
+        parser.callback_keys.append("client")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses words (those of the process if None) or a nested configuration into ``self.config``."""
+        if isinstance(args, dict | Namespace):
+            self.config = parser.parse_object(args)
+        else:
+            self.config = parser.parse_args(args)
+        command = self.config.get("subcommand")
+        options = self.config[command] if command else self.config
+        if not isinstance(options.trainer, Namespace):
+            parser.error(f'Parser key "trainer": Expected a mapping of options. Got value: {options.trainer}')
+
+    def _add_instantiators(self) -> None:
+        super()._add_instantiators()
+        # For every other class as well, so that the parser keeps what its constructor raises.
+        self.parser.add_instantiator(_build, object)
+
+    def _parse_ckpt_path(self) -> None:
+        """Leaves the checkpoint alone: ``last`` and ``best`` are words, and the config says what is run."""
+
+    def _set_seed(self) -> None:
+        seed = self._get(self.config, "seed_everything")
+        if not 0 <= seed <= _LARGEST_SEED:
+            raise FederatedError(f"Expected `--seed_everything` to be in [0, {_LARGEST_SEED}], got {seed}.")
+        super()._set_seed()
+
+    def before_instantiate_classes(self) -> None:
+        """Lets only training write the run's config."""
+        if self.subcommand not in (None, "fit"):
+            self.save_config_callback = None
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: Sequence[Any]) -> FederatedTrainer:
+        trainer = super()._instantiate_trainer(config, _flat(callbacks))
+        assert isinstance(trainer, FederatedTrainer)
+        return trainer
+
+    def after_instantiate_classes(self) -> None:
+        """Tells the trainer the resolved config of the experiment, by which it names, groups and finds runs."""
+        self._dump_config()
+        self.trainer.run_config = {
+            key: value for key, value in self.config_dump.items() if key not in _NOT_OF_THE_EXPERIMENT
+        }
+
+    def after_fit(self) -> None:
+        """Exits as a process ended by a signal does, if one ended the training early."""
+        number = self.trainer.interrupted
+        if number is not None:
+            exit_with(self.trainer.stop_message, 128 + number)
+
+
+def _build(class_type: type, *args: Any, **kwargs: Any) -> Any:
+    return class_type(*args, **kwargs)
+
+
+def _flat(callbacks: Sequence[Callback | Sequence[Callback] | None]) -> list[Callback]:
+    """Flattens lists of callbacks one level and drops groups that were not given."""
+    flat: list[Callback] = []
+    for entry in callbacks:
+        flat.extend([] if entry is None else [entry] if isinstance(entry, Callback) else entry)
+    return flat

@@ -1,0 +1,119 @@
+"""The parser: FederatedTrainer as a class of arguments, whole changes of class, mistakes in one sentence."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from os import PathLike
+from typing import Any, NoReturn
+
+from jsonargparse import Namespace
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_fed.cli.class_change import class_rules
+from lightning_fed.cli.errors import debugging, exit_with
+from lightning_fed.cli.sentences import explain
+from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["FederatedArgumentParser"]
+
+
+class FederatedArgumentParser(LightningArgumentParser):
+    """Lightning's parser, for a trainer that is no ``Trainer``.
+
+    Attributes:
+        config_files: Configuration files read so far, in order.
+        open_files: Those being read right now, outermost first.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes what Lightning's parser takes; options must be given by their full names."""
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+        self._failure: Exception | None = None
+        self.config_files: list[str] = []
+        self.open_files: list[str] = []
+
+    def add_lightning_class_args(
+        self,
+        lightning_class: (
+            Callable[..., Trainer | LightningModule | LightningDataModule | Callback]
+            | type[Trainer]
+            | type[LightningModule]
+            | type[LightningDataModule]
+            | type[Callback]
+        ),
+        nested_key: str,
+        subclass_mode: bool = False,
+        required: bool = True,
+    ) -> list[str]:
+        """Adds the arguments of a class; Lightning's parser refuses a trainer that is not its own.
+
+        Returns:
+            Names of the arguments added.
+        """
+        if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
+            added: list[str] = self.add_class_arguments(
+                lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
+            )
+            return added
+        return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]
+        """Parses words of the command line; a class that changes takes none of the former one's arguments."""
+        with class_rules():
+            return super().parse_args(*args, **kwargs)
+
+    def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
+        """Parses a dict or namespace; a class that changes takes none of the former one's arguments."""
+        with class_rules():
+            return super().parse_object(*args, **kwargs)
+
+    def parse_path(self, cfg_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
+        """Parses a configuration file, keeping its name for messages."""
+        self.config_files.append(str(cfg_path))
+        self.open_files.append(str(cfg_path))
+        try:
+            parsed = super().parse_path(cfg_path, *args, **kwargs)
+        except UnicodeDecodeError as error:
+            self.error(f"Problems parsing config: {error.reason} line 1, column {error.start + 1}", error)
+        self.open_files.pop()
+        return parsed
+
+    def add_instantiator(self, instantiator: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Adds a function that builds classes; what it raises is kept for ``instantiate_classes``."""
+
+        @wraps(instantiator)
+        def build(*build_args: Any, **build_kwargs: Any) -> Any:
+            try:
+                return instantiator(*build_args, **build_kwargs)
+            except Exception as error:
+                self._failure = error
+                raise
+
+        super().add_instantiator(build, *args, **kwargs)
+
+    def instantiate_classes(self, *args: Any, **kwargs: Any) -> Any:
+        """Builds all classes of a config.
+
+        Raises:
+            Exception: What the constructor of a class raised; jsonargparse would wrap it in a ValueError about the
+                members of a union, without the user's traceback and without the type of the exception.
+        """
+        try:
+            return super().instantiate_classes(*args, **kwargs)
+        except ValueError:
+            if self._failure is None:
+                raise
+            failure, self._failure = self._failure, None
+        raise failure
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Ends the program with one sentence and exit code 2; parsers of nested classes raise to the outer one."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        if debugging():
+            traceback.print_exception(ex) if ex else traceback.print_stack()
+            print(message, file=sys.stderr)
+        exit_with(explain(self, message), 2)

@@ -1,0 +1,148 @@
+"""What can be learnt from a data set without knowing its class: its tensors, its targets, the shape of an input."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from lightning_fed.data.randomness import isolated_random_state
+from lightning_fed.errors import FederatedError
+
+__all__ = ["AnyDataset", "Tensors", "as_targets", "find_targets", "find_tensors", "input_shape", "length", "take"]
+
+if TYPE_CHECKING:
+    AnyDataset: TypeAlias = Dataset[Any]
+else:
+    # An option of type Dataset[Any] would refuse the arguments of a user's data set given by class path.
+    AnyDataset = Dataset
+
+Tensors: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
+
+_TARGET_NAMES = ("targets", "target", "labels", "label", "y")
+
+
+def length(dataset: object, option: str) -> int:
+    """Returns the number of samples of a map-style data set.
+
+    Raises:
+        FederatedError: If the data set has no length or no items.
+    """
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise FederatedError(
+            f"Expected `{option}` to be a map-style data set with `__len__` and `__getitem__`, got "
+            f"{type(dataset).__name__}."
+        )
+    return len(dataset)
+
+
+def take(tensors: Tensors, rows: Tensor) -> Tensors:
+    """Copies some rows of every tensor."""
+    return _map(tensors, lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+
+
+def find_tensors(dataset: AnyDataset) -> Tensors | None:
+    """Returns tensors whose row i is sample i, or None when the data set must be read sample by sample.
+
+    A data set with an attribute ``tensors`` that computes its samples (a transform in ``__getitem__``) is told by
+    comparing a few samples with the rows.
+    """
+    if type(dataset) is Subset:
+        inner = find_tensors(dataset.dataset)
+        return None if inner is None else take(inner, torch.as_tensor(dataset.indices, dtype=torch.int64))
+    tensors = _declared_tensors(dataset)
+    plain = type(dataset).__getitem__ is TensorDataset.__getitem__
+    return tensors if tensors is not None and (plain or _rows_are_samples(dataset, tensors)) else None
+
+
+def as_targets(values: Any) -> npt.NDArray[Any] | None:
+    """Returns one number or string per sample (a list, tensor or array) as an array, None for anything else."""
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError):
+        return None
+    return array if array.ndim == 1 and array.dtype.kind in "biufUS" else None
+
+
+def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:
+    """Returns one target per sample, or None when the data set does not tell.
+
+    Looked for, in this order: the part of a subset or a concatenation, attributes ``targets`` and ``labels``, a tensor
+    of a known name, the last of several tensors if it holds one integer per sample.
+    """
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        inner = find_targets(dataset.dataset)
+        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [find_targets(part) for part in dataset.datasets]
+        return np.concatenate([part for part in parts if part is not None]) if all(_known(parts)) else None
+    for candidate in _candidates(dataset):
+        targets = as_targets(candidate)
+        if targets is not None and len(targets) == length(dataset, "--data.train_dataset"):
+            return targets
+    return None
+
+
+def input_shape(dataset: AnyDataset) -> tuple[int, ...] | None:
+    """Returns the shape of one sample's first part, None when that part has no shape."""
+    with isolated_random_state(0):
+        sample = dataset[0]
+    if isinstance(sample, Mapping):
+        sample = next(iter(sample.values()), None)
+    elif isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample):
+        sample = sample[0]
+    return tuple(sample.shape) if hasattr(sample, "shape") else None
+
+
+def _known(parts: list[npt.NDArray[Any] | None]) -> list[bool]:
+    return [part is not None for part in parts]
+
+
+def _candidates(dataset: AnyDataset) -> list[Any]:
+    candidates = [getattr(dataset, name) for name in ("targets", "labels") if hasattr(dataset, name)]
+    tensors = _declared_tensors(dataset)
+    if isinstance(tensors, dict):
+        return candidates + [tensors[name] for name in _TARGET_NAMES if name in tensors]
+    if tensors is not None and len(tensors) > 1 and not tensors[-1].is_floating_point():
+        candidates.append(tensors[-1])
+    return candidates
+
+
+def _declared_tensors(dataset: AnyDataset) -> Tensors | None:
+    tensors = getattr(dataset, "tensors", None)
+    if not isinstance(tensors, (Mapping, tuple, list)):
+        return None
+    parts = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
+    size = length(dataset, "--data.train_dataset")
+    if not parts or not all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == size for part in parts):
+        return None
+    return dict(tensors) if isinstance(tensors, Mapping) else tuple(parts)
+
+
+def _rows_are_samples(dataset: AnyDataset, tensors: Tensors) -> bool:
+    size = length(dataset, "--data.train_dataset")
+    rows = sorted({round(row) for row in np.linspace(0, size - 1, num=8)}) if size else []
+    with isolated_random_state(0):
+        return all(_same(dataset[row], _map(tensors, lambda tensor, row=row: tensor[row])) for row in rows)  # type: ignore[misc]
+
+
+def _same(sample: Any, expected: Tensors) -> bool:
+    if isinstance(expected, dict):
+        if not isinstance(sample, Mapping) or list(sample) != list(expected):
+            return False
+        return _same(tuple(sample.values()), tuple(expected.values()))
+    if not isinstance(sample, (tuple, list)) or len(sample) != len(expected):
+        return False
+    return all(
+        isinstance(a, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+        for a, b in zip(sample, expected, strict=True)
+    )
+
+
+def _map(tensors: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
+    if isinstance(tensors, dict):
+        return {name: function(tensor) for name, tensor in tensors.items()}
+    return tuple(function(tensor) for tensor in tensors)

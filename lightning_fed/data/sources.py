@@ -1,0 +1,193 @@
+"""Batches of one client at a time, without a data loader or a copy of the data per client."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import Self
+
+from lightning_fed.data.inspection import AnyDataset, Tensors
+from lightning_fed.data.randomness import isolated_random_state
+from lightning_fed.data.split import Split
+
+__all__ = ["BatchSource", "EvalBatches", "LoaderSource", "TensorSource"]
+
+_MAX_SEED = 2**63 - 1
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """Where the local loop gets a client's batches from.
+
+    Attributes:
+        sizes: Samples of each client, shape (clients,), int64.
+        batch_size: Samples per batch.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    batch_size: int
+
+    def to(self, device: torch.device | str) -> Self:
+        """Makes the batches live on a device; returns itself."""
+
+    def batches(self, client: int, order: Tensor, seed: int) -> Iterator[Any]:
+        """Yields a client's batches; the last one may be short.
+
+        Args:
+            client: Client id.
+            order: A permutation of range(s_i), shape (s_i,), int64, on the CPU.
+            seed: Seed of whatever is random in reading a sample.
+        """
+
+
+class TensorSource:
+    """Batches gathered from tensors that live on the device; a client is a slice of one index vector.
+
+    Args:
+        tensors: A tuple or dict of tensors whose first dimension counts the samples.
+        split: Which rows each client owns.
+        batch_size: Samples per batch.
+    """
+
+    def __init__(self, tensors: Tensors, split: Split, batch_size: int) -> None:
+        self.sizes = split.sizes
+        self.batch_size = batch_size
+        self._names = list(tensors) if isinstance(tensors, dict) else None
+        self._tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
+        self._index = torch.from_numpy(split.index)
+        self._offsets: list[int] = split.offsets.tolist()
+
+    def to(self, device: torch.device | str) -> Self:
+        """Moves the data and the index lists to a device, once."""
+        self._tensors = [tensor.to(device) for tensor in self._tensors]
+        self._index = self._index.to(device)
+        return self
+
+    def batches(self, client: int, order: Tensor, seed: int) -> Iterator[Any]:
+        """Yields lists of tensors (dicts for dict data), as ``default_collate`` builds them; ``seed`` is unused."""
+        rows = self._index[self._offsets[client] : self._offsets[client + 1]]
+        rows = rows.index_select(0, order.to(rows.device))
+        tensors, names, batch_size = self._tensors, self._names, self.batch_size
+        for start in range(0, len(order), batch_size):
+            chunk = rows[start : start + batch_size]
+            parts = [tensor.index_select(0, chunk) for tensor in tensors]
+            yield parts if names is None else dict(zip(names, parts, strict=True))
+
+
+class LoaderSource:
+    """Batches of any map-style data set, through one data loader that lives as long as the source.
+
+    What is random in reading a sample depends on the seed and the batch's number alone: not on earlier clients, not on
+    the number of workers. Only one client's batches can be under way at a time.
+
+    Args:
+        dataset: A map-style data set.
+        split: Which samples each client owns.
+        batch_size: Samples per batch.
+        num_workers: Worker processes, 0 to read in this one.
+    """
+
+    def __init__(self, dataset: AnyDataset, split: Split, batch_size: int, num_workers: int = 0) -> None:
+        self.sizes = split.sizes
+        self.batch_size = batch_size
+        self._dataset = dataset
+        self._split = split
+        self._num_workers = num_workers
+        self._device = torch.device("cpu")
+        self._requests = _Requests()
+        self._loader: DataLoader[Any] | None = None
+
+    def to(self, device: torch.device | str) -> Self:
+        """Makes batches arrive on a device."""
+        if torch.device(device) != self._device:
+            self._device, self._loader = torch.device(device), None
+        return self
+
+    def batches(self, client: int, order: Tensor, seed: int) -> Iterator[Any]:
+        """Yields what ``default_collate`` makes of the client's samples in this order."""
+        if self._loader is None:
+            self._loader = self._build_loader()
+        start, end = self._split.offsets[client], self._split.offsets[client + 1]
+        rows = self._split.index[start:end][order.numpy()].tolist()
+        chunks = [rows[first : first + self.batch_size] for first in range(0, len(rows), self.batch_size)]
+        self._requests.pending = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
+        for batch in self._loader:
+            yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
+
+    def _build_loader(self) -> DataLoader[Any]:
+        return DataLoader(
+            _SeededReads(self._dataset),
+            batch_sampler=self._requests,  # type: ignore[arg-type]
+            num_workers=self._num_workers,
+            persistent_workers=self._num_workers > 0,
+            pin_memory=self._device.type == "cuda",
+            # Without one of its own a loader draws from torch's global stream each time it is iterated.
+            generator=torch.Generator(),
+        )
+
+
+class EvalBatches:
+    """Consecutive slices of tensors, for evaluation: no shuffling, no workers, no copy.
+
+    Args:
+        tensors: A tuple or dict of tensors whose first dimension counts the samples.
+        batch_size: Samples per batch; the last one may be short.
+    """
+
+    def __init__(self, tensors: Tensors, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self._tensors = tensors
+        self.num_samples = len(next(iter(tensors.values())) if isinstance(tensors, dict) else tensors[0])
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return -(-self.num_samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields lists of tensors, or dicts."""
+        for start in range(0, self.num_samples, self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            if isinstance(self._tensors, dict):
+                yield {name: tensor[rows] for name, tensor in self._tensors.items()}
+            else:
+                yield [tensor[rows] for tensor in self._tensors]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Moves the data to a device, once; returns itself."""
+        if isinstance(self._tensors, dict):
+            self._tensors = {name: tensor.to(device) for name, tensor in self._tensors.items()}
+        else:
+            self._tensors = tuple(tensor.to(device) for tensor in self._tensors)
+        return self
+
+
+class _Requests:
+    """A batch sampler whose batches are set from outside before each pass: (seed, row numbers) each."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[int, list[int]]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        return iter(self.pending)
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+
+class _SeededReads(Dataset[Any]):
+    """Reads a whole batch under its own seed, in a worker or in the main process alike."""
+
+    def __init__(self, dataset: AnyDataset) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, request: tuple[int, list[int]]) -> list[Any]:
+        seed, rows = request
+        with isolated_random_state(seed):
+            if callable(getattr(self.dataset, "__getitems__", None)):
+                return list(self.dataset.__getitems__(rows))  # type: ignore[attr-defined]
+            return [self.dataset[row] for row in rows]

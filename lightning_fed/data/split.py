@@ -1,0 +1,108 @@
+"""The result of a partition: one index vector, client after client."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.data.partitioners import Partitioner
+from lightning_fed.errors import FederatedError
+
+__all__ = ["Split"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows of the training set each client owns.
+
+    Attributes:
+        index: Row numbers, client after client, shape (samples,), int64.
+        offsets: Where each client starts in ``index``, shape (clients + 1,), int64.
+    """
+
+    index: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, clients: Sequence[npt.NDArray[Any]]) -> "Split":
+        """Joins one index array per client."""
+        offsets = np.zeros(len(clients) + 1, dtype=np.int64)
+        offsets[1:] = np.cumsum(np.fromiter(map(len, clients), dtype=np.int64, count=len(clients)))
+        return cls(np.concatenate(clients).astype(np.int64, copy=False), offsets)
+
+    @classmethod
+    def by(
+        cls,
+        partitioner: Partitioner,
+        targets: npt.NDArray[Any] | None,
+        rows: npt.NDArray[np.int64],
+        num_clients: int,
+        seed: int,
+    ) -> "Split":
+        """Partitions some rows of the training set.
+
+        Args:
+            partitioner: What decides.
+            targets: One target per row of the whole training set, or None.
+            rows: The rows to hand out, shape (samples,).
+            num_clients: Clients.
+            seed: Seed of the split.
+
+        Raises:
+            FederatedError: If the partitioner does not give each row to exactly one client.
+        """
+        clients = partitioner(None if targets is None else targets[rows], len(rows), num_clients, seed)
+        split = cls.of(clients)
+        if len(clients) != num_clients or not np.array_equal(np.sort(split.index), np.arange(len(rows))):
+            raise FederatedError(
+                f"Expected `--data.partitioner` {type(partitioner).__name__} to give each of the {len(rows)} samples "
+                f"to exactly one of {num_clients} clients, got {len(split.index)} indices for {len(clients)} clients."
+            )
+        return cls(rows[split.index], split.offsets)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Samples of each client, shape (clients,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """The client of each entry of ``index``, shape (samples,)."""
+        return np.repeat(np.arange(self.num_clients), self.sizes)
+
+    def hash(self) -> str:
+        """SHA-256 over offsets and indices as little-endian int64, in hexadecimal."""
+        digest = hashlib.sha256(self.offsets.astype("<i8").tobytes())
+        digest.update(self.index.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def class_counts(self, targets: npt.NDArray[Any], num_classes: int) -> npt.NDArray[np.int64]:
+        """Counts the samples of each client and class, shape (clients, num_classes)."""
+        cells = self.owners * num_classes + targets[self.index]
+        counts = np.bincount(cells, minlength=self.num_clients * num_classes)
+        return counts.reshape(self.num_clients, num_classes)
+
+    def summary(self, targets: npt.NDArray[Any] | None) -> dict[str, int | float | str]:
+        """Describes the split in a few numbers; ``classes_per_client`` only where there are class labels."""
+        sizes = self.sizes
+        figures: dict[str, int | float | str] = {
+            "clients": self.num_clients,
+            "clients_empty": int((sizes == 0).sum()),
+            "samples": len(self.index),
+            "samples_per_client_min": int(sizes.min()),
+            "samples_per_client_median": float(np.median(sizes)),
+            "samples_per_client_max": int(sizes.max()),
+        }
+        if targets is not None:
+            # Counted over the pairs that occur: the table of clients × classes can be far larger than the data.
+            cells = self.owners * (int(targets.max()) + 1) + targets[self.index]
+            figures["classes_per_client_mean"] = len(np.unique(cells)) / self.num_clients
+        return figures | {"hash": self.hash()}

@@ -1,0 +1,159 @@
+"""One local optimizer step, as Lightning's automatic optimization would take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins import Precision
+from lightning.pytorch import Callback, LightningModule
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback
+from lightning_fed.metrics import MetricRecorder
+from lightning_fed.transfer import accepts, overrides
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["LocalStep", "overriding_hooks"]
+
+
+def overriding_hooks(trainer: FederatedTrainer, hook: str) -> list[Callable[..., Any]]:
+    """Collects a per-step hook from the callbacks that override it, in the trainer's order."""
+    empty = (None, getattr(Callback, hook, None), getattr(FederatedCallback, hook, None))
+    return [
+        getattr(callback, hook)
+        for callback in trainer.callbacks
+        if hook in vars(callback) or getattr(type(callback), hook, None) not in empty
+    ]
+
+
+class LocalStep:
+    """Forward, backward, hooks, clipping and step on the resident module.
+
+    What is constant over a run is resolved once here: which hooks are overridden, whether precision needs a context.
+
+    Args:
+        trainer: The trainer, set up for ``fit``.
+        module: The resident module.
+        recorder: Takes the loss of every batch.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, module: LightningModule, recorder: MetricRecorder) -> None:
+        assert trainer.local_optimizer is not None
+        self.trainer, self.module, self.recorder = trainer, module, recorder
+        self.vector = trainer.vector
+        self.optimizer = trainer.local_optimizer.optimizer
+        self.precision: Precision = trainer.fabric.strategy.precision
+        self.plain_forward = type(self.precision) is Precision
+        self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
+        self.accumulate = trainer.accumulate_grad_batches
+        self.clip_val = trainer.gradient_clip_val
+        self.own = {
+            hook: getattr(module, hook)
+            for hook in ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping",
+                         "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+            if overrides(module, hook)
+        }  # fmt: skip
+        self.hooks = {
+            hook: overriding_hooks(trainer, hook)
+            for hook in ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+        }
+        self.with_closure = trainer.local_optimizer.needs_closure or "optimizer_step" in self.own
+
+    def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
+        """Adds a batch's gradient without stepping; ``first`` opens the accumulation window."""
+        if first:
+            self._zero_grad()
+        return self._forward_backward(batch, batch_idx)
+
+    def step(self, batch: Any, batch_idx: int, first: bool) -> Any:
+        """Runs the batch that closes an accumulation window and steps the optimizer.
+
+        Returns:
+            What ``training_step`` returned.
+        """
+        outputs: list[Any] = []
+
+        def closure() -> Tensor:
+            if first:
+                self._zero_grad()
+            outputs[:] = [self._forward_backward(batch, batch_idx)]
+            self._before_step()
+            return _loss_of(outputs[0], self.module).detach()
+
+        if not self.with_closure:
+            closure()
+            self.optimizer.step()
+        elif "optimizer_step" in self.own:
+            self.own["optimizer_step"](self.trainer.round, batch_idx, self.optimizer, closure)
+        else:
+            self.optimizer.step(closure)  # type: ignore[arg-type]  # torch asks for float, LBFGS takes a tensor
+        return outputs[0] if outputs else None
+
+    def _zero_grad(self) -> None:
+        self._call("on_before_zero_grad", self.optimizer)
+        if "optimizer_zero_grad" in self.own:
+            self.own["optimizer_zero_grad"](self.trainer.round, self.trainer.local_step, self.optimizer)
+        self.vector.zero_grad()
+
+    def _forward_backward(self, batch: Any, batch_idx: int) -> Any:
+        args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
+        if self.plain_forward:
+            output = self.module.training_step(*args)
+        else:
+            with self.precision.forward_context():
+                output = self.module.training_step(*args)
+        loss = _loss_of(output, self.module)
+        self.recorder.log_default("train/loss", loss)
+        if self.accumulate > 1:
+            loss = loss / self.accumulate
+        self._call("on_before_backward", loss)
+        if "backward" in self.own:
+            self.own["backward"](loss)
+        else:
+            self.precision.backward(loss, self.module)
+        self._call("on_after_backward")
+        return output
+
+    def _before_step(self) -> None:
+        """Lets callbacks add to the gradient, then clips: the order is add, clip, step."""
+        self.vector.hide_missing_gradients()
+        self._call("on_before_optimizer_step", self.optimizer)
+        if "configure_gradient_clipping" in self.own:
+            self.own["configure_gradient_clipping"](self.optimizer, self.clip_val, self.trainer.gradient_clip_algorithm)
+        elif self.clip_val:
+            self._clip(self.clip_val)
+
+    def _clip(self, clip_val: float) -> None:
+        if self.trainer.gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(self.vector.parameters, clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(self.vector.parameters, clip_val)
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for method in self.hooks[hook]:
+            method(self.trainer, self.module, *args)
+        if hook in self.own:
+            self.own[hook](*args)
+
+
+def _loss_of(output: Any, module: LightningModule) -> Tensor:
+    """Takes the loss out of what ``training_step`` returned."""
+    loss = output.get("loss") if isinstance(output, dict) else output
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    if not isinstance(loss, Tensor):
+        got = "a dict without a tensor under 'loss'" if isinstance(output, dict) else repr(type(output).__name__)
+        got = "None" if output is None else got
+    elif loss.numel() != 1:
+        got = f"a tensor of shape {tuple(loss.shape)}: reduce it, for example with `.mean()`"
+    else:
+        got = "a loss that does not depend on any trainable parameter"
+    raise FederatedError(
+        f"Expected `{type(module).__name__}.training_step` to return a scalar loss tensor or a dict with one under "
+        f"'loss', got {got}."
+    )

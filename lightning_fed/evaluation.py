@@ -1,0 +1,161 @@
+"""Validation, test and prediction of one model through the LightningModule's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.data import extract_batch_size
+
+from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
+from lightning_fed.options import batch_limit
+from lightning_fed.transfer import accepts, batch_transfer
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["evaluate", "named_loaders", "predict", "print_results"]
+
+_STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
+
+
+def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
+    """Sorts what a ``*_dataloader`` method returns: one loader, a list, a dict of named ones, or None."""
+    if loaders is None:
+        return {}
+    if isinstance(loaders, dict):
+        return dict(loaders)
+    if isinstance(loaders, (list, tuple)):
+        return {f"dataloader_idx_{i}": loader for i, loader in enumerate(loaders)}
+    return {"": loaders}
+
+
+@contextmanager
+def _eval_mode(module: LightningModule) -> Iterator[None]:
+    """Puts every submodule in eval mode without gradients, and each back in its own mode afterwards."""
+    modes = {m: m.training for m in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for m, training in modes.items():
+            m.training = training
+
+
+def evaluate(
+    trainer: FederatedTrainer, loaders: dict[str, Iterable[Any]], stage: RunningStage, limit: int | float
+) -> list[LoggedMetrics]:
+    """Runs ``validation_step`` or ``test_step`` over one or several named data sets.
+
+    Args:
+        trainer: The trainer, whose module holds the model to evaluate.
+        loaders: Data sets by name; with several of them each name becomes a suffix of its metrics.
+        stage: ``VALIDATING`` or ``TESTING``.
+        limit: Largest number of batches (int) or share of them (float) per data set.
+
+    Returns:
+        The metrics of each data set, in order; what epoch-end hooks log joins the last one.
+    """
+    name, module = _STEPS[stage], _module(trainer)
+    former, trainer.state.stage = trainer.state.stage, stage
+    results: list[LoggedMetrics] = []
+    epoch = MetricRecorder()
+    with _eval_mode(module):
+        trainer.call(f"on_{name}_start")
+        with recording(module, epoch):
+            trainer.call(f"on_{name}_epoch_start")
+        for index, (set_name, loader) in enumerate(loaders.items()):
+            recorder = MetricRecorder(f"/{set_name}" if len(loaders) > 1 else "")
+            with recording(module, recorder):
+                for _ in _run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
+                    pass
+            results.append(recorder.compute())
+        with recording(module, epoch):
+            trainer.call(f"on_{name}_epoch_end")
+        if results:
+            results[-1].update(epoch.compute())
+        for result in results:
+            trainer.metrics.update(result)
+        trainer.call(f"on_{name}_end")
+    trainer.state.stage = former
+    return results
+
+
+def predict(trainer: FederatedTrainer, loaders: dict[str, Iterable[Any]], limit: int | float) -> list[Any]:
+    """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets."""
+    module = _module(trainer)
+    trainer.state.stage = RunningStage.PREDICTING
+    outputs: list[list[Any]] = []
+    recorder = MetricRecorder()
+    with _eval_mode(module), recording(module, recorder):
+        trainer.call("on_predict_start")
+        trainer.call("on_predict_epoch_start")
+        for index, loader in enumerate(loaders.values()):
+            outputs.append(list(_run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder)))
+        trainer.call("on_predict_epoch_end")
+        trainer.call("on_predict_end")
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _module(trainer: FederatedTrainer) -> LightningModule:
+    module = trainer.lightning_module
+    assert module is not None
+    return module
+
+
+def _run_batches(
+    trainer: FederatedTrainer,
+    name: str,
+    loader: Iterable[Any],
+    index: int,
+    num_loaders: int,
+    limit: int | float,
+    recorder: MetricRecorder,
+) -> Iterator[Any]:
+    """Yields the step's output for each batch of one data set."""
+    module = _module(trainer)
+    resident = hasattr(loader, "to")
+    if hasattr(loader, "to"):
+        loader = loader.to(trainer.fabric.device)
+    transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident)
+    step = getattr(module, f"{name}_step")
+    takes_batch, takes_loader = accepts(step, "batch_idx", 2), accepts(step, "dataloader_idx", 3)
+    most = batch_limit(limit, len(loader) if isinstance(loader, Sized) else None)
+    for batch_idx, batch in enumerate(loader):
+        if most is not None and batch_idx >= most:
+            break
+        if transfer is not None:
+            batch = transfer(batch, index)
+        recorder.batch_size = _batch_size(batch)
+        trainer.call(f"on_{name}_batch_start", batch, batch_idx, index)
+        kwargs = {"batch_idx": batch_idx} if takes_batch else {}
+        if num_loaders > 1 and takes_loader:
+            kwargs["dataloader_idx"] = index
+        with trainer.fabric.autocast():
+            output = step(batch, **kwargs)
+        trainer.call(f"on_{name}_batch_end", output, batch, batch_idx, index)
+        recorder.batch_size = 1
+        yield output
+
+
+def _batch_size(batch: Any) -> int:
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:  # a batch without tensors, such as a list of strings, counts once
+        return 1
+
+
+def print_results(names: list[str], results: list[dict[str, float]]) -> None:
+    """Prints the metrics of an evaluation, one line each, under the name of their data set."""
+    width = max((len(key) for metrics in results for key in metrics), default=0)
+    for name, metrics in zip(names, results, strict=True):
+        if name:
+            print(f"{name}:")
+        for key, value in sorted(metrics.items()):
+            print(f"  {key:<{width}}  {value:.6g}")

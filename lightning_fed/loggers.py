@@ -1,0 +1,171 @@
+"""Where a run's numbers go: metrics.csv, which is the source of truth, and Weights & Biases beside it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import netrc
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_fed.run import Run, write_atomically
+
+__all__ = ["RoundCSVLogger", "RoundWandbLogger", "read_rows"]
+
+
+class RoundCSVLogger(Logger):
+    """Appends one row for each round to a CSV file and flushes it; a new column rewrites the file atomically.
+
+    Args:
+        path: The file; rows that it already holds are kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._columns: list[str] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                self._columns = next(csv.reader(file), [])
+
+    @property
+    def name(self) -> str:
+        """``csv``."""
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        """The name of the run's folder."""
+        return self.path.parent.name
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the config is saved beside the file."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Appends a row; ``round`` is the first column."""
+        new = [key for key in metrics if key not in self._columns]
+        if new:
+            self._columns = sorted({*self._columns, *new}, key=lambda key: (key != "round", key))
+            self._rewrite(list(read_rows(self.path)))
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns, restval="").writerow(metrics)
+
+    def cut_back(self, round: int) -> None:
+        """Drops the rows of later rounds, and a line that a killed process left half written."""
+        rows = [row for row in read_rows(self.path) if int(row["round"]) <= round]
+        self._columns = [c for c in self._columns if c == "round" or any(row.get(c) for row in rows)]
+        self._rewrite(rows)
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path, text.getvalue().encode())
+
+
+def read_rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yields the whole rows of a metrics file; an unfinished last line is passed over."""
+    if not path.exists():
+        return
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    for row in csv.DictReader(io.StringIO(whole)):
+        if (row.get("round") or "").isdigit() and None not in row.values():
+            yield row
+
+
+def _logged_in() -> bool:
+    """Says whether credentials for W&B are at hand, without asking for them and without a network."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _wandb_mode() -> str:
+    chosen = os.environ.get("WANDB_MODE", "")
+    if chosen:
+        return "offline" if chosen == "dryrun" else chosen
+    if _logged_in():
+        return "online"
+    rank_zero_info("W&B: not logged in, so this run is kept offline (`wandb login`, then `wandb sync`, uploads it).")
+    return "offline"
+
+
+class RoundWandbLogger(Logger):
+    """Logs rounds to Weights & Biases through Lightning's WandbLogger, with ``round`` as the axis of every chart.
+
+    Online when the user is logged in, else offline. A run that is resumed keeps its id; its earlier rounds are
+    replayed from metrics.csv, unless the server holds them already.
+
+    Args:
+        run: The run's folder and id.
+        project: W&B project.
+    """
+
+    def __init__(self, run: Run, project: str = "lightning_fed") -> None:
+        import wandb
+        from lightning.pytorch.loggers import WandbLogger
+
+        super().__init__()
+        mode = _wandb_mode()
+        self._logger = WandbLogger(
+            name=f"{run.name}/{run.path.name}",
+            save_dir=str(run.path),
+            version=run.wandb_id,
+            project=os.environ.get("WANDB_PROJECT", project),
+            group=run.label,
+            mode=mode,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        experiment = self._logger.experiment
+        experiment.define_metric("round")
+        experiment.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
+        # An online run that is resumed already holds rounds: they are the same numbers, and are not sent again.
+        self._sent = int(experiment.summary.get("round", -1)) if getattr(experiment, "resumed", False) else -1
+
+    @property
+    def name(self) -> str:
+        """``wandb``."""
+        return "wandb"
+
+    @property
+    def version(self) -> str:
+        """Id of the W&B run."""
+        return str(self._logger.version)
+
+    @property
+    def experiment(self) -> Any:
+        """The wandb run, for ``self.logger.experiment`` in a module."""
+        return self._logger.experiment
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Puts the config into the run."""
+        self._logger.log_hyperparams(params)
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Logs the row of a round once."""
+        if step is None or step > self._sent:
+            self._logger.log_metrics(metrics, step=step)
+            self._sent = self._sent if step is None else step
+
+    def log_figure(self, key: str, figure: Any) -> None:
+        """Adds a matplotlib figure to the row that is logged next."""
+        import wandb
+
+        self.experiment.log({key: wandb.Image(figure)}, commit=False)
+
+    def finalize(self, status: str) -> None:
+        """Closes the run, so that the next one in this process is a run of its own."""
+        self.experiment.finish(exit_code=0 if status == "success" else 1)

@@ -1,0 +1,160 @@
+"""The one round loop: draw a cohort, train it, step the global model, evaluate, log, save."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+
+from lightning_fed.callbacks import FederatedCheckpoint
+from lightning_fed.engines import SequentialEngine
+from lightning_fed.errors import FederatedError
+from lightning_fed.evaluation import evaluate, named_loaders
+from lightning_fed.hooks import Client, Cohort
+from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
+from lightning_fed.reduction import ReducedUpdate, RoundReducer
+from lightning_fed.runlog import RunLog
+from lightning_fed.sampling import cohort_size
+from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.signals import StopRequest
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["RoundLoop"]
+
+
+class RoundLoop:
+    """Runs the rounds of one ``fit``.
+
+    Args:
+        trainer: The trainer, with model, data, global vector and callbacks set up and restored.
+        log: Where rows go.
+        stop: Set when a signal asks for a stop.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, log: RunLog, stop: StopRequest) -> None:
+        module = trainer.lightning_module
+        assert module is not None
+        self.trainer, self.module, self.log, self.stop = trainer, module, log, stop
+        source = trainer.datamodule.train_source()
+        self.source = source.to(trainer.fabric.device) if hasattr(source, "to") else source
+        self.sizes = np.asarray(self.source.sizes)
+        self.cohort_size = cohort_size(trainer.clients_per_round, len(self.sizes))
+        if trainer.fast_dev_run:
+            self.cohort_size = min(self.cohort_size, 2)
+        self.row: dict[str, float] = {}
+        self.recorder = MetricRecorder()
+        self.reducer = RoundReducer(trainer.weights, trainer.aggregator.all_needs)
+        self.engine = SequentialEngine(trainer, module, self.source, self.reducer, self.recorder)
+        self.checkpoint = next((cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)), None)
+
+    def run(self) -> None:
+        """Evaluates round 0 if the run is new, then trains until the last round, a stop or a signal."""
+        trainer = self.trainer
+        trainer.call("on_fit_start")
+        trainer.call("on_train_start")
+        if trainer.round == 0:
+            started = time.perf_counter()
+            self._evaluate()
+            self._finish_round(started)
+        while self._continues():
+            self._run_round()
+        trainer.call("on_train_end")
+        trainer.call("on_fit_end")
+
+    def _continues(self) -> bool:
+        trainer = self.trainer
+        return trainer.round < trainer.max_rounds and not trainer.should_stop and self.stop.signum is None
+
+    def _run_round(self) -> None:
+        trainer, started = self.trainer, time.perf_counter()
+        trainer.round += 1
+        trainer.state.stage = RunningStage.TRAINING
+        cohort = self._draw_cohort()
+        with recording(self.module, self.recorder):
+            trainer.call("on_train_epoch_start")
+            trainer.call("on_round_start", cohort, module=False)
+            update = self.engine.train(cohort)
+            trained = time.perf_counter() - started
+            if update.num_clients:
+                self._step_server(update)
+            trainer.load_global_model()
+            self._count(cohort, update, trained)
+            self._note(self.recorder.compute())
+            self._evaluate()
+            trainer.state.stage = RunningStage.TRAINING
+            trainer.call("on_train_epoch_end")
+            self._note(self.recorder.compute())
+        self._finish_round(started)
+
+    def _draw_cohort(self) -> Cohort:
+        trainer = self.trainer
+        drawn = np.sort(trainer.sampler.sample(trainer.round, self.cohort_size, self.sizes, trainer.seed))
+        if len(drawn) == 0 or drawn[0] < 0 or drawn[-1] >= len(self.sizes) or np.any(np.diff(drawn) == 0):
+            raise FederatedError(
+                f"Expected `--trainer.sampler` {type(trainer.sampler).__name__} to draw distinct client ids in "
+                f"[0, {len(self.sizes)}), got {drawn.tolist()[:10]}."
+            )
+        clients = tuple(Client(int(i), int(self.sizes[i]), trainer.round) for i in drawn if self.sizes[i] > 0)
+        return Cohort(trainer.round, clients, tuple(int(i) for i in drawn if self.sizes[i] == 0))
+
+    @torch.no_grad()
+    def _step_server(self, update: ReducedUpdate) -> None:
+        trainer = self.trainer
+        trainer.call("on_before_server_step", update, module=False)
+        trainer.call("on_round_end", update, module=False)
+        trainer.buffers.step(update)
+        trainer.load_global_model()
+        trainer.call("on_after_server_step", update, module=False)
+
+    def _count(self, cohort: Cohort, update: ReducedUpdate, trained: float) -> None:
+        """Adds to the run's totals: one exchange of the model each way for every client that entered."""
+        trainer, totals = self.trainer, self.trainer.totals
+        vector, buffers = trainer.vector, trainer.buffers
+        floats = vector.numel * vector.data.element_size()
+        if buffers.policy == "average":
+            floats += sum(b.numel() * b.element_size() for b in buffers.live.tensors().values())
+        totals["samples"] += self.engine.samples
+        totals["comm/rounds"] += 1
+        totals["comm/bytes_down"] += floats * update.num_clients
+        totals["comm/bytes_up"] += floats * update.num_clients
+        entered = float(update.num_clients)
+        drawn = len(cohort.clients) + len(cohort.skipped)
+        counts = {"clients/trained": entered, "clients/skipped": drawn - entered, "time/clients": trained}
+        self._note(LoggedMetrics({**counts, **totals}, {}, {}))
+
+    def _evaluate(self) -> None:
+        trainer = self.trainer
+        seed_everywhere(seed_for(trainer.seed, Purpose.EVALUATE, trainer.round))
+        if trainer.round % trainer.check_val_every_n_rounds == 0 and trainer.val_loaders:
+            results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING, trainer.limit_val_batches)
+            trainer.validated = True
+            for result in results:
+                self._note(result)
+        every = trainer.check_test_every_n_rounds
+        if every is not None and trainer.round % every == 0:
+            loaders = named_loaders(trainer.datamodule.test_dataloader())
+            for result in evaluate(trainer, loaders, RunningStage.TESTING, trainer.limit_test_batches):
+                self._note(result)
+
+    def _note(self, metrics: LoggedMetrics) -> None:
+        """Adds scalars to the row of the round and to what callbacks may monitor."""
+        self.trainer.metrics.update(metrics)
+        self.row.update(metrics.logged)
+        self.trainer.round_metrics.update({**metrics.logged, **metrics.callback})
+
+    def _finish_round(self, started: float) -> None:
+        """Steps schedules, writes the row and then the checkpoint: a row is there before the round counts as done."""
+        trainer = self.trainer
+        if trainer.round > 0:
+            assert trainer.local_optimizer is not None
+            trainer.local_optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
+            trainer.steps_before_round += self.engine.max_steps
+        self.log.log_round({"round": trainer.round, **self.row, "time/round": time.perf_counter() - started})
+        if self.checkpoint is not None and trainer.run is not None:
+            self.checkpoint.save(trainer, trainer.run.checkpoints, final=not self._continues())
+        self.row, trainer.round_metrics, trainer.validated = {}, {}, False

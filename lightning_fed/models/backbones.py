@@ -1,0 +1,167 @@
+"""Small networks from images to class scores."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["MLP", "Backbone", "LeNet", "LogisticRegression"]
+
+
+class Backbone(nn.Module, ABC):
+    """Base of the package's networks.
+
+    A base of their own lets the command line resolve their short names (`--model.backbone MLP`): as plain
+    `nn.Module` s they would be ambiguous with classes of the same name in other packages, such as torchvision's MLP.
+    """
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes class scores.
+
+        Args:
+            x: Images, floating tensor of shape (B, ...).
+
+        Returns:
+            Unnormalised scores (logits), tensor of shape (B, num_classes).
+        """
+
+
+class LeNet(Backbone):
+    """LeNet-5 with ReLU and max pooling; 61,706 parameters for 10 classes of 1x28x28 images.
+
+    Two 5x5 convolutions (6 and 16 channels, the first padded by 2), each followed by 2x2 max pooling, then fully
+    connected layers of 120, 84 and ``num_classes`` units. Source: LeCun et al., "Gradient-based learning applied to
+    document recognition", Proceedings of the IEEE 86(11), 1998, in the variant in use for federated benchmarks.
+
+    Args:
+        num_classes: Number of classes, at least 1.
+        in_channels: Channels of the images: 1 for grey, 3 for colour.
+        image_size: Height and width of the images in pixels, at least 12.
+
+    Raises:
+        FederatedError: If a count is below 1 or the images are smaller than 12 pixels.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:
+        super().__init__()
+        _check_counts(self, num_classes=num_classes, in_channels=in_channels)
+        side = (image_size // 2 - 4) // 2
+        if side < 1:
+            raise FederatedError(
+                f"LeNet expected images of at least 12x12 pixels, got `--model.backbone.image_size` {image_size}: "
+                "choose a smaller network, such as `--model.backbone MLP`."
+            )
+        self.in_channels = in_channels
+        self.image_size = image_size
+        self.layers = nn.Sequential(
+            nn.Conv2d(in_channels, 6, kernel_size=5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, kernel_size=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * side * side, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, num_classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes logits of shape (B, num_classes) from images of shape (B, in_channels, image_size, image_size).
+
+        Raises:
+            FederatedError: If the images have another shape.
+        """
+        if x.ndim != 4 or x.shape[1] != self.in_channels or x.shape[2:] != (self.image_size, self.image_size):
+            expected = f"(B, {self.in_channels}, {self.image_size}, {self.image_size})"
+            raise FederatedError(
+                f"LeNet expected images of shape {expected}, got {tuple(x.shape)}: "
+                "change `--model.backbone.in_channels` or `--model.backbone.image_size`, or choose other data."
+            )
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+class MLP(Backbone):
+    """A multilayer perceptron with ReLU on flattened images; no hidden layer makes it `LogisticRegression`.
+
+    Args:
+        in_features: Values per image, C * H * W.
+        hidden: Units of each hidden layer.
+        num_classes: Number of classes, at least 1.
+
+    Raises:
+        FederatedError: If a count is below 1.
+    """
+
+    def __init__(self, in_features: int, hidden: Sequence[int] = (200,), num_classes: int = 10) -> None:
+        super().__init__()
+        smallest = min(hidden, default=1)
+        _check_counts(self, in_features=in_features, num_classes=num_classes, hidden=smallest)
+        self.in_features = in_features
+        sizes = [in_features, *hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for size, next_size in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(size, next_size), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes logits of shape (B, num_classes) from inputs of shape (B, ...) with ``in_features`` values each.
+
+        Raises:
+            FederatedError: If an input holds another number of values.
+        """
+        _check_features(self, x, self.in_features)
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+class LogisticRegression(Backbone):
+    """One linear layer on flattened images; with cross-entropy a convex problem.
+
+    Args:
+        in_features: Values per image, C * H * W.
+        num_classes: Number of classes, at least 1.
+
+    Raises:
+        FederatedError: If a count is below 1.
+    """
+
+    def __init__(self, in_features: int, num_classes: int = 10) -> None:
+        super().__init__()
+        _check_counts(self, in_features=in_features, num_classes=num_classes)
+        self.in_features = in_features
+        self.linear = nn.Linear(in_features, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes logits of shape (B, num_classes) from inputs of shape (B, ...) with ``in_features`` values each.
+
+        Raises:
+            FederatedError: If an input holds another number of values.
+        """
+        _check_features(self, x, self.in_features)
+        logits: Tensor = self.linear(x.flatten(1))
+        return logits
+
+
+def _check_counts(backbone: Backbone, **counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise FederatedError(
+                f"{type(backbone).__name__} expected `--model.backbone.{name}` to be at least 1, got {count}."
+            )
+
+
+def _check_features(backbone: Backbone, x: Tensor, in_features: int) -> None:
+    # A tensor without a batch dimension has no features to count.
+    features = x[0].numel() if x.ndim > 1 and len(x) else in_features if x.ndim > 1 else 0
+    if features != in_features:
+        raise FederatedError(
+            f"{type(backbone).__name__} expected {in_features} values per image, got {features} (a batch of shape "
+            f"{tuple(x.shape)}): set `--model.backbone.in_features {features}`, or choose other data."
+        )

@@ -1,0 +1,107 @@
+"""Image classification as a LightningModule."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.models.backbones import Backbone
+
+__all__ = ["ImageClassifier"]
+
+
+class ImageClassifier(LightningModule):
+    """Trains a network with cross-entropy and measures loss and accuracy.
+
+    It knows nothing of federated learning and trains under the stock Lightning Trainer as well. Logged are
+    ``val/loss``, ``val/acc``, ``test/loss`` and ``test/acc``; accuracies are shares in [0, 1].
+
+    Args:
+        backbone: Network from images (B, ...) to logits (B, num_classes).
+        num_classes: Number of classes.
+        optimizer: Makes an optimizer from parameters.
+        lr_scheduler: Makes a learning rate scheduler from the optimizer; none if left out.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone | nn.Module,
+        num_classes: int = 10,
+        optimizer: OptimizerCallable = lambda params: SGD(params, lr=0.01),
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        self._save_primitive_hyperparameters()
+        self.backbone = backbone
+        self.num_classes = num_classes
+        self._make_optimizer = optimizer
+        self._make_lr_scheduler = lr_scheduler
+        # The metrics' own checks synchronise with the device on every batch; cross-entropy rejects foreign labels.
+        self.val_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+        self.test_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+
+    def _save_primitive_hyperparameters(self) -> None:
+        # The command line describes the arguments by class_path and init_args. Built in Python they are objects, which
+        # do not belong in a checkpoint: `load_from_checkpoint` then needs them again. Lightning has no public way to
+        # tell one from the other.
+        from_command_line = _given_hyperparameters.get() is not None
+        self.save_hyperparameters(ignore=[] if from_command_line else ["backbone", "optimizer", "lr_scheduler"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes logits of shape (B, num_classes).
+
+        Raises:
+            FederatedError: If the backbone returns another shape.
+        """
+        logits: Tensor = self.backbone(x)
+        if logits.ndim != 2 or logits.shape[1] != self.num_classes:
+            raise FederatedError(
+                f"Expected {type(self.backbone).__name__} to return scores of shape (B, {self.num_classes}), got "
+                f"{tuple(logits.shape)}: give `--model.num_classes` and `--model.backbone.num_classes` the same value."
+            )
+        return logits
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        """Returns the mean cross-entropy of a batch (images, labels) as a scalar tensor."""
+        x, y = batch
+        return cross_entropy(self(x), y)
+
+    def validation_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Logs ``val/loss`` and ``val/acc`` of a batch (images, labels)."""
+        self._evaluate(batch, "val", self.val_acc)
+
+    def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Logs ``test/loss`` and ``test/acc`` of a batch (images, labels)."""
+        self._evaluate(batch, "test", self.test_acc)
+
+    def predict_step(self, batch: Tensor | Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Returns class probabilities of shape (B, num_classes) for images, or for a batch (images, labels)."""
+        x = batch if isinstance(batch, Tensor) else batch[0]
+        logits: Tensor = self(x)
+        return logits.softmax(dim=1)
+
+    def _evaluate(self, batch: Sequence[Tensor], stage: str, accuracy: MulticlassAccuracy) -> None:
+        x, y = batch
+        logits = self(x)
+        accuracy.update(logits, y)
+        self.log(f"{stage}/loss", cross_entropy(logits, y), prog_bar=False, batch_size=len(y))
+        self.log(f"{stage}/acc", accuracy, prog_bar=True, batch_size=len(y))
+
+    def configure_optimizers(self) -> Any:
+        """Returns a fresh optimizer over the parameters, with its scheduler if there is one."""
+        parameters: Iterable[nn.Parameter] = self.parameters()
+        optimizer = self._make_optimizer(parameters)
+        if self._make_lr_scheduler is None:
+            return optimizer
+        scheduler = self._make_lr_scheduler(optimizer)
+        config: dict[str, Any] = {"scheduler": scheduler}
+        if isinstance(scheduler, ReduceLROnPlateau):
+            config["monitor"] = scheduler.monitor
+        return {"optimizer": optimizer, "lr_scheduler": config}

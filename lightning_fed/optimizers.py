@@ -1,0 +1,153 @@
+"""The optimizer and schedules that a module configures, made fresh for every client without rebuilding them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["LocalOptimizer"]
+
+_SCHEDULER_KEYS = frozenset(LRSchedulerConfig.__dataclass_fields__)
+
+
+class LocalOptimizer:
+    """One optimizer that starts each client's round with empty state and the round's hyper-parameters.
+
+    A schedule with interval ``epoch`` or ``round`` steps once per round. One with interval ``step`` steps after each
+    local step; it starts anew for each client and round (``restart``), or where the longest client of the rounds
+    before it has got to (``continue``), the same point for every client of a round.
+
+    Attributes:
+        optimizer: The module's own optimizer.
+        step_schedulers: Schedules that step with each local step.
+        round_schedulers: Schedules that step with each round.
+    """
+
+    def __init__(self, module: LightningModule, restart: bool) -> None:
+        self._module = module
+        self._restart = restart
+        configured = module.configure_optimizers()
+        self.optimizer, schedulers = _parse(module, configured)
+        self.step_schedulers = [c for c in schedulers if c.interval == "step"]
+        self.round_schedulers = [c for c in schedulers if c.interval != "step"]
+        self.needs_closure = isinstance(self.optimizer, LBFGS)
+        self._snapshot()
+
+    def _snapshot(self) -> None:
+        """Remembers hyper-parameters and step schedules as every client of the round finds them."""
+        self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self._step_states = [deepcopy(c.scheduler.state_dict()) for c in self.step_schedulers]
+
+    def start_client(self) -> None:
+        """Forgets the last client: empties the state, puts hyper-parameters and step schedules back."""
+        self.optimizer.state.clear()
+        for group, values in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group.update(values)
+        for config, state in zip(self.step_schedulers, self._step_states, strict=True):
+            config.scheduler.load_state_dict(deepcopy(state))
+
+    def after_step(self, step: int) -> None:
+        """Advances the step schedules after local step number ``step`` (from 1)."""
+        for config in self.step_schedulers:
+            if step % config.frequency == 0:
+                self._module.lr_scheduler_step(config.scheduler, None)
+
+    def end_round(self, round: int, max_steps: int, metrics: dict[str, Any]) -> None:
+        """Advances the schedules by a round.
+
+        Args:
+            round: Index of the round that ends, from 1.
+            max_steps: Local steps of the client that took most.
+            metrics: What the round logged, for schedules that monitor a metric.
+        """
+        self.start_client()
+        if not self._restart:
+            for step in range(1, max_steps + 1):
+                self.after_step(step)
+        for config in self.round_schedulers:
+            if round % config.frequency == 0:
+                self._step_round(config, metrics)
+        self._snapshot()
+
+    def _step_round(self, config: LRSchedulerConfig, metrics: dict[str, Any]) -> None:
+        if not config.reduce_on_plateau:
+            self._module.lr_scheduler_step(config.scheduler, None)
+        elif config.monitor in metrics:
+            self._module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
+        elif config.strict:
+            raise FederatedError(
+                f"Expected `monitor={config.monitor!r}` of the learning-rate schedule to name a logged metric, "
+                f"got only {', '.join(sorted(metrics)) or 'none'}: change it in `configure_optimizers`."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns hyper-parameters and schedules between rounds; no client's optimizer state outlives its round."""
+        return {
+            "groups": self._groups,
+            "step_schedulers": self._step_states,
+            "round_schedulers": [c.scheduler.state_dict() for c in self.round_schedulers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self._groups = state["groups"]
+        self._step_states = state["step_schedulers"]
+        for config, scheduler in zip(self.round_schedulers, state["round_schedulers"], strict=True):
+            config.scheduler.load_state_dict(scheduler)
+        self.start_client()
+
+
+def _parse(module: LightningModule, configured: Any) -> tuple[Optimizer, list[LRSchedulerConfig]]:
+    """Sorts the common return values of ``configure_optimizers``: optimizer, list, pair of lists, dict."""
+    name = type(module).__name__
+    if isinstance(configured, tuple) and len(configured) == 2 and all(isinstance(c, (list, tuple)) for c in configured):
+        optimizers, schedulers, monitor = list(configured[0]), list(configured[1]), None
+    elif isinstance(configured, dict):
+        optimizers, monitor = [configured.get("optimizer")], configured.get("monitor")
+        schedulers = [configured["lr_scheduler"]] if configured.get("lr_scheduler") is not None else []
+    elif isinstance(configured, (list, tuple)) and len(configured) == 1:
+        return _parse(module, configured[0])
+    elif isinstance(configured, (list, tuple)):
+        optimizers, schedulers, monitor = list(configured), [], None
+    else:
+        optimizers, schedulers, monitor = [configured], [], None
+    if len(optimizers) > 1:
+        raise FederatedError(
+            f"Expected `{name}.configure_optimizers` to return one optimizer, got {len(optimizers)}: federated "
+            "training has one local optimizer, use parameter groups instead."
+        )
+    if not optimizers or not isinstance(optimizers[0], Optimizer):
+        got = type(optimizers[0]).__name__ if optimizers else "an empty list"
+        raise FederatedError(f"Expected `{name}.configure_optimizers` to return a torch optimizer, got {got}.")
+    return optimizers[0], [_scheduler_config(s, monitor, name) for s in schedulers]
+
+
+def _scheduler_config(scheduler: Any, monitor: str | None, name: str) -> LRSchedulerConfig:
+    given = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
+    given.setdefault("monitor", monitor)
+    unknown = set(given) - _SCHEDULER_KEYS
+    if unknown or "scheduler" not in given:
+        raise FederatedError(
+            f"Expected the schedule of `{name}.configure_optimizers` to have the keys "
+            f"{', '.join(sorted(_SCHEDULER_KEYS))}, got {', '.join(sorted(given))}."
+        )
+    interval = given.setdefault("interval", "epoch")
+    if interval not in ("step", "epoch", "round"):
+        raise FederatedError(
+            f"Expected `interval` of the schedule in `{name}.configure_optimizers` to be step, epoch or round, "
+            f"got {interval!r}."
+        )
+    given.setdefault("reduce_on_plateau", isinstance(given["scheduler"], ReduceLROnPlateau))
+    if given["reduce_on_plateau"] and (given["monitor"] is None or interval == "step"):
+        raise FederatedError(
+            f"Expected the ReduceLROnPlateau schedule of `{name}.configure_optimizers` to have a `monitor` and the "
+            "interval epoch or round."
+        )
+    return LRSchedulerConfig(**given)

@@ -1,0 +1,19 @@
+"""Tables and pictures over the folders of finished runs."""
+
+from lightning_fed.report.load import Method, Run, group_runs, load_runs
+from lightning_fed.report.plots import curves_figure
+from lightning_fed.report.tables import Row, Summary, format_table, method_rows, summarize, write_csv
+
+__all__ = [
+    "Method",
+    "Row",
+    "Run",
+    "Summary",
+    "curves_figure",
+    "format_table",
+    "group_runs",
+    "load_runs",
+    "method_rows",
+    "summarize",
+    "write_csv",
+]

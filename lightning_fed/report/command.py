@@ -1,0 +1,149 @@
+"""The command ``lightning-fed report RUNS... [--metric NAME] [--x NAME] [--output DIR]``."""
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.report.load import Method, Run, group_runs, load_runs
+from lightning_fed.report.plots import curves_figure
+from lightning_fed.report.tables import Row, format_table, lower_is_better, method_rows, write_csv
+
+__all__ = ["choose_metric", "main"]
+
+PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one sentence, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise FederatedError(f"Expected `{self.prog} RUNS...` with options that `{self.prog} --help` lists: {message}.")
+
+
+def main(argv: list[str]) -> int:
+    """Prints the table over methods and seeds, writes it as CSV and draws the picture.
+
+    Args:
+        argv: The words after ``lightning-fed report``.
+
+    Returns:
+        0; mistakes are raised.
+
+    Raises:
+        FederatedError: If there is no run, no such column, or the output cannot be written.
+    """
+    options = _parser().parse_args(argv)
+    runs, notes = load_runs(options.runs)
+    metric = options.metric or choose_metric(runs)
+    methods, more_notes = group_runs(runs, metric)
+    rows = method_rows(methods, metric)
+    order = [row.method for row in rows]
+    methods.sort(key=lambda method: order.index(method.label))
+    written = _write(options, methods, rows, metric)
+    print(f"{metric}, mean ± std over seeds\n")
+    print(format_table(rows, metric))
+    for note in [*notes, *more_notes, *_length_notes(rows)]:
+        print(f"\n{note}")
+    print("\nwritten: " + ", ".join(str(path) for path in written))
+    _print_next(options, methods, metric)
+    return 0
+
+
+def choose_metric(runs: Sequence[Run]) -> str:
+    """Returns the first of test and validation accuracy, then losses, that every run measured.
+
+    Raises:
+        FederatedError: If there is none.
+    """
+    for metric in PREFERRED:
+        if all(metric in run.columns for run in runs):
+            return metric
+    columns = ", ".join(sorted({column for run in runs for column in run.columns}))
+    raise FederatedError(
+        f"Expected a metric that every run measured among {', '.join(PREFERRED)}, found none: "
+        f"choose one of {columns} with `--metric`."
+    )
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="lightning-fed report",
+        description="Table and picture of a metric over methods and seeds, from the folders of runs. Runs that differ "
+        "in nothing but their seed are one method; the newest run of each seed counts.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folder of a run, or any folder above")
+    parser.add_argument("--metric", help="column of metrics.csv (default: test/acc, else val/acc, else a loss)")
+    parser.add_argument(
+        "--x", default="round", help="round (default), time, comm/rounds, comm/bytes_up or another cumulative column"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for report.png and report.csv (default: RUNS if it is one folder, else here)",
+    )
+    return parser
+
+
+def _write(options: argparse.Namespace, methods: Sequence[Method], rows: Sequence[Row], metric: str) -> list[Path]:
+    # A report that was asked for in particular does not replace the usual one.
+    parts = ["report", options.metric, options.x if options.x != "round" else None]
+    stem = "-".join(part.replace("/", "_") for part in parts if part)
+    folder: Path = options.output or (options.runs[0] if len(options.runs) == 1 else Path())
+    picture, table = folder / f"{stem}.png", folder / f"{stem}.csv"
+    figure = curves_figure(methods, metric, options.x)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_csv(rows, metric, table)
+        figure.savefig(picture, dpi=150)
+    except OSError as error:
+        raise FederatedError(
+            f"Expected a folder to write the report to, got {folder} ({error}): name another with `--output`."
+        ) from error
+    return [picture, table]
+
+
+def _length_notes(rows: Sequence[Row]) -> list[str]:
+    if len({last for row in rows for last in row.last_rounds}) == 1:
+        return []
+    ends = ", ".join(f"{row.method} {_ends(row.last_rounds)}" for row in rows)
+    return [
+        f"The runs end at different rounds ({ends}): each counts in the table as far as it goes, and the picture shows "
+        "the rounds that all seeds of a method share."
+    ]
+
+
+def _ends(last_rounds: Sequence[int]) -> str:
+    first, last = min(last_rounds), max(last_rounds)
+    return f"{last}" if first == last else f"{first} to {last}"
+
+
+def _print_next(options: argparse.Namespace, methods: Sequence[Method], metric: str) -> None:
+    commands = []
+    run = methods[0].runs[-1]
+    if (run.path / "config.yaml").is_file():
+        seed = 1 + max(run.seed or 0 for run in methods[0].runs)
+        commands.append(["fit", "--config", str(run.path / "config.yaml"), "--seed_everything", str(seed)])
+    shared = set.intersection(*(set(run.columns) for method in methods for run in method.runs))
+    other = next(
+        (name for name in PREFERRED if name in shared and lower_is_better(name) != lower_is_better(metric)), None
+    )
+    x = next((name for name in ("comm/bytes_up", "time/round") if name in shared and options.x == "round"), None)
+    if other or x:
+        words = ["report", *map(str, options.runs), "--metric", other or metric]
+        commands.append(words + (["--x", x.replace("time/round", "time")] if x else []))
+    if commands:
+        print("\nto try next (one more seed of the first method; another look at the same runs):")
+    for command in commands:
+        print(f"  {_program()} {shlex.join(command)}")
+
+
+def _program() -> str:
+    called = Path(sys.argv[0])
+    if called.name == "cli.py":
+        return f"python {called}"
+    return str(called) if called.name == "lightning-fed" and shutil.which("lightning-fed") is None else "lightning-fed"

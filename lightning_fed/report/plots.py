@@ -1,0 +1,123 @@
+"""The picture: a metric against rounds (or communication, or time), a line per method, a band over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.report.load import Method, Run
+from lightning_fed.report.tables import is_share
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["curve", "curves_figure"]
+
+# The colours of Okabe and Ito, "Color universal design" (2008), which readers with any colour vision tell apart; the
+# yellow, too pale for a line on white, is left out. Beyond seven methods the line style changes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", ":", "-.")
+X_LABELS = {
+    "round": "round",
+    "time": "training time",
+    "comm/rounds": "communication rounds",
+    "comm/bytes_up": "sent by the clients",
+    "comm/bytes_down": "sent to the clients",
+}
+X_UNITS = {"time": "s", "comm/bytes_up": "B", "comm/bytes_down": "B"}
+
+Vector = NDArray[np.float64]
+
+
+def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector, Vector | None]:
+    """Computes the curve of a method over the rounds that all its seeds evaluated.
+
+    Args:
+        method: Runs of one method, S seeds.
+        metric: A column.
+        x: ``round``, ``time`` (cumulative, in seconds) or a cumulative column such as ``comm/rounds``.
+
+    Returns:
+        Mean over seeds of x and of the metric, and the metric's sample standard deviation (None for one seed), each of
+        shape (R,) for R common rounds.
+    """
+    rounds = sorted(set.intersection(*(set(run.columns[metric]) for run in method.runs)))
+    values = np.array([[run.columns[metric][at] for at in rounds] for run in method.runs], dtype=np.float64)
+    places = np.array([_places(run, x, rounds) for run in method.runs], dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # a diverged run makes the deviation NaN, and the band ends there
+        std = values.std(axis=0, ddof=1) if len(values) > 1 else None
+    return places.mean(axis=0), values.mean(axis=0), std
+
+
+def _places(run: Run, x: str, rounds: Sequence[int]) -> list[float]:
+    if x == "round":
+        return [float(at) for at in rounds]
+    column = "time/round" if x == "time" else x
+    if column not in run.columns:
+        raise FederatedError(
+            f"Expected `--x` to name a column that every run measured, got {x!r}, missing in {run.path}."
+        )
+    measured = list(run.columns[column])
+    values = list(run.columns[column].values())
+    totals = list(accumulate(values)) if x == "time" else values
+    # Cumulative counts stand still in rounds without training, and start from nothing.
+    index = np.searchsorted(measured, list(rounds), side="right")
+    return [totals[i - 1] if i else 0.0 for i in index.tolist()]
+
+
+def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> Figure:
+    """Draws one line per method and, from two seeds on, a band of one standard deviation to either side."""
+    from matplotlib.figure import Figure
+
+    curves = [curve(method, metric, x) for method in methods]
+    percent = is_share(metric, [value for _, mean, _ in curves for value in mean.tolist()])
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    for index, (method, (places, mean, std)) in enumerate(zip(methods, curves, strict=True)):
+        scale = 100.0 if percent else 1.0
+        _draw(axes, index, method, places, scale * mean, None if std is None else scale * std)
+    _label(axes, metric + (" (%)" if percent else ""), x)
+    banded = any(std is not None for _, _, std in curves)
+    axes.legend(title="mean ± std over seeds" if banded else None, frameon=False)
+    return figure
+
+
+def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: Vector | None) -> None:
+    colour = COLOURS[index % len(COLOURS)]
+    style = STYLES[index // len(COLOURS) % len(STYLES)]
+    seeds = len(method.runs)
+    axes.plot(
+        x,
+        mean,
+        style,
+        color=colour,
+        linewidth=1.6,
+        marker="o" if len(x) <= 20 else None,
+        markersize=3.5,
+        label=f"{method.label} ({seeds} seed{'s' if seeds > 1 else ''})",
+        zorder=3,
+    )
+    if std is not None:
+        axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.22, linewidth=0)
+        for edge in (mean - std, mean + std):
+            axes.plot(x, edge, color=colour, alpha=0.45, linewidth=0.6)
+
+
+def _label(axes: Axes, y_label: str, x: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.set_xlabel(X_LABELS.get(x, x))
+    axes.set_ylabel(y_label)
+    if x in X_UNITS:
+        axes.xaxis.set_major_formatter(EngFormatter(unit=X_UNITS[x]))
+    elif x == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)

@@ -1,0 +1,164 @@
+"""The folder of a run, and the fingerprint by which a later start finds it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Run", "create_run", "describe", "find_runs", "fingerprint", "open_run", "write_atomically"]
+
+# What does not change the numbers of a round: how long the run is, where it is kept, what is shown of it.
+_LENGTH = ("max_rounds", "max_time", "enable_progress_bar", "default_root_dir")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and what its ``run.json`` says.
+
+    Attributes:
+        path: The folder, ``default_root_dir/NAME/version_K``.
+        fingerprint: Hash of the resolved config without the run's length.
+        group: The same without seed and name: runs of one method over several seeds share it.
+        label: A short name of the method.
+        name: NAME.
+        seed: The run's seed.
+        wandb_id: Id of the W&B run.
+        created: Seconds since the epoch.
+    """
+
+    path: Path
+    fingerprint: str
+    group: str
+    label: str
+    name: str
+    seed: int
+    wandb_id: str
+    created: float
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """The table of rounds."""
+        return self.path / "metrics.csv"
+
+
+def fingerprint(config: dict[str, Any], *without: str) -> str:
+    """Hashes a config, leaving out the run's length and further dotted keys.
+
+    Returns:
+        A hexadecimal string of 64 digits.
+    """
+    kept = json.loads(json.dumps(config, sort_keys=True, default=str))
+    for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
+        *parents, last = key.split(".")
+        place: Any = kept
+        for parent in parents:
+            place = place.get(parent) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(last, None)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def describe(value: Any) -> Any:
+    """Turns constructor arguments, and objects built from such, into primitives that name them.
+
+    An object is named by its class and those attributes that bear the name of one of its constructor's arguments.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [describe(item) for item in value]
+    if isinstance(value, type) or hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    names = {
+        name
+        for base in type(value).__mro__[:-1]
+        if "__init__" in vars(base)
+        for name in signature(vars(base)["__init__"]).parameters
+    }
+    own = vars(value) if hasattr(value, "__dict__") else {}
+    simple = {name: describe(own[name]) for name in sorted(names) if name in own and _is_simple(own[name])}
+    return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": simple}
+
+
+def _is_simple(value: Any) -> bool:
+    """Leaves out data sets, modules and tensors, which have no short name."""
+    if isinstance(value, (list, tuple)):
+        return len(value) < 100 and all(map(_is_simple, value))
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return True
+    return type(value).__module__.startswith("lightning_fed.") and not isinstance(value, torch.nn.Module)
+
+
+def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int) -> Run:
+    """Makes a new folder ``root/name/version_K`` with the smallest free K and writes its ``run.json``."""
+    parent = root / name
+    parent.mkdir(parents=True, exist_ok=True)
+    taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdigit()]
+    version = max(taken, default=-1) + 1
+    while True:  # another process may take the same number at the same time
+        path = parent / f"version_{version}"
+        try:
+            path.mkdir()
+            break
+        except FileExistsError:
+            version += 1
+    run = Run(
+        path=path,
+        fingerprint=fingerprint(config),
+        group=fingerprint(config, "seed_everything", "trainer.seed", "trainer.name"),
+        label=label,
+        name=name,
+        seed=seed,
+        wandb_id=secrets.token_hex(4),
+        created=time.time(),
+    )
+    facts = {key: value for key, value in asdict(run).items() if key != "path"}
+    write_atomically(path / "run.json", json.dumps(facts, indent=2).encode())
+    return run
+
+
+def open_run(path: Path) -> Run | None:
+    """Reads a run folder; None if it is not one."""
+    try:
+        return Run(path=path, **json.loads((path / "run.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def find_runs(root: Path, name: str, fingerprint: str) -> list[Run]:
+    """Finds the runs of a name with a fingerprint, those with the newest ``last`` checkpoint first."""
+    runs = [run for path in (root / name).glob("version_*") if (run := open_run(path)) is not None]
+    same = [run for run in runs if run.fingerprint == fingerprint]
+
+    def newest(run: Run) -> tuple[float, float]:
+        last = run.checkpoints / "last.ckpt"
+        return (last.stat().st_mtime if last.is_file() else 0.0, run.created)
+
+    return sorted(same, key=newest, reverse=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that it holds either the old content or the new, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,76 @@
+"""Sends a run's rows, config and split to its loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.loggers import RoundCSVLogger, RoundWandbLogger, read_rows
+from lightning_fed.run import Run
+
+__all__ = ["RunLog"]
+
+
+class RunLog:
+    """The loggers of one run.
+
+    Args:
+        choice: The trainer's ``logger``: None or True for W&B, False for none, or the user's own. Whatever loggers
+            there are, metrics.csv is written too.
+        run: The run, None to log nothing.
+        resumed_at: Round of the checkpoint that the run resumes from; later rows of metrics.csv are cut off.
+    """
+
+    def __init__(self, choice: Any, run: Run | None, resumed_at: int | None) -> None:
+        self.loggers: list[Logger] = []
+        if run is None or choice is False:
+            return
+        csv_logger = RoundCSVLogger(run.metrics)
+        if resumed_at is not None:
+            csv_logger.cut_back(resumed_at)
+        own = choice is None or choice is True
+        self.loggers = [*([RoundWandbLogger(run)] if own else _as_list(choice)), csv_logger]
+        if resumed_at is not None:
+            self._replay(run)
+
+    def _replay(self, run: Run) -> None:
+        """Gives a resumed W&B run the rounds of metrics.csv again: offline, each start writes a file of its own."""
+        for logger in self.loggers:
+            if isinstance(logger, RoundWandbLogger):
+                for row in read_rows(run.metrics):
+                    logger.log_metrics({k: float(v) for k, v in row.items() if v != ""}, step=int(row["round"]))
+
+    def log_config(self, config: dict[str, Any]) -> None:
+        """Records the run's config, split summary and size."""
+        for logger in self.loggers:
+            logger.log_hyperparams(config)
+
+    def log_figure(self, key: str, figure: Any) -> None:
+        """Adds a picture where a logger takes pictures."""
+        for logger in self.loggers:
+            if isinstance(logger, RoundWandbLogger):
+                logger.log_figure(key, figure)
+
+    def log_round(self, row: dict[str, float]) -> None:
+        """Records the row of a finished round."""
+        for logger in self.loggers:
+            logger.log_metrics(row, step=int(row["round"]))
+
+    def close(self, status: str) -> None:
+        """Flushes and closes every logger."""
+        for logger in self.loggers:
+            logger.save()
+            logger.finalize(status)
+
+
+def _as_list(choice: Any) -> list[Logger]:
+    loggers = list(choice) if isinstance(choice, Iterable) else [choice]
+    for logger in loggers:
+        if not isinstance(logger, Logger):
+            raise FederatedError(
+                f"Expected `--trainer.logger` to be true, false or Lightning loggers, got {type(logger).__name__}."
+            )
+    return loggers

@@ -1,0 +1,92 @@
+"""Client samplers: the cohort of a round as a pure function of (seed, round)."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.seeding import Purpose, numpy_generator_for
+
+__all__ = ["ClientSampler", "UniformSampler", "WeightedSampler", "cohort_size"]
+
+
+class ClientSampler(ABC):
+    """Draws the clients of a round; subclass it and name the class under ``trainer.sampler`` for a rule of your own."""
+
+    @abstractmethod
+    def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
+        """Draws a cohort.
+
+        Args:
+            round: Round index, from 1.
+            count: Clients to draw, at most N.
+            sizes: Training samples of every client, integers of shape (N,).
+            seed: The run's seed. The result must depend on the arguments alone.
+
+        Returns:
+            Distinct client ids, integers of shape (count,), in any order.
+        """
+
+
+class UniformSampler(ClientSampler):
+    """Draws uniformly without replacement (McMahan et al., AISTATS 2017, Algorithm 1)."""
+
+    def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
+        """Draws ``count`` of N clients, each set with the same probability."""
+        rng = numpy_generator_for(seed, Purpose.SAMPLE, round)
+        return rng.choice(len(sizes), size=count, replace=False, shuffle=False)
+
+
+class WeightedSampler(ClientSampler):
+    """Draws without replacement, each draw with probability proportional to a client's weight.
+
+    Args:
+        weights: Weights of the N clients, at least 0; the clients' sample counts when None.
+
+    Raises:
+        FederatedError: If a weight is negative or not finite.
+    """
+
+    def __init__(self, weights: list[float] | None = None) -> None:
+        if weights is not None and not all(0 <= weight < float("inf") for weight in weights):
+            raise FederatedError("Expected every value of `--trainer.sampler.weights` to be finite and at least 0.")
+        self.weights = weights
+
+    def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
+        """Draws ``count`` clients; those of weight 0 are never drawn."""
+        weights = np.asarray(sizes if self.weights is None else self.weights, dtype=np.float64)
+        if len(weights) != len(sizes):
+            raise FederatedError(
+                f"Expected `--trainer.sampler.weights` to hold one weight for each of {len(sizes)} clients, "
+                f"got {len(weights)}."
+            )
+        if np.count_nonzero(weights) < count:
+            raise FederatedError(
+                f"Expected at least {count} clients with a positive weight to draw from, got "
+                f"{np.count_nonzero(weights)}: lower `--trainer.clients_per_round`."
+            )
+        rng = numpy_generator_for(seed, Purpose.SAMPLE, round)
+        return rng.choice(len(sizes), size=count, replace=False, p=weights / weights.sum(), shuffle=False)
+
+
+def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
+    """Turns a count or a fraction into a number of clients.
+
+    Args:
+        clients_per_round: A count (int) of at least 1 or a fraction (float) in (0, 1].
+        num_clients: N, the number of registered clients.
+
+    Returns:
+        The count; for a fraction C it is max(round(C N), 1) (McMahan et al., AISTATS 2017, Algorithm 1).
+
+    Raises:
+        FederatedError: If a count is larger than N.
+    """
+    if isinstance(clients_per_round, float):
+        return max(round(clients_per_round * num_clients), 1)
+    if clients_per_round > num_clients:
+        raise FederatedError(
+            f"Expected `--trainer.clients_per_round` to be at most the number of clients ({num_clients}), "
+            f"got {clients_per_round}: lower it or raise `--data.num_clients`."
+        )
+    return clients_per_round

@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM: finish the round, save, and stop; a second Ctrl-C stops at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = ["StopRequest", "graceful_stop"]
+
+
+class StopRequest:
+    """Remembers the signal that asked the run to stop."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Handles a signal: the first asks for a stop after the round, the second interrupts at once."""
+        if self.signum is not None:
+            raise KeyboardInterrupt
+        self.signum = signum
+        sys.stderr.write("\nStopping after this round; press Ctrl-C again to stop at once.\n")
+
+
+@contextmanager
+def graceful_stop() -> Iterator[StopRequest]:
+    """Handles SIGINT and SIGTERM within the block and puts the former handlers back.
+
+    Outside the main thread, where Python allows no handlers, nothing is changed.
+    """
+    request = StopRequest()
+    former: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        former = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,189 @@
+"""Checkpoints: what a run must remember between two rounds, as tensors and primitives only."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Timer
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.run import Run, find_runs, open_run, write_atomically
+
+if TYPE_CHECKING:
+    from lightning_fed.session import TrainerSession
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["dump_state", "find_checkpoint", "load_weights", "read_checkpoint", "restore_state", "save_checkpoint"]
+
+_FORMAT = 1
+
+
+def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
+    """Gathers the checkpoint of the last finished round, in Lightning's layout with one more key, ``federated``.
+
+    Raises:
+        FederatedError: If a callback or the module adds something other than tensors and primitives.
+    """
+    module = trainer.lightning_module
+    assert module is not None
+    checkpoint: dict[str, Any] = {
+        "epoch": trainer.round,
+        "global_step": trainer.steps_before_round,
+        "pytorch-lightning_version": lightning.__version__,
+        "state_dict": {name: value.detach().clone() for name, value in module.state_dict().items()},
+        "loops": {},
+        "callbacks": {cb.state_key: state for cb in trainer.callbacks if (state := cb.state_dict())},
+        "hparams_name": "kwargs",
+        "hyper_parameters": _primitives_of(dict(module.hparams)),
+        "federated": {
+            "format": _FORMAT,
+            "round": trainer.round,
+            # Only where the module's own precision is narrower than the global vector's.
+            "weights": trainer.weights.clone() if trainer.weights.dtype != trainer.vector.dtype else None,
+            "buffers": trainer.buffers.state_dict(),
+            "optimizer": trainer.local_optimizer.state_dict() if trainer.local_optimizer is not None else {},
+            "totals": dict(trainer.totals),
+            "metrics": vars(trainer.metrics),
+            "should_stop": bool(trainer.should_stop) and not _out_of_time(trainer),
+        },
+    }
+    for callback in trainer.callbacks:
+        callback.on_save_checkpoint(trainer, module, checkpoint)  # type: ignore[arg-type]  # the facade stands in
+    module.on_save_checkpoint(checkpoint)
+    _expect_primitives(checkpoint, "")
+    return checkpoint
+
+
+def _out_of_time(trainer: FederatedTrainer) -> bool:
+    """Says whether a depleted Timer asked for the stop: a resumed run that is given more time goes on."""
+    timers = [cb for cb in trainer.callbacks if isinstance(cb, Timer)]
+    return any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
+
+
+def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint so that the file is whole at every moment."""
+    content = io.BytesIO()
+    torch.save(checkpoint, content)
+    write_atomically(path, content.getvalue())
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint, or a plain ``state_dict``, on the CPU.
+
+    Raises:
+        FederatedError: If there is no such file, or it is damaged or not a checkpoint.
+    """
+    if not path.is_file():
+        raise FederatedError(f"Expected a checkpoint at {path}, but there is no such file: change `--ckpt_path`.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise FederatedError(
+            f"Expected {path} to be a checkpoint of tensors and primitives, but it cannot be read "
+            f"({type(error).__name__}): it is damaged or of another kind, give another `--ckpt_path`."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise FederatedError(f"Expected {path} to hold a dict, got {type(checkpoint).__name__}: change `--ckpt_path`.")
+    return checkpoint
+
+
+def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: str) -> None:
+    """Loads the weights of a checkpoint or a plain ``state_dict`` into a module.
+
+    Raises:
+        FederatedError: If names or shapes are another model's.
+    """
+    state: dict[str, Tensor] = checkpoint.get("state_dict", checkpoint)
+    own = module.state_dict()
+    wrong = sorted(set(own) ^ set(state)) + [
+        name for name in own if name in state and getattr(state[name], "shape", None) != own[name].shape
+    ]
+    if wrong:
+        raise FederatedError(
+            f"Expected {source} to hold the weights of this {type(module).__name__}, but {len(wrong)} of its tensors "
+            f"are missing, unknown or of another shape, such as `{wrong[0]}`: change `--model` or `--ckpt_path`."
+        )
+    module.load_state_dict(state)
+
+
+def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: str) -> None:
+    """Restores a run from a checkpoint, in place; weights must have been loaded before.
+
+    Raises:
+        FederatedError: If it is no checkpoint of federated training, or lacks a part of this run.
+    """
+    state = checkpoint.get("federated")
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise FederatedError(
+            f"Expected {source} to be a checkpoint of federated training to resume from: to start a new run from its "
+            "weights give it as `--weights` instead of `--ckpt_path`."
+        )
+    trainer.weights.copy_(trainer.vector.data if state["weights"] is None else state["weights"])
+    trainer.buffers.load_state_dict(state["buffers"])
+    assert trainer.local_optimizer is not None
+    trainer.local_optimizer.load_state_dict(state["optimizer"])
+    trainer.totals.update(state["totals"])
+    vars(trainer.metrics).update(state["metrics"])
+    trainer.round, trainer.steps_before_round = state["round"], checkpoint["global_step"]
+    trainer.should_stop = state["should_stop"]
+    module = trainer.lightning_module
+    assert module is not None
+    for callback in trainer.callbacks:
+        callback.on_load_checkpoint(trainer, module, checkpoint)  # type: ignore[arg-type]  # the facade stands in
+        if callback.state_key in checkpoint["callbacks"]:
+            callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
+    module.on_load_checkpoint(checkpoint)
+
+
+def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> tuple[Path | None, Run | None]:
+    """Resolves ``last``, ``best`` or a path.
+
+    Returns:
+        The checkpoint and the run folder that it lies in; None for either that does not exist.
+    """
+    if ckpt_path in ("last", "best"):
+        for run in find_runs(root, name, fingerprint):
+            path = run.checkpoints / f"{ckpt_path}.ckpt"
+            if path.is_file():
+                return path, run
+        return None, None
+    path = Path(ckpt_path)
+    return path, open_run(path.parent.parent)
+
+
+def _is_primitive(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str, bytes) or type(value) is Tensor
+
+
+def _primitives_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Keeps the hyper-parameters that are primitives; objects are passed again to ``load_from_checkpoint``."""
+    kept = {}
+    for key, value in values.items():
+        try:
+            _expect_primitives(value, key)
+        except FederatedError:
+            continue
+        kept[key] = value
+    return kept
+
+
+def _expect_primitives(value: Any, place: str) -> None:
+    if isinstance(value, (dict, OrderedDict)):
+        for key, item in value.items():
+            _expect_primitives(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, (list, tuple, set)):
+        for index, item in enumerate(value):
+            _expect_primitives(item, f"{place}[{index}]")
+    elif not _is_primitive(value):
+        raise FederatedError(
+            f"Expected a checkpoint to hold only tensors and primitives, got {type(value).__name__} under `{place}`: "
+            "change what `state_dict` or `on_save_checkpoint` of that part returns."
+        )

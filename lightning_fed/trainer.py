@@ -1,0 +1,273 @@
+"""The trainer: one Fabric loop over rounds, and nothing about any algorithm."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+
+from lightning_fed.aggregators import Aggregator
+from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
+from lightning_fed.callbacks.support import order_callbacks
+from lightning_fed.errors import FederatedError
+from lightning_fed.evaluation import evaluate, predict, print_results
+from lightning_fed.loop import RoundLoop
+from lightning_fed.options import validate_options
+from lightning_fed.run import describe
+from lightning_fed.runlog import RunLog
+from lightning_fed.sampling import ClientSampler, UniformSampler
+from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.session import TrainerSession
+from lightning_fed.setup import expect_datamodule, expect_module, make_fabric, set_determinism
+from lightning_fed.signals import graceful_stop
+from lightning_fed.state import read_checkpoint
+
+__all__ = ["FederatedTrainer"]
+
+
+class FederatedTrainer(TrainerSession):
+    """Trains a LightningModule over simulated clients, round by round.
+
+    Arguments carry the names of Lightning's Trainer wherever the meaning is the same.
+
+    Args:
+        accelerator: ``cpu``, ``gpu``, ``auto``, ...
+        devices: Devices to use; ``auto`` is one.
+        num_nodes: Machines to use.
+        strategy: Fabric strategy.
+        precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
+        logger: Lightning loggers; W&B by default, online when logged in. metrics.csv is always written, unless False.
+        callbacks: Lightning callbacks, aggregators and client algorithms, in any order.
+        default_root_dir: Where run folders are made: DEFAULT_ROOT_DIR/NAME/version_K.
+        name: NAME of the run folder; by default the aggregator, mask and client algorithms.
+        seed: The run's seed; by default that of ``seed_everything``, else 0.
+        max_rounds: Rounds to train.
+        clients_per_round: Clients drawn each round, a count (int) or a fraction (float).
+        local_epochs: Passes of a client over its data in a round; 1 unless ``local_steps`` is given.
+        local_steps: Optimizer steps of a client in a round, instead of epochs.
+        local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
+        sampler: Draws the cohort of a round; uniformly by default.
+        check_val_every_n_rounds: Rounds between validations; round 0, before any training, is always validated.
+        check_test_every_n_rounds: Rounds between evaluations on the test sets during ``fit``; never by default.
+            Test metrics are logged; nothing is selected by them.
+        limit_val_batches: Validation batches to run, a count (int) or a fraction (float).
+        limit_test_batches: The same for test batches.
+        limit_predict_batches: The same for prediction batches.
+        gradient_clip_val: Bound of a client's gradient in each local step.
+        gradient_clip_algorithm: Whether the bound is on the ``norm`` or each ``value``.
+        accumulate_grad_batches: Batches whose gradients make one local step.
+        deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns where there is none.
+        fast_dev_run: Runs one round (or n) of one batch for two clients, without logging or checkpoints.
+        enable_progress_bar: Whether to show bars; without a terminal there are none.
+        enable_checkpointing: Whether to write ``last`` and ``best`` checkpoints.
+        max_time: Time after which no further round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.
+
+    Raises:
+        FederatedError: If an argument is out of range or a callback cannot work here.
+    """
+
+    def __init__(
+        self,
+        accelerator: str = "auto",
+        devices: list[int] | str | int = "auto",
+        num_nodes: int = 1,
+        strategy: str = "auto",
+        precision: str | int = "32-true",
+        logger: Logger | list[Logger] | bool | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        default_root_dir: str = "runs",
+        name: str | None = None,
+        seed: int | None = None,
+        max_rounds: int = 100,
+        clients_per_round: int | float = 1.0,
+        local_epochs: int | None = None,
+        local_steps: int | None = None,
+        local_schedule: Literal["restart", "continue"] = "restart",
+        sampler: ClientSampler | None = None,
+        check_val_every_n_rounds: int = 1,
+        check_test_every_n_rounds: int | None = None,
+        limit_val_batches: int | float = 1.0,
+        limit_test_batches: int | float = 1.0,
+        limit_predict_batches: int | float = 1.0,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        accumulate_grad_batches: int = 1,
+        deterministic: bool | Literal["warn"] = False,
+        fast_dev_run: bool | int = False,
+        enable_progress_bar: bool = True,
+        enable_checkpointing: bool = True,
+        max_time: str | timedelta | dict[str, int] | None = None,
+    ) -> None:
+        options = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        validate_options(options)
+        super().__init__()
+        self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision)
+        set_determinism(deterministic)
+        self._options = {key: describe(value) for key, value in options.items()}
+        self._seed = seed
+        self.logger_choice: Any = logger
+        self.default_root_dir = Path(default_root_dir)
+        self.max_rounds, self.max_time = max_rounds, max_time
+        self.clients_per_round = clients_per_round
+        self.local_steps = local_steps
+        self.local_epochs = 1 if local_epochs is None and local_steps is None else local_epochs
+        self.local_schedule = local_schedule
+        self.sampler = sampler if sampler is not None else UniformSampler()
+        self.check_val_every_n_rounds = check_val_every_n_rounds
+        self.check_test_every_n_rounds = check_test_every_n_rounds
+        self.limit_val_batches, self.limit_test_batches = limit_val_batches, limit_test_batches
+        self.limit_predict_batches = limit_predict_batches
+        self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
+        self.accumulate_grad_batches = accumulate_grad_batches
+        self.fast_dev_run = fast_dev_run
+        if fast_dev_run:
+            enable_checkpointing = False
+            self._shorten(int(fast_dev_run))
+        self.callbacks = order_callbacks(
+            callbacks,
+            FederatedProgressBar() if enable_progress_bar else None,
+            FederatedCheckpoint() if enable_checkpointing else None,
+            Timer(duration=max_time, interval="epoch") if max_time is not None else None,
+        )
+        self.aggregator = next(cb for cb in self.callbacks if isinstance(cb, Aggregator))
+        self.name = name if name is not None else self.label.lower()
+
+    def _shorten(self, count: int) -> None:
+        """Cuts a run to ``count`` rounds of as many steps and batches, for ``fast_dev_run``."""
+        self.max_rounds = count
+        self.local_steps, self.local_epochs = count, None
+        self.limit_val_batches = self.limit_test_batches = self.limit_predict_batches = count
+        self.logger_choice = False
+
+    # The four calls of a Lightning user
+
+    def fit(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
+        weights: str | None = None,
+    ) -> None:
+        """Trains the model over the clients of a datamodule.
+
+        Args:
+            model: The LightningModule; after the call it holds the global model.
+            datamodule: Gives the clients' batches, validation and test sets.
+            ckpt_path: Resume from ``last``, the newest checkpoint of a run with the same config (a new run is started
+                if there is none), from ``best``, or from a path.
+            weights: Start a new run from the weights of a checkpoint or a saved state_dict.
+
+        Raises:
+            FederatedError: If the model, the data, the checkpoint or a client's training is not as it must be.
+        """
+        expect_module(model, "training_step")
+        expect_datamodule(datamodule, federated=True)
+        if ckpt_path is not None and weights is not None:
+            raise FederatedError("Expected either `--ckpt_path` or `--weights`, got both: leave one out.")
+        with graceful_stop() as stop, self._attached(model, datamodule, TrainerFn.FITTING):
+            source = self._find(ckpt_path) if ckpt_path is not None else None
+            checkpoint = read_checkpoint(source[0]) if source is not None and source[0] is not None else None
+            resumed_at = checkpoint.get("epoch") if checkpoint is not None else None
+            self.run = self._choose_run(ckpt_path, source)
+            self.log_dir = str(self.run.path) if self.run is not None else None
+            self._set_up("fit")
+            self._set_up_training(weights, checkpoint, str(source[0]) if source is not None else "")
+            log = RunLog(self.logger_choice, self.run, resumed_at)
+            self.loggers = log.loggers
+            status = "failed"
+            try:
+                self._log_start(log)
+                RoundLoop(self, log, stop).run()
+                status = "success"
+            finally:
+                log.close(status)
+            self._report_stop(stop.signum)
+
+    def validate(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
+        weights: str | None = None,
+        verbose: bool = True,
+    ) -> list[dict[str, float]]:
+        """Evaluates a model on the validation set.
+
+        Args:
+            model: The LightningModule.
+            datamodule: Gives the validation set.
+            ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
+            weights: Weights to evaluate, a checkpoint or a saved state_dict.
+            verbose: Whether to print the results.
+
+        Returns:
+            A dict of metrics for each validation set.
+        """
+        return self._evaluate(model, datamodule, RunningStage.VALIDATING, ckpt_path, weights, verbose)
+
+    def test(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
+        weights: str | None = None,
+        verbose: bool = True,
+    ) -> list[dict[str, float]]:
+        """Evaluates a model on the test sets.
+
+        Args:
+            model: The LightningModule.
+            datamodule: Gives the test sets.
+            ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
+            weights: Weights to evaluate, a checkpoint or a saved state_dict.
+            verbose: Whether to print the results.
+
+        Returns:
+            A dict of metrics for each test set.
+        """
+        return self._evaluate(model, datamodule, RunningStage.TESTING, ckpt_path, weights, verbose)
+
+    def predict(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
+        weights: str | None = None,
+    ) -> list[Any]:
+        """Runs ``predict_step`` over the prediction set.
+
+        Args:
+            model: The LightningModule.
+            datamodule: Gives the prediction set.
+            ckpt_path: Checkpoint to use: ``last`` or ``best`` of a run with the same config, or a path.
+            weights: Weights to use, a checkpoint or a saved state_dict.
+
+        Returns:
+            What ``predict_step`` returned for each batch; a list of such lists for several prediction sets.
+        """
+        expect_module(model, "predict_step")
+        with self._attached(model, expect_datamodule(datamodule), TrainerFn.PREDICTING):
+            loaders = self._set_up_evaluation("predict", ckpt_path, weights)
+            seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
+            return predict(self, loaders, self.limit_predict_batches)
+
+    def _evaluate(
+        self, model: LightningModule, datamodule: LightningDataModule | None, stage: RunningStage,
+        ckpt_path: str | None, weights: str | None, verbose: bool,
+    ) -> list[dict[str, float]]:  # fmt: skip
+        name = "test" if stage == RunningStage.TESTING else "validate"
+        expect_module(model, "test_step" if name == "test" else "validation_step")
+        fn = TrainerFn.TESTING if name == "test" else TrainerFn.VALIDATING
+        with self._attached(model, expect_datamodule(datamodule), fn):
+            loaders = self._set_up_evaluation(name, ckpt_path, weights)
+            seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
+            limit = self.limit_test_batches if name == "test" else self.limit_val_batches
+            results = [metrics.logged for metrics in evaluate(self, loaders, stage, limit)]
+        if verbose and self.is_global_zero:
+            print_results(list(loaders), results)
+        return results

@@ -1,0 +1,73 @@
+"""Moves a batch to the device through the hooks that the user overrides, and nothing else."""
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import Precision
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+__all__ = ["accepts", "batch_transfer", "overrides"]
+
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+def overrides(module: LightningModule, hook: str) -> bool:
+    """Says whether the user's module overrides a hook of LightningModule."""
+    return bool(is_overridden(hook, module))
+
+
+def accepts(function: Callable[..., Any], name: str, at_least: int) -> bool:
+    """Says whether a step function takes an argument, by name or as one of ``at_least`` positional ones."""
+    parameters = signature(function).parameters.values()
+    if any(p.name == name or p.kind == p.VAR_POSITIONAL for p in parameters):
+        return True
+    return len(list(parameters)) >= at_least
+
+
+def batch_transfer(
+    fabric: Fabric, module: LightningModule, datamodule: LightningDataModule | None, resident: bool
+) -> Callable[[Any, int], Any] | None:
+    """Builds the function that brings a batch to device and precision.
+
+    Args:
+        fabric: Gives device and precision.
+        module: May override Lightning's batch transfer hooks.
+        datamodule: May override them too, and then takes precedence, as in Lightning.
+        resident: Whether batches are on the device already.
+
+    Returns:
+        A function of (batch, dataloader index), None when there is nothing to do.
+    """
+    stages = []
+    for hook in _HOOKS:
+        owner: Any = None
+        if datamodule is not None and is_overridden(hook, datamodule, parent=DataHooks):
+            owner = datamodule
+        elif is_overridden(hook, module, parent=DataHooks):
+            owner = module
+        if owner is not None:
+            stages.append(_bind(getattr(owner, hook), fabric, hook))
+        elif hook == "transfer_batch_to_device" and not resident:
+            stages.append(lambda batch, _: fabric.to_device(batch))
+    convert = fabric.strategy.precision.convert_input
+    if type(fabric.strategy.precision).convert_input is not Precision.convert_input:
+        stages.append(lambda batch, _: convert(batch))
+    if not stages:
+        return None
+
+    def transfer(batch: Any, dataloader_idx: int) -> Any:
+        for stage in stages:
+            batch = stage(batch, dataloader_idx)
+        return batch
+
+    return transfer
+
+
+def _bind(method: Callable[..., Any], fabric: Fabric, hook: str) -> Callable[[Any, int], Any]:
+    if hook == "transfer_batch_to_device":
+        return lambda batch, idx: method(batch, fabric.device, idx)
+    return method

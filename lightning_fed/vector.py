@@ -1,0 +1,148 @@
+"""The flat parameter vector of a module.
+
+The trainable parameters of a model live in one contiguous vector w of shape (d,); every ``nn.Parameter`` and its
+gradient is a view. Loading a model is one copy and an update one subtraction. Frozen parameters are not part of the
+vector, tied parameters appear once, buffers are kept apart (``lightning_fed.buffers``).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["ParameterVector"]
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Strides for a view in a flat vector: the tensor's own if it is dense (channels_last too), else contiguous."""
+    if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tuple(tensor.stride())
+    if tensor.ndim == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
+        return tuple(tensor.stride())
+    return torch.empty(tensor.shape, device="meta").stride()
+
+
+class ParameterVector:
+    """Holds a module's trainable parameters, and their gradients, in two contiguous vectors.
+
+    Attributes:
+        data: Tensor of shape (d,): the live weights, in the parameters' dtype.
+        grad: Tensor of shape (d,): the live gradients.
+        parameters: The trainable parameters in the order of ``module.named_parameters()``, tied ones once.
+        names: Their names, in the same order.
+
+    Args:
+        module: A module on its final device and in its final precision.
+
+    Raises:
+        FederatedError: If nothing is trainable, a lazy module is uninitialised, or dtypes or devices are mixed.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._validate(module, named)
+        self.names = tuple(name for name, _ in named)
+        self.parameters = tuple(p for _, p in named)
+        self._touched: set[Tensor] = set()
+        register: Any = nn.Parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
+        self._hooks = [register(p, self._touched.add) for p in self.parameters]
+        self._flatten()
+
+    @staticmethod
+    def _validate(module: nn.Module, named: list[tuple[str, nn.Parameter]]) -> None:
+        lazy = [
+            name
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+            if isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
+        ]
+        if lazy:
+            raise FederatedError(
+                f"Expected every parameter to be initialised, but `{lazy[0]}` is lazy: run one batch through "
+                "the model in its `__init__` or give its layers explicit sizes."
+            )
+        if not named:
+            raise FederatedError(
+                f"Expected {type(module).__name__} to have trainable parameters, but none requires a gradient: "
+                "unfreeze at least one, or use `validate` or `test`."
+            )
+        kinds = {(p.dtype, p.device) for _, p in named}
+        if len(kinds) > 1:
+            listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            raise FederatedError(
+                f"Expected all trainable parameters of {type(module).__name__} to share one dtype and device, "
+                f"got {listed}: convert them in the module's `__init__`, or choose `--trainer.precision`."
+            )
+
+    def _flatten(self) -> None:
+        """Copies the parameters into fresh vectors and turns them into views; their values decide."""
+        first = self.parameters[0]
+        self.numel = sum(p.numel() for p in self.parameters)
+        self.data = torch.empty(self.numel, dtype=first.dtype, device=first.device)
+        self.grad = torch.zeros_like(self.data)
+        self._pointers: list[int] = []
+        self._grads: list[Tensor] = []
+        offset = 0
+        with torch.no_grad():
+            for p in self.parameters:
+                strides = _dense_strides(p)
+                view = self.data.as_strided(p.shape, strides, offset)
+                view.copy_(p.data)
+                p.data = view
+                p.grad = self.grad.as_strided(p.shape, strides, offset)
+                self._pointers.append(view.data_ptr())
+                self._grads.append(p.grad)
+                offset += p.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the live weights."""
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the live weights."""
+        return self.data.device
+
+    def refresh(self) -> bool:
+        """Makes the parameters views again where ``.to()``, ``.double()`` or the user's code cut them loose.
+
+        Returns:
+            True if anything had to be mended; ``data`` and ``grad`` are then new tensors.
+        """
+        if all(
+            p.data_ptr() == at and p.dtype == self.dtype for p, at in zip(self.parameters, self._pointers, strict=True)
+        ):
+            return False
+        self._flatten()
+        return True
+
+    def zero_grad(self) -> None:
+        """Zeroes the flat gradient in one call and puts back gradient views that the last step detached."""
+        self.grad.zero_()
+        self._touched.clear()
+        for p, view in zip(self.parameters, self._grads, strict=True):
+            if p.grad is not view:
+                p.grad = view
+
+    def hide_missing_gradients(self) -> None:
+        """Sets ``.grad`` to None on parameters that no backward pass has reached since ``zero_grad``.
+
+        An optimizer skips them, as it does under Lightning; a zero gradient would let weight decay and momentum move
+        them. ``zero_grad`` brings the views back.
+        """
+        if len(self._touched) == len(self.parameters):
+            return
+        for p in self.parameters:
+            if p not in self._touched:
+                p.grad = None
+
+    def release(self) -> None:
+        """Makes the module an ordinary one again: parameters own their storage, gradients are None."""
+        for hook in self._hooks:
+            hook.remove()
+        for p in self.parameters:
+            p.data = p.data.clone(memory_format=torch.preserve_format)
+            p.grad = None

@@ -1,0 +1,203 @@
+"""What options mean, where they may come from, and what the trainer gets."""
+
+import sys
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.cli import SaveConfigCallback
+
+from lightning_fed.aggregators import FedAvg
+from lightning_fed.cli import FederatedCLI, main
+
+
+def test_by_default_the_aggregator_is_fedavg_and_there_is_no_client_algorithm(cli):
+    call = cli.run()
+    config = call.trainer.run_config
+    assert config["aggregator"]["class_path"] == "lightning_fed.aggregators.FedAvg"
+    assert config["client"] is None
+    assert [type(callback) for callback in call.trainer.callbacks].count(FedAvg) == 1
+
+
+def test_a_mask_alone_stays_with_the_default_aggregator(cli):
+    trainer = cli.run("--aggregator.mask", "SignAgreement", "--aggregator.mask.threshold", "0.3").trainer
+    aggregator = next(callback for callback in trainer.callbacks if isinstance(callback, FedAvg))
+    assert aggregator.mask.threshold == 0.3
+    assert aggregator.lr == 1.0
+
+
+def test_both_groups_reach_the_callbacks_of_the_trainer(cli):
+    words = ["--trainer.callbacks", "cli_parts.Push", "--client+=Pull", "--client.mu", ".3", "--client+=Push"]
+    trainer = cli.run(*words, "--aggregator", "OtherAggregator").trainer
+    names = [type(callback).__name__ for callback in trainer.callbacks]
+    assert sorted(name for name in names if name in ("Pull", "Push", "OtherAggregator")) == [
+        "OtherAggregator",
+        "Pull",
+        "Push",
+        "Push",
+    ]
+    assert None not in trainer.callbacks
+    single = cli.run("--client", "Pull").trainer
+    assert "Pull" in [type(callback).__name__ for callback in single.callbacks]
+
+
+def test_a_method_gets_the_objects_and_its_own_options(cli):
+    call = cli.run("--ckpt_path", "last", "--weights", "some.ckpt")
+    assert call.command == "fit"
+    assert type(call.arguments["model"]).__name__ == "Plain"
+    assert type(call.arguments["datamodule"]).__name__ == "Digits"
+    assert call.arguments["ckpt_path"] == "last"
+    assert call.arguments["weights"] == "some.ckpt"
+    call = cli.run("--verbose", "false", command="test")
+    assert call.command == "test"
+    assert call.arguments["verbose"] is False
+
+
+def test_the_trainer_knows_the_config_of_the_experiment(cli):
+    config = cli.run("--ckpt_path", "best", "--verbose", "false", command="validate").trainer.run_config
+    assert set(config) == {"seed_everything", "trainer", "model", "data", "aggregator", "client"}
+    assert config == yaml.safe_load(yaml.safe_dump(config))
+    assert config["seed_everything"] == 0
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ("1.0", 1.0), ("0.5", 0.5), ("10", 10)])
+def test_counts_and_fractions_stay_apart(cli, text, value):
+    stored = cli.config("--trainer.clients_per_round", text)["trainer"]["clients_per_round"]
+    assert stored == value
+    assert type(stored) is type(value)
+
+
+def test_variables_are_read_and_words_win(cli, monkeypatch):
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_ROUNDS", "3")
+    assert cli.config()["trainer"]["max_rounds"] == 3
+    assert cli.config("--config", "trainer: {max_rounds: 4}")["trainer"]["max_rounds"] == 4
+    assert cli.config("--trainer.max_rounds", "5")["trainer"]["max_rounds"] == 5
+
+
+def test_a_class_may_come_from_a_variable(cli, monkeypatch):
+    monkeypatch.setenv("PL_FIT__AGGREGATOR", "OtherAggregator")
+    monkeypatch.setenv("PL_FIT__MODEL", "OtherPlain")
+    config = cli.config("--data", "Digits", "--trainer.logger", "false", base=False)
+    assert config["aggregator"]["class_path"] == "cli_parts.OtherAggregator"
+    assert config["model"]["class_path"] == "cli_parts.OtherPlain"
+
+
+def test_later_files_and_words_win(cli):
+    first = cli.file("first.yaml", "trainer: {max_rounds: 7, name: first}\n")
+    second = cli.file("second.yaml", "trainer: {max_rounds: 8}\nseed_everything: 5\n")
+    config = cli.config("--config", first, "--config", second)
+    assert (config["trainer"]["max_rounds"], config["trainer"]["name"], config["seed_everything"]) == (8, "first", 5)
+    assert cli.config("--config", first, "--trainer.max_rounds", "9")["trainer"]["max_rounds"] == 9
+    assert cli.config("--trainer.max_rounds", "9", "--config", first)["trainer"]["max_rounds"] == 7
+
+
+def test_the_printed_config_parses_to_itself(cli, capsys):
+    words = ["--aggregator.mask", "SignAgreement", "--client+=Push", "--client.mu", "3", "--trainer.max_rounds", "2"]
+    config = cli.config(*words)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        cli.run(*words, "--print_config")
+    assert exit_info.value.code == 0
+    printed = cli.file("printed.yaml", capsys.readouterr().out)
+    assert cli.config("--config", printed, base=False) == config
+
+
+def test_only_training_saves_its_config(cli):
+    def saves(command):
+        return [one for one in cli.run(command=command).trainer.callbacks if isinstance(one, SaveConfigCallback)]
+
+    assert len(saves("fit")) == 1
+    for command in ("validate", "test", "predict"):
+        assert saves(command) == []
+
+
+def test_the_saved_config_is_the_run_without_its_checkpoint(cli, tmp_path):
+    class Finished:
+        log_dir = str(tmp_path / "run")
+        is_global_zero = True
+
+        class strategy:  # noqa: N801
+            broadcast = staticmethod(lambda value, src=0: value)
+
+    call = cli.run("--aggregator", "OtherAggregator", "--ckpt_path", "last", "--weights", "w.ckpt")
+    for _ in range(2):  # the second time into the folder of the first
+        save = next(one for one in call.trainer.callbacks if isinstance(one, SaveConfigCallback))
+        save.already_saved = False
+        save.setup(Finished, call.arguments["model"], "fit")
+    saved = tmp_path / "run" / "config.yaml"
+    content = yaml.safe_load(saved.read_text())
+    assert content["ckpt_path"] is None
+    assert content["weights"] == "w.ckpt"
+    assert cli.config("--config", str(saved), base=False) == call.trainer.run_config
+
+
+def test_nothing_of_a_checkpoint_enters_the_config(cli, tmp_path):
+    path = tmp_path / "some.ckpt"
+    torch.save({"hyper_parameters": {"_class_path": "cli_parts.Plain", "width": 99}}, path)
+    call = cli.run("--ckpt_path", str(path))
+    assert call.arguments["ckpt_path"] == str(path)
+    assert call.trainer.run_config["model"]["init_args"]["width"] == 3
+    damaged = tmp_path / "damaged.ckpt"
+    damaged.write_bytes(b"no checkpoint")
+    assert cli.run("--ckpt_path", str(damaged)).arguments["ckpt_path"] == str(damaged)
+
+
+def test_the_package_wins_a_name_that_torchvision_has_too(cli):
+    import torchvision.ops  # noqa: F401
+
+    words = ["--model", "ImageClassifier", "--model.backbone", "MLP", "--model.backbone.in_features", "64"]
+    config = cli.config(*words, "--data", "Digits", "--trainer.logger", "false", base=False)
+    assert config["model"]["init_args"]["backbone"]["class_path"] == "lightning_fed.models.MLP"
+
+
+def test_a_class_in_the_working_folder_is_found(cli, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    cli.file("mine_in_this_folder.py", "from lightning_fed.aggregators import FedAvg\nclass Mine(FedAvg):\n    pass\n")
+    config = cli.config("--aggregator", "mine_in_this_folder.Mine")
+    assert config["aggregator"]["class_path"] == "mine_in_this_folder.Mine"
+
+
+def test_a_signal_ends_the_program_as_a_signal_does(cli, capsys):
+    cli.interrupted = 15
+    with pytest.raises(SystemExit) as exit_info:
+        cli.run()
+    assert exit_info.value.code == 128 + 15
+    assert capsys.readouterr().err.splitlines()[-1] == "Saved; resume with `--ckpt_path last`."
+
+
+def test_report_is_dispatched_with_its_words_and_code(monkeypatch):
+    import lightning_fed.report.command as command
+
+    seen = []
+    monkeypatch.setattr(command, "main", lambda words: seen.append(words) or 3)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["report", "runs", "--debug"])
+    assert exit_info.value.code == 3
+    assert seen == [["runs"]]
+
+
+def test_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--help"])
+    assert exit_info.value.code == 0
+    out = capsys.readouterr().out
+    for word in ("lightning-fed", "fit", "validate", "test", "predict", "report", "--debug"):
+        assert word in out
+
+
+def test_help_of_a_command_explains_options_from_docstrings(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--trainer.max_rounds" in out
+    assert "Rounds to train." in out
+    assert "lightning_fed.models.ImageClassifier" in out
+    assert "What clients do differently" in out
+    with pytest.raises(SystemExit):
+        main(["fit", "--model.help", "Plain"])
+    assert "How wide it is." in capsys.readouterr().out
+
+
+def test_the_class_runs_from_a_dict(cli):
+    FederatedCLI({"subcommand": "fit", "fit": {"model": "Plain", "data": "Digits", "trainer": {"max_rounds": 6}}})
+    assert cli.calls[-1].trainer.max_rounds == 6

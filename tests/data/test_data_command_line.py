@@ -1,0 +1,96 @@
+"""The options of the data modules, as a command line and a YAML file give them."""
+
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import pytest
+
+from lightning_fed.data import IID, MNIST, Digits, FashionMNIST, FederatedDataModule, Shards
+
+OWN = """
+import torch
+from torch.utils.data import Dataset
+
+
+class Squares(Dataset):
+    def __init__(self, size: int, offset: float = 0.0):
+        self.size, self.offset = size, offset
+        self.targets = [i % 4 for i in range(size)]
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor([index**2 + self.offset]), "y": self.targets[index]}
+"""
+
+CONFIG = """
+data:
+  class_path: FederatedDataModule
+  init_args:
+    train_dataset: {class_path: own_squares.Squares, init_args: {size: 40}}
+    test_dataset:
+      near: {class_path: own_squares.Squares, init_args: {size: 5}}
+      far: {class_path: own_squares.Squares, init_args: {size: 7, offset: 0.5}}
+    partitioner: {class_path: Shards, init_args: {classes_per_client: 1}}
+    num_clients: 4
+"""
+
+
+@pytest.fixture
+def parser() -> jsonargparse.ArgumentParser:
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    return parser
+
+
+def build(parser: jsonargparse.ArgumentParser, *args: str) -> Any:
+    return parser.instantiate_classes(parser.parse_args(list(args))).data
+
+
+@pytest.mark.parametrize("cls", [MNIST, FashionMNIST, Digits])
+def test_short_names_and_shared_options(parser: jsonargparse.ArgumentParser, cls: type[FederatedDataModule]) -> None:
+    options = ["--data.num_clients", "5", "--data.partitioner", "Shards", "--data.partitioner.classes_per_client", "3"]
+    data = build(parser, "--data", cls.__name__, *options, "--data.eval_batch_size", "64")
+    assert type(data) is cls
+    assert (data.num_clients, data.eval_batch_size) == (5, 64)
+    assert isinstance(data.partitioner, Shards)
+    assert data.partitioner.classes_per_client == 3
+
+
+def test_each_module_has_its_defaults(parser: jsonargparse.ArgumentParser) -> None:
+    digits = build(parser, "--data", "Digits")
+    assert (digits.num_clients, digits.batch_size, digits.val_fraction) == (20, 10, 0.1)
+    assert isinstance(digits.partitioner, Shards)
+    mnist = build(parser, "--data", "MNIST")
+    assert (mnist.num_clients, mnist.batch_size, mnist.val_fraction) == (10, 32, 0.0)
+    assert isinstance(mnist.partitioner, IID)
+    assert mnist.root is None
+    assert mnist.download is False
+
+
+def test_the_default_partitioner_takes_options_and_is_saved(parser: jsonargparse.ArgumentParser) -> None:
+    config = parser.parse_args(["--data", "Digits", "--data.partitioner.classes_per_client", "1"])
+    saved = config.as_dict()["data"]["init_args"]["partitioner"]
+    assert saved == {"class_path": "lightning_fed.data.Shards", "init_args": {"classes_per_client": 1}}
+
+
+@pytest.mark.parametrize("option", ["train_dataset", "val_dataset", "test_dataset", "predict_dataset", "targets"])
+def test_modules_that_bring_their_data_take_no_other(parser: jsonargparse.ArgumentParser, option: str) -> None:
+    with pytest.raises(Exception, match=f"Option '{option}' is not accepted"):
+        parser.parse_args(["--data", "Digits", f"--data.{option}", "[1]"])
+
+
+def test_a_data_set_of_the_users_own_by_class_path(
+    parser: jsonargparse.ArgumentParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_squares.py").write_text(OWN)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = build(parser, "--config", str(tmp_path / "config.yaml"), "--data.train_dataset.size", "80")
+    counts = data.class_counts()
+    assert sorted(counts.max(axis=1).tolist()) == [20, 20, 20, 20]
+    assert counts.sum() == 80
+    assert {name: len(loader.dataset) for name, loader in data.test_dataloader().items()} == {"near": 5, "far": 7}

@@ -1,0 +1,380 @@
+"""One suite over every data module, and what holds for some of them."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+from lightning_fed.data import (
+    IID,
+    MNIST,
+    BundledDataModule,
+    Datasets,
+    Digits,
+    EvalBatches,
+    FashionMNIST,
+    FederatedDataModule,
+    LoaderSource,
+    Shards,
+    TensorSource,
+    split_figure,
+)
+
+X = torch.rand(60, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(60) % 6
+
+
+class Texts(Dataset[Any]):
+    """A user's own data set: dict samples computed one by one, targets beside them."""
+
+    def __init__(self, size: int = 60, targets: Any = None) -> None:
+        self.size = size
+        if targets is not None:
+            self.targets = targets
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"tokens": torch.full((7,), index), "label": index % 6}
+
+
+class Plain(BundledDataModule):
+    """A user's own data module."""
+
+    def load_datasets(self) -> Datasets:
+        return Datasets(
+            train=TensorDataset(X, Y),
+            test={"near": TensorDataset(X[:9], Y[:9]), "far": TensorDataset(X[9:20], Y[9:20])},
+        )
+
+
+# name: (input shape, training samples, test samples, classes, lowest and highest value)
+FACTS: dict[str, tuple[tuple[int, ...], int, int, int, tuple[float, float]]] = {
+    "digits": ((1, 8, 8), 1438, 359, 10, (0.0, 1.0)),
+    "mnist": ((1, 28, 28), 60000, 10000, 10, ((0 - 0.1307) / 0.3081, (1 - 0.1307) / 0.3081)),
+    "fashion": ((1, 28, 28), 60000, 10000, 10, ((0 - 0.2860) / 0.3530, (1 - 0.2860) / 0.3530)),
+    "own": ((4,), 60, 60, 6, (float(X.min()), float(X.max()))),
+}
+
+
+@pytest.fixture(scope="module", params=list(FACTS))
+def module(request: pytest.FixtureRequest) -> tuple[str, FederatedDataModule]:
+    options: dict[str, Any] = {"num_clients": 12, "partitioner": Shards(2), "val_fraction": 0.1, "split_seed": 3}
+    if request.param == "digits":
+        return "digits", Digits(**options)
+    if request.param == "own":
+        return "own", FederatedDataModule(TensorDataset(X, Y), test_dataset=TensorDataset(X, Y), **options)
+    root = request.getfixturevalue("data_root")
+    return request.param, {"mnist": MNIST, "fashion": FashionMNIST}[request.param](root=root, **options)
+
+
+def parts(batches: Any) -> list[torch.Tensor]:
+    assert isinstance(batches, EvalBatches)
+    return [torch.cat(part) for part in zip(*batches, strict=True)]
+
+
+def test_shapes_types_and_ranges(module: tuple[str, FederatedDataModule]) -> None:
+    name, data = module
+    shape, num_train, num_test, num_classes, (lowest, highest) = FACTS[name]
+    data.setup("fit")
+    assert data.input_shape == shape
+    assert data.num_classes == num_classes
+    source = data.train_source()
+    assert type(source) is TensorSource
+    assert source.sizes.dtype == np.int64
+    num_val = round(0.1 * num_train)
+    assert int(source.sizes.sum()) == num_train - num_val
+    inputs, labels = next(source.batches(0, torch.arange(int(source.sizes[0])), seed=0))
+    assert (inputs.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert tuple(inputs.shape) == (min(data.batch_size, int(source.sizes[0])), *shape)
+    assert len(parts(data.val_dataloader())[0]) == num_val
+    test_inputs, test_labels = parts(data.test_dataloader())
+    assert tuple(test_inputs.shape) == (num_test, *shape)
+    assert test_inputs.min().item() == pytest.approx(lowest)
+    assert test_inputs.max().item() == pytest.approx(highest)
+    assert test_labels.unique().tolist() == list(range(num_classes))
+
+
+def test_held_out_and_client_samples_are_the_training_set(module: tuple[str, FederatedDataModule]) -> None:
+    name, data = module
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.shape == (12, FACTS[name][3])
+    assert counts.sum(axis=1).tolist() == data.train_source().sizes.tolist()
+    _, held_out = parts(data.val_dataloader())
+    datasets = data.load_datasets()
+    assert isinstance(datasets.train, TensorDataset)
+    together = counts.sum(axis=0) + np.bincount(held_out.numpy(), minlength=counts.shape[1])
+    assert together.tolist() == np.bincount(datasets.train.tensors[1].numpy()).tolist()
+    assert len(set(data.split.index.tolist())) == len(data.split.index)
+
+
+def test_setup_is_idempotent(module: tuple[str, FederatedDataModule]) -> None:
+    _, data = module
+    data.setup("fit")
+    split, digest = data.split, data.split_hash
+    for stage in ("fit", "validate", "test", "predict", None):
+        data.setup(stage)
+    assert data.split is split
+    assert data.split_hash == digest
+    assert len(digest) == 64
+
+
+def test_summary_agrees_with_the_counts(module: tuple[str, FederatedDataModule]) -> None:
+    _, data = module
+    summary, counts = data.split_summary(), data.class_counts()
+    assert counts is not None
+    assert summary["clients"] == 12
+    assert summary["samples"] == counts.sum()
+    assert summary["classes_per_client_mean"] == pytest.approx((counts > 0).sum(axis=1).mean())
+    assert summary["hash"] == data.split_hash
+
+
+def test_pooled_training_data(module: tuple[str, FederatedDataModule]) -> None:
+    _, data = module
+    loader = data.train_dataloader()
+    assert isinstance(loader, DataLoader)
+    assert len(loader.dataset) == len(data.split.index)  # type: ignore[arg-type]
+    inputs, _ = next(iter(loader))
+    assert tuple(inputs.shape[1:]) == data.input_shape
+
+
+@pytest.mark.parametrize(
+    ("cls", "train", "test", "train_hash", "test_hash"),
+    [
+        (
+            MNIST,
+            [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+            [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+            "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+            "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+        ),
+        (
+            FashionMNIST,
+            [6000] * 10,
+            [1000] * 10,
+            "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+            "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+        ),
+    ],
+)
+def test_the_real_files(
+    data_root: Path, cls: type[MNIST], train: list[int], test: list[int], train_hash: str, test_hash: str
+) -> None:
+    """Class counts as published; SHA-256 of the labels of files whose gzip MD5 are the official ones."""
+    datasets = cls(root=data_root).load_datasets()
+    for dataset, counts, digest in ((datasets.train, train, train_hash), (datasets.test, test, test_hash)):
+        assert isinstance(dataset, TensorDataset)
+        inputs, labels = dataset.tensors
+        assert np.bincount(labels.numpy()).tolist() == counts
+        assert hashlib.sha256(labels.numpy().astype(np.uint8).tobytes()).hexdigest() == digest
+    inputs = datasets.train.tensors[0]  # type: ignore[attr-defined]
+    assert inputs.double().mean().item() == pytest.approx(0, abs=1e-3)
+    assert inputs.double().std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_mnist_pixels_equal_torchvision(data_root: Path, tmp_path: Path) -> None:
+    """Reads the same files through torchvision, which wants them unpacked."""
+    import gzip
+
+    from torchvision.datasets import FashionMNIST as Reference
+
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for packed in (data_root / "FashionMNIST" / "raw").glob("*.gz"):
+        (raw / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    reference = Reference(tmp_path, train=False)
+    test = FashionMNIST(root=tmp_path).load_datasets().test
+    assert isinstance(test, TensorDataset)
+    expected = (reference.data.float() / 255 - 0.2860) / 0.3530
+    assert torch.allclose(test.tensors[0].squeeze(1), expected, atol=1e-6)
+    assert torch.equal(test.tensors[1], reference.targets)
+
+
+def test_root_comes_from_the_environment(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_FED_DATA", str(data_root))
+    assert MNIST().num_classes == 10
+
+
+def test_download_leaves_present_files_alone(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", lambda *a, **k: pytest.fail("nothing is missing"))
+    MNIST(root=data_root, download=True).prepare_data()
+
+
+def test_digits_have_their_defaults_and_one_test_set() -> None:
+    data = Digits(split_seed=0)
+    assert (data.num_clients, data.batch_size, data.val_fraction, data.test_fraction) == (20, 10, 0.1, 0.2)
+    assert isinstance(data.partitioner, Shards)
+    assert data.partitioner.classes_per_client == 2
+    _, labels = parts(data.test_dataloader())
+    assert np.bincount(labels).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
+    other = Digits(split_seed=1)
+    assert torch.equal(parts(other.test_dataloader())[0], parts(data.test_dataloader())[0])
+    assert other.split_hash != data.split_hash
+    assert Digits(split_seed=0, test_fraction=0.0).test_dataloader() == []
+
+
+def test_a_module_of_the_users_own_takes_one_method() -> None:
+    data = Plain(num_clients=5, batch_size=7, split_seed=0)
+    loaders = data.test_dataloader()
+    assert isinstance(loaders, dict)
+    assert {name: len(parts(loader)[0]) for name, loader in loaders.items()} == {"near": 9, "far": 11}
+    assert list(data.predict_dataloader()) == ["near", "far"]
+    assert data.val_dataloader() == []
+    assert data.train_source().sizes.tolist() == [12] * 5
+
+
+def test_a_data_set_of_the_users_own_with_dict_batches() -> None:
+    data = FederatedDataModule(
+        Texts(targets=[i % 6 for i in range(60)]),
+        partitioner=Shards(1),
+        num_clients=6,
+        batch_size=4,
+        test_dataset=Texts(5),
+        predict_dataset=Texts(3),
+        val_fraction=0.2,
+        split_seed=0,
+    )
+    source = data.train_source()
+    assert type(source) is LoaderSource
+    batch = next(source.batches(2, torch.arange(8), seed=0))
+    assert set(batch) == {"tokens", "label"}
+    assert tuple(batch["tokens"].shape) == (4, 7)
+    assert data.input_shape == (7,)
+    for loader, size in ((data.val_dataloader(), 12), (data.test_dataloader(), 5), (data.predict_dataloader(), 3)):
+        assert isinstance(loader, DataLoader)
+        assert sum(len(batch["label"]) for batch in loader) == size
+    seen = {int(row) for batch in data.val_dataloader() for row in batch["tokens"][:, 0]}
+    assert seen.isdisjoint(data.split.index.tolist())
+
+
+@pytest.mark.parametrize(
+    "targets", [list(range(6)) * 10, torch.arange(60) % 6, np.arange(60) % 6, tuple(range(6)) * 10]
+)
+@pytest.mark.parametrize("how", ["argument", "attribute"])
+def test_targets_in_every_form(targets: Any, how: str) -> None:
+    where: dict[str, Any] = {"targets": targets} if how == "argument" else {}
+    dataset = Texts(targets=None if how == "argument" else targets)
+    data = FederatedDataModule(dataset, partitioner=Shards(2), num_clients=3, split_seed=0, **where)
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.sum(axis=0).tolist() == [10] * 6
+
+
+def test_targets_of_subsets_and_concatenations() -> None:
+    base = Texts(targets=[i % 6 for i in range(60)])
+    rows = [3, 9, 15, 4]
+    joined = ConcatDataset([Subset(base, rows), TensorDataset(X, Y)])
+    data = FederatedDataModule(joined, num_clients=2, split_seed=0)
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.sum(axis=0).tolist() == [10, 10, 10, 13, 11, 10]
+    nested = FederatedDataModule(Subset(Subset(base, range(30)), rows), num_clients=1, split_seed=0)
+    assert nested.class_counts().tolist() == [[0, 0, 0, 3, 1]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Texts(), TensorDataset(X), TensorDataset(X, X), Texts(targets=[{"box": 1}] * 60), Texts(targets=[0.5] * 60)],
+    ids=["none", "inputs only", "regression", "objects", "floats"],
+)
+def test_without_class_labels_an_iid_split_still_works(dataset: Dataset[Any]) -> None:
+    data = FederatedDataModule(dataset, num_clients=4, split_seed=0)
+    data.setup()
+    assert data.class_counts() is None
+    assert data.num_classes is None
+    assert "classes_per_client_mean" not in data.split_summary()
+    assert data.train_source().sizes.tolist() == [15] * 4
+
+
+def test_samples_without_a_shape_have_none() -> None:
+    class Words(Texts):
+        def __getitem__(self, index: int) -> Any:
+            return "word"
+
+    assert FederatedDataModule(Words(), num_clients=2).input_shape is None
+
+
+def test_split_seed_defaults_to_the_runs_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = [FederatedDataModule(TensorDataset(X, Y), split_seed=seed).split_hash for seed in (0, 7)]
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    data = FederatedDataModule(TensorDataset(X, Y))
+    assert data.split_hash == hashes[0]
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    data.setup("fit")
+    assert data.split_hash == hashes[1]
+    data.trainer = type("Seeded", (), {"seed": 0})()  # type: ignore[assignment]
+    data.setup("fit")
+    assert data.split_hash == hashes[0]
+
+
+def test_the_held_out_share_does_not_depend_on_the_partitioner() -> None:
+    made = [
+        FederatedDataModule(TensorDataset(X, Y), partitioner=part, val_fraction=0.25, num_clients=3, split_seed=2)
+        for part in (IID(), Shards(2))
+    ]
+    first, second = (parts(data.val_dataloader())[0] for data in made)
+    assert torch.equal(first, second)
+    assert len(first) == 15
+
+
+def test_under_lightnings_own_trainer() -> None:
+    class Tiny(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 6)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/loss", self.training_step(batch, batch_idx))
+
+        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("test/loss", self.training_step(batch, batch_idx))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for val_fraction in (0.0, 0.2):
+        trainer = Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
+        model, data = Tiny(), Plain(val_fraction=val_fraction)
+        trainer.fit(model, datamodule=data)
+        assert ("val/loss" in trainer.callback_metrics) == (val_fraction > 0)
+        assert len(trainer.test(model, datamodule=data, verbose=False)) == 2
+
+
+@pytest.mark.parametrize(("num_clients", "rows"), [(3, 3), (500, 500), (1201, 401)])
+def test_split_figure(num_clients: int, rows: int, tmp_path: Path) -> None:
+    counts = np.random.default_rng(0).integers(0, 9, (num_clients, 10))
+    figure = split_figure(counts)
+    picture = figure.axes[0].images[0].get_array()
+    assert picture.shape == (rows, 10)
+    if rows == num_clients:
+        assert np.array_equal(picture, counts)
+    else:
+        assert np.allclose(picture[0], counts[:3].mean(axis=0))
+        assert np.array_equal(picture[-1], counts[-1])
+    figure.savefig(tmp_path / "split.png")
+    assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, lightning.pytorch; before = set(sys.modules); import lightning_fed.data; "
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
+        "print(sorted(new & {'sklearn', 'scipy', 'torchvision', 'matplotlib', 'pandas'}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "[]"

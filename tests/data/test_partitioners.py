@@ -1,0 +1,225 @@
+"""One suite over every partitioner."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fed.data import IID, Partitioner, Shards, Split
+from lightning_fed.errors import FederatedError
+
+PARTITIONERS = [IID(), Shards(classes_per_client=1), Shards(classes_per_client=2), Shards(classes_per_client=3)]
+NAMES = ["iid", "shards1", "shards2", "shards3"]
+every_partitioner = pytest.mark.parametrize("partitioner", PARTITIONERS, ids=NAMES)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
+    """Targets with classes 0, 1, 2 at least, a number of clients that every partitioner can serve, a seed."""
+    num_clients = draw(st.integers(1, 12))
+    extra = draw(st.lists(st.integers(0, 6), max_size=60))
+    base = [0, 1, 2] * num_clients
+    targets = np.asarray(draw(st.permutations(base + extra)))
+    return targets, num_clients, draw(st.integers(0, 2**63 - 1))
+
+
+@every_partitioner
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_each_sample_goes_to_exactly_one_client(partitioner: Partitioner, problem: tuple[np.ndarray, int, int]) -> None:
+    targets, num_clients, seed = problem
+    clients = partitioner(targets, len(targets), num_clients, seed)
+    assert len(clients) == num_clients
+    assert sorted(np.concatenate(clients).tolist()) == list(range(len(targets)))
+    for client in clients:
+        assert client.dtype == np.int64
+        assert np.all(np.diff(client) > 0)
+
+
+@every_partitioner
+@given(problem=problems())
+@settings(max_examples=25, deadline=None)
+def test_depends_on_the_arguments_alone(partitioner: Partitioner, problem: tuple[np.ndarray, int, int]) -> None:
+    targets, num_clients, seed = problem
+    given_targets = targets.copy()
+    before = partitioner(targets, len(targets), num_clients, seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
+    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    after = partitioner(targets, len(targets), num_clients, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    assert np.array_equal(targets, given_targets)
+    assert random.getstate() == state[0]
+    assert np.random.get_state()[1].tolist() == state[1]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), state[2])
+
+
+@every_partitioner
+def test_another_seed_gives_another_split(partitioner: Partitioner) -> None:
+    targets = np.arange(300) % 10
+    hashes = {Split.of(partitioner(targets, 300, 10, seed)).hash() for seed in range(5)}
+    assert len(hashes) == 5
+
+
+@given(num_clients=st.integers(1, 40), extra=st.integers(0, 200), seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_iid_sizes_differ_by_at_most_one_and_need_no_targets(num_clients: int, extra: int, seed: int) -> None:
+    sizes = [len(client) for client in IID()(None, num_clients + extra, num_clients, seed)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(problem=problems(), classes_per_client=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_shards_are_near_equal_and_hold_few_classes(
+    problem: tuple[np.ndarray, int, int], classes_per_client: int
+) -> None:
+    targets, num_clients, seed = problem
+    clients = Shards(classes_per_client)(targets, len(targets), num_clients, seed)
+    shard = len(targets) / (classes_per_client * num_clients)
+    sorted_targets = np.sort(targets)
+    for client in clients:
+        assert classes_per_client * int(shard) <= len(client) <= classes_per_client * int(np.ceil(shard))
+        # A shard is a run of the sorted labels no longer than ceil(shard), which bounds the classes that it can hold.
+        width = int(np.ceil(shard))
+        most = max(len(np.unique(sorted_targets[i : i + width])) for i in range(len(targets)))
+        assert len(np.unique(targets[client])) <= classes_per_client * most
+
+
+def test_shards_of_balanced_classes_hold_exactly_whole_classes() -> None:
+    """100 clients × 2 shards of 300 on 10 classes of 6,000: a shard never lies across a boundary (McMahan 2017)."""
+    targets = np.random.default_rng(3).permutation(np.repeat(np.arange(10), 6000))
+    clients = Shards(classes_per_client=2)(targets, 60000, 100, seed=0)
+    counts = np.stack([np.bincount(targets[client], minlength=10) for client in clients])
+    assert set(np.unique(counts)) == {0, 300, 600}
+    assert np.all(counts.sum(axis=0) == 6000)
+    assert np.all(counts.sum(axis=1) == 600)
+    assert set((counts > 0).sum(axis=1)) <= {1, 2}
+
+
+def test_shards_mix_the_samples_of_a_class() -> None:
+    targets = np.repeat([0, 1], 500)
+    first = Shards(classes_per_client=1)(targets, 1000, 10, seed=0)[0]
+    assert np.ptp(first) > 200, "a shard of unshuffled samples would be 100 neighbours"
+
+
+def test_shards_accept_any_sortable_labels() -> None:
+    targets = np.asarray(["cat", "dog", "cat", "dog"])
+    clients = Shards(classes_per_client=1)(targets, 4, 2, seed=0)
+    assert sorted(sorted(set(targets[client])) for client in clients) == [["cat"], ["dog"]]
+
+
+@every_partitioner
+def test_many_clients_cost_no_loop_over_samples(partitioner: Partitioner) -> None:
+    num_samples, num_clients = 600_000, 200_000
+    targets = np.random.default_rng(0).integers(0, 10, num_samples)
+    start = time.perf_counter()
+    clients = partitioner(targets, num_samples, num_clients, seed=0)
+    assert time.perf_counter() - start < 10
+    assert len(clients) == num_clients
+    assert clients[0].base is clients[-1].base, "the index arrays share one vector"
+
+
+class Overlapping(Partitioner):
+    """Wrong on purpose: everything to everyone."""
+
+    def assign(self, targets: object, num_samples: int, num_clients: int, generator: np.random.Generator) -> np.ndarray:
+        return np.full(num_samples, num_clients)
+
+
+class Everything(IID):
+    """Wrong on purpose: each client gets all samples."""
+
+    def __call__(self, targets: object, num_samples: int, num_clients: int, seed: int) -> list[np.ndarray]:
+        return [np.arange(num_samples)] * num_clients
+
+
+def test_a_partitioner_of_the_users_own_takes_one_method() -> None:
+    class Halves(Partitioner):
+        def assign(
+            self, targets: object, num_samples: int, num_clients: int, generator: np.random.Generator
+        ) -> np.ndarray:
+            return np.arange(num_samples) // (num_samples // num_clients)
+
+    assert [client.tolist() for client in Halves()(None, 6, 2, seed=0)] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_client_may_stay_empty() -> None:
+    class First(Partitioner):
+        def assign(
+            self, targets: object, num_samples: int, num_clients: int, generator: np.random.Generator
+        ) -> np.ndarray:
+            return np.zeros(num_samples, dtype=np.int64)
+
+    assert [len(client) for client in First()(None, 5, 3, seed=0)] == [5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "targets", "num_samples", "num_clients", "sentence"),
+    [
+        (
+            Shards(4),
+            np.arange(30) % 3,
+            30,
+            2,
+            r"`--data.partitioner.classes_per_client` .* number of classes, 3, got 4\.",
+        ),
+        (
+            Shards(3),
+            np.arange(10) % 5,
+            10,
+            4,
+            r"one sample for each of the 12 shards, got 10 samples: lower `--data.num_cl",
+        ),
+        (Shards(2), None, 10, 2, r"Expected targets for the partitioner Shards.*`--data.targets`"),
+        (Shards(2), np.arange(9), 10, 2, r"`--data.targets` to hold one value for each of the 10 .*, got shape \(9,\)"),
+        (IID(), None, 3, 4, r"`--data.num_clients` to be at most the number of training samples, 3, got 4\."),
+        (IID(), None, 3, 0, r"`--data.num_clients` to be an integer of at least 1, got 0\."),
+        (Overlapping(), None, 6, 2, r"`--data.partitioner` Overlapping to assign a client id in \[0, 2\)"),
+    ],
+)
+def test_impossible_splits_are_refused(
+    partitioner: Partitioner, targets: np.ndarray | None, num_samples: int, num_clients: int, sentence: str
+) -> None:
+    with pytest.raises(FederatedError, match=sentence):
+        partitioner(targets, num_samples, num_clients, 0)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_classes_per_client_must_be_a_count(value: object) -> None:
+    with pytest.raises(FederatedError, match=r"`--data.partitioner.classes_per_client` to be an integer of at least 1"):
+        Shards(classes_per_client=value)  # type: ignore[arg-type]
+
+
+def test_a_split_that_repeats_samples_is_refused() -> None:
+    with pytest.raises(FederatedError, match=r"Everything to give each of the 4 samples to exactly one of 2 clients"):
+        Split.by(Everything(), None, np.arange(4), num_clients=2, seed=0)
+
+
+def test_split_counts_and_summary() -> None:
+    targets = np.asarray([0, 1, 2, 0, 1, 2])
+    split = Split.of([np.asarray([0, 3]), np.asarray([], dtype=np.int64), np.asarray([1, 2, 4, 5])])
+    assert split.sizes.tolist() == [2, 0, 4]
+    assert split.class_counts(targets, 4).tolist() == [[2, 0, 0, 0], [0, 0, 0, 0], [0, 2, 2, 0]]
+    assert split.summary(targets) == {
+        "clients": 3,
+        "clients_empty": 1,
+        "samples": 6,
+        "samples_per_client_min": 0,
+        "samples_per_client_median": 2.0,
+        "samples_per_client_max": 4,
+        "classes_per_client_mean": 1.0,
+        "hash": split.hash(),
+    }
+    assert "classes_per_client_mean" not in split.summary(None)
+
+
+def test_hash_tells_splits_apart() -> None:
+    parts = [np.asarray([0, 1]), np.asarray([2])]
+    assert Split.of(parts).hash() == Split.of([part.copy() for part in parts]).hash()
+    assert Split.of(parts).hash() != Split.of([np.asarray([0]), np.asarray([1, 2])]).hash()
+    assert Split.of(parts).hash() != Split.of([np.asarray([1, 0]), np.asarray([2])]).hash()

@@ -1,0 +1,90 @@
+import pytest
+import torch
+from torch import nn
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.models import MLP, LeNet, LogisticRegression
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "shape", "parameters"),
+    [
+        (LeNet(), (1, 28, 28), 61_706),
+        # First convolution 3 * 6 * 25 + 6, first linear layer 16 * 6 * 6 * 120 + 120.
+        (LeNet(100, in_channels=3, image_size=32), (3, 32, 32), 456 + 2_416 + 69_240 + 10_164 + 8_500),
+        (LeNet(image_size=12), (1, 12, 12), 156 + 2_416 + (16 * 120 + 120) + 10_164 + 850),
+        (MLP(784), (1, 28, 28), 784 * 200 + 200 + 200 * 10 + 10),
+        (MLP(64, hidden=[32, 16], num_classes=5), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 16 * 5 + 5),
+        (MLP(64, hidden=()), (64,), 650),
+        (LogisticRegression(784), (1, 28, 28), 7_850),
+    ],
+    ids=["lenet", "lenet-colour", "lenet-smallest", "mlp", "mlp-deep", "mlp-none", "logistic"],
+)
+def test_parameters_and_output_shape(backbone: nn.Module, shape: tuple[int, ...], parameters: int) -> None:
+    assert count(backbone) == parameters
+    logits = backbone(torch.randn(3, *shape))
+    assert logits.ndim == 2
+    assert len(logits) == 3
+    assert count(backbone) == sum(v.numel() for v in backbone.state_dict().values())
+
+
+def test_lenet_is_the_network_of_its_docstring() -> None:
+    net = LeNet()
+    conv1, conv2, fc1, fc2, fc3 = (m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
+    x = torch.rand(2, 1, 28, 28)
+    pool = nn.functional.max_pool2d
+    hidden = pool(conv2(pool(conv1(x).relu(), 2)).relu(), 2).flatten(1)
+    torch.testing.assert_close(net(x), fc3(fc2(fc1(hidden).relu()).relu()))
+
+
+def test_logistic_regression_is_linear() -> None:
+    net = LogisticRegression(4, num_classes=3)
+    x = torch.rand(2, 1, 2, 2)
+    torch.testing.assert_close(net(x), x.reshape(2, 4) @ net.linear.weight.T + net.linear.bias)
+
+
+@pytest.mark.parametrize("make", [LeNet, lambda: MLP(64), lambda: LogisticRegression(64)], ids=["lenet", "mlp", "log"])
+def test_initialisation_follows_the_seed(make) -> None:
+    def initial(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return nn.utils.parameters_to_vector(make().parameters())
+
+    assert torch.equal(initial(0), initial(0))
+    assert not torch.equal(initial(0), initial(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "words"),
+    [
+        (LeNet, (2, 3, 28, 28), ["LeNet", "(2, 3, 28, 28)", "--model.backbone.in_channels"]),
+        (LeNet, (2, 1, 32, 32), ["LeNet", "(2, 1, 32, 32)", "--model.backbone.image_size"]),
+        (LeNet, (2, 784), ["LeNet", "(2, 784)"]),
+        (lambda: MLP(784), (2, 1, 8, 8), ["MLP", "expected 784", "--model.backbone.in_features 64"]),
+        (lambda: LogisticRegression(4), (2, 5), ["LogisticRegression", "--model.backbone.in_features 5"]),
+        (lambda: LogisticRegression(4), (4,), ["LogisticRegression", "(4,)"]),
+    ],
+)
+def test_wrong_input_shape_names_backbone_and_option(make, shape: tuple[int, ...], words: list[str]) -> None:
+    with pytest.raises(FederatedError) as error:
+        make()(torch.zeros(shape))
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (lambda: LeNet(num_classes=0), "--model.backbone.num_classes"),
+        (lambda: LeNet(in_channels=-1), "--model.backbone.in_channels"),
+        (lambda: LeNet(image_size=8), "--model.backbone.image_size"),
+        (lambda: MLP(0), "--model.backbone.in_features"),
+        (lambda: MLP(64, hidden=(32, 0)), "--model.backbone.hidden"),
+        (lambda: LogisticRegression(64, num_classes=-3), "--model.backbone.num_classes"),
+    ],
+)
+def test_impossible_sizes_are_refused(make, option: str) -> None:
+    with pytest.raises(FederatedError, match=option):
+        make()
