@@ -31,13 +31,13 @@ class BufferSet:
         return len(self._places)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the live buffers by name."""
+        """Returns the live buffers by name, apart from any graph that user code left them in."""
         found = {name: owner._buffers[key] for name, (owner, key) in self._places.items()}
-        return {name: buffer for name, buffer in found.items() if buffer is not None}
+        return {name: buffer.detach() for name, buffer in found.items() if buffer is not None}
 
     def copy(self) -> dict[str, Tensor]:
         """Returns clones of the buffers by name."""
-        return {name: buffer.detach().clone() for name, buffer in self.tensors().items()}
+        return {name: buffer.clone() for name, buffer in self.tensors().items()}
 
     def load(self, values: dict[str, Tensor]) -> None:
         """Copies values into the live buffers, in place."""
@@ -46,10 +46,10 @@ class BufferSet:
 
 
 def _widen(buffer: Tensor) -> Tensor:
-    """Clones a buffer, floating ones in float32 at least."""
-    if buffer.is_floating_point():
-        return buffer.detach().to(torch.promote_types(buffer.dtype, torch.float32), copy=True)
-    return buffer.detach().clone()
+    """Clones a buffer, floating and complex ones in single precision at least."""
+    if buffer.is_floating_point() or buffer.is_complex():
+        return buffer.to(torch.promote_types(buffer.dtype, torch.float32), copy=True)
+    return buffer.clone()
 
 
 class GlobalBuffers:

@@ -129,6 +129,8 @@ class RoundWandbLogger(Logger):
             mode=mode,
             settings=wandb.Settings(silent=True, console="off"),
         )
+        # Lightning passes this setting, unset, to every wandb; newer ones warn that they no longer know it.
+        self._logger._wandb_init.pop("anonymous", None)
         experiment = self._logger.experiment
         experiment.define_metric("round")
         experiment.define_metric("*", step_metric="round", step_sync=False, overwrite=True)

@@ -57,7 +57,7 @@ class RoundLoop:
         trainer = self.trainer
         trainer.call("on_fit_start")
         trainer.call("on_train_start")
-        if trainer.round == 0:
+        if trainer.round == 0 and not trainer.resumed:
             started = time.perf_counter()
             self._evaluate()
             self._finish_round(started)

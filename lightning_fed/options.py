@@ -1,8 +1,16 @@
 """Checks of the trainer's arguments: one sentence for each mistake, before any work begins."""
 
+import os
+from datetime import timedelta
+from pathlib import PurePosixPath
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.loggers import Logger
+
 from lightning_fed.errors import FederatedError
+from lightning_fed.sampling import ClientSampler
 
 __all__ = ["batch_limit", "validate_options"]
 
@@ -27,18 +35,17 @@ def validate_options(options: dict[str, Any]) -> None:
     _expect_choice("gradient_clip_algorithm", options["gradient_clip_algorithm"], ("norm", "value"))
     _expect_choice("local_schedule", options["local_schedule"], ("restart", "continue"))
     _expect_choice("deterministic", options["deterministic"], (True, False, "warn"))
-    clip, seed = options["gradient_clip_val"], options["seed"]
-    if clip is not None and not clip >= 0:
-        raise _error("gradient_clip_val", "a number of at least 0", clip)
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise _error("seed", "an integer of at least 0", seed)
+    for name in ("enable_progress_bar", "enable_checkpointing"):
+        _expect_choice(name, options[name], (True, False))
     if options["local_epochs"] is not None and options["local_steps"] is not None:
         raise FederatedError(
             "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
         )
-    name = options["name"]
-    if name is not None and (not name or name.startswith("/") or ".." in name.split("/")):
-        raise _error("name", "a folder name below `--trainer.default_root_dir`", name)
+    _expect_numbers(options)
+    _expect_places(options["default_root_dir"], options["name"])
+    _expect_parts(options["sampler"], options["logger"])
+    if options["max_time"] is not None:
+        _expect_duration(options["max_time"])
 
 
 def batch_limit(limit: int | float, total: int | None) -> int | None:
@@ -50,10 +57,21 @@ def batch_limit(limit: int | float, total: int | None) -> int | None:
 
     Returns:
         The largest number of batches to run, None for no limit.
+
+    Raises:
+        FederatedError: If a fraction above 0 comes to no batch, or is asked of a loader without a length.
     """
-    if isinstance(limit, float):
-        return None if limit == 1.0 or total is None else int(limit * total)
-    return limit
+    if not isinstance(limit, float):
+        return limit
+    if limit == 1.0:
+        return None
+    if total is None or (limit > 0 and int(limit * total) == 0):
+        got = "a loader without a length" if total is None else f"only {total} batches"
+        raise FederatedError(
+            f"Expected a fraction given as `--trainer.limit_val_batches`, `limit_test_batches` or "
+            f"`limit_predict_batches` to come to at least one batch, got {limit} of {got}: give a count instead."
+        )
+    return int(limit * total)
 
 
 def _error(name: str, expected: str, value: Any) -> FederatedError:
@@ -71,6 +89,46 @@ def _expect_share(name: str, value: Any, smallest: int) -> None:
     if not (is_count or is_share):
         lower = "[0" if smallest == 0 else "(0"
         raise _error(name, f"a count (an integer of at least {smallest}) or a fraction in {lower}, 1]", value)
+
+
+def _expect_numbers(options: dict[str, Any]) -> None:
+    clip, seed, rounds = options["gradient_clip_val"], options["seed"], options["fast_dev_run"]
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
+        raise _error("gradient_clip_val", "a number of at least 0", clip)
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise _error("seed", "an integer of at least 0", seed)
+    if not isinstance(rounds, int) or rounds < 0:
+        raise _error("fast_dev_run", "true, false or a number of rounds", rounds)
+
+
+def _expect_places(root: Any, name: Any) -> None:
+    if not isinstance(root, (str, os.PathLike)):
+        raise _error("default_root_dir", "a folder", root)
+    if name is None:
+        return
+    if not isinstance(name, str) or PurePosixPath(name).parts in ((), ("/",)) or name[:1] == "/" or ".." in name:
+        raise _error("name", "a folder name below `--trainer.default_root_dir`", name)
+
+
+def _expect_parts(sampler: Any, logger: Any) -> None:
+    if sampler is not None and not isinstance(sampler, ClientSampler):
+        raise _error("sampler", "a ClientSampler, such as UniformSampler", sampler)
+    loggers = logger if isinstance(logger, (list, tuple)) else [] if logger in (None, True, False) else [logger]
+    for item in loggers:
+        if not isinstance(item, Logger):
+            raise _error("logger", "true, false, or one or several Lightning loggers", item)
+
+
+def _expect_duration(duration: Any) -> None:
+    """Lets Lightning's Timer judge, which the trainer gives the duration to."""
+    wanted = "a duration such as 00:12:00:00 (DD:HH:MM:SS), a timedelta or a dict for one"
+    try:
+        known = isinstance(duration, (str, timedelta, dict))
+        left = Timer(duration=duration).time_remaining() if known else None
+    except (MisconfigurationException, TypeError, OverflowError) as error:
+        raise _error("max_time", wanted, duration) from error
+    if left is None or left < 0:
+        raise _error("max_time", wanted, duration)
 
 
 def _expect_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:

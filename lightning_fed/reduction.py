@@ -6,6 +6,7 @@ from enum import Flag, auto
 import torch
 from torch import Tensor
 
+from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import Client, Update
 
 __all__ = ["Need", "ReducedUpdate", "RoundReducer"]
@@ -34,7 +35,8 @@ class ReducedUpdate:
         mean: Δ = Σ p_i δ_i, shape (d,), if ``Need.MEAN`` was asked for.
         sign_sum: Σ sign(δ_i), shape (d,), if ``Need.SIGN_SUM`` was asked for.
         updates: δ_i, shape (n, d), if ``Need.UPDATES`` was asked for.
-        buffers: The reduced buffers by name (floating: weighted mean, integer: maximum); empty unless averaged.
+        buffers: The reduced buffers by name (floating: weighted mean in double precision, integer: maximum); empty
+            unless averaged.
     """
 
     round: int
@@ -93,19 +95,31 @@ class RoundReducer:
     def _add_buffers(self, update: Update) -> None:
         for name, buffer in update.buffers.items():
             so_far = self._buffers.get(name)
-            if not buffer.is_floating_point():
-                self._buffers[name] = buffer.clone() if so_far is None else torch.maximum(so_far, buffer)
+            if not _is_averaged(buffer):
+                self._buffers[name] = buffer.clone() if so_far is None else torch.maximum(so_far, buffer, out=so_far)
                 continue
-            wide = buffer.to(torch.promote_types(buffer.dtype, torch.float32)) * update.weight
-            self._buffers[name] = wide if so_far is None else so_far.add_(wide)
+            if so_far is None:
+                # In double precision the mean of a buffer that all clients agree on is that buffer, to the bit.
+                wide = torch.float32 if buffer.device.type == "mps" else torch.float64
+                so_far = torch.zeros_like(buffer, dtype=torch.promote_types(buffer.dtype, wide))
+                self._buffers[name] = so_far
+            so_far.add_(buffer, alpha=update.weight)
 
     def reduce(self, round: int) -> ReducedUpdate:
         """Closes the round: divides the sums by Σ weight.
 
         Returns:
             The reduced update; its tensors are reused in the next round.
+
+        Raises:
+            FederatedError: If the clients' weights do not sum to a positive number.
         """
         total = sum(self._weights)
+        if self._clients and not 0 < total < float("inf"):
+            raise FederatedError(
+                f"Expected the clients' aggregation weights to sum to a positive number, got {total}: change "
+                "`client_weight` of the class given as `--aggregator`."
+            )
         if self._clients and Need.MEAN in self.needs:
             self._mean.div_(total)
         return ReducedUpdate(
@@ -115,5 +129,9 @@ class RoundReducer:
             mean=self._mean,
             sign_sum=self._signs,
             updates=self._updates[: len(self._clients)],
-            buffers={n: b.div_(total) if b.is_floating_point() else b for n, b in self._buffers.items()},
+            buffers={n: b.div_(total) if _is_averaged(b) else b for n, b in self._buffers.items()},
         )
+
+
+def _is_averaged(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()

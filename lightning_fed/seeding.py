@@ -67,7 +67,7 @@ def run_seed() -> int:
         FederatedError: If ``PL_GLOBAL_SEED`` holds no integer of at least 0.
     """
     text = os.environ.get("PL_GLOBAL_SEED", "0")
-    if not text.isdigit():
+    if not text.isdecimal():
         raise FederatedError(
             f"Expected `seed_everything` (PL_GLOBAL_SEED) to be an integer of at least 0, got {text!r}."
         )

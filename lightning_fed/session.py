@@ -45,6 +45,7 @@ class TrainerSession(TrainerFacade):
         buffers: The global model's buffers, while ``fit`` runs.
         client: The client that trains now.
         round_metrics: Scalars of the current round by name.
+        resumed: Whether this ``fit`` goes on from a checkpoint.
         validated: Whether the current round has been validated.
         totals: Counts over the run: samples seen, communication rounds, bytes each way.
         run: The run's folder.
@@ -66,6 +67,7 @@ class TrainerSession(TrainerFacade):
         super().__init__()
         self.run: Run | None = None
         self.val_loaders: dict[str, Any] = {}
+        self.resumed = False
         self.reset_position()
 
     def reset_position(self) -> None:
@@ -158,6 +160,7 @@ class TrainerSession(TrainerFacade):
         if checkpoint is not None:
             load_weights(model, checkpoint, source)
         self.reset_position()
+        self.resumed = checkpoint is not None
         move_to_device(self.fabric, model)
         self.local_optimizer = LocalOptimizer(model, restart=self.local_schedule == "restart")
         self.strategy._lightning_optimizers = self.optimizers  # type: ignore[attr-defined]  # `self.optimizers()`

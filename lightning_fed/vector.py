@@ -44,12 +44,13 @@ class ParameterVector:
     def __init__(self, module: nn.Module) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._validate(module, named)
+        self._owner = type(module).__name__
         self.names = tuple(name for name, _ in named)
         self.parameters = tuple(p for _, p in named)
+        self._flatten()
         self._touched: set[Tensor] = set()
         register: Any = nn.Parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
         self._hooks = [register(p, self._touched.add) for p in self.parameters]
-        self._flatten()
 
     @staticmethod
     def _validate(module: nn.Module, named: list[tuple[str, nn.Parameter]]) -> None:
@@ -68,16 +69,16 @@ class ParameterVector:
                 f"Expected {type(module).__name__} to have trainable parameters, but none requires a gradient: "
                 "unfreeze at least one, or use `validate` or `test`."
             )
-        kinds = {(p.dtype, p.device) for _, p in named}
-        if len(kinds) > 1:
-            listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise FederatedError(
-                f"Expected all trainable parameters of {type(module).__name__} to share one dtype and device, "
-                f"got {listed}: convert them in the module's `__init__`, or choose `--trainer.precision`."
-            )
 
     def _flatten(self) -> None:
         """Copies the parameters into fresh vectors and turns them into views; their values decide."""
+        kinds = {(p.dtype, p.device) for p in self.parameters}
+        if len(kinds) > 1:
+            listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            raise FederatedError(
+                f"Expected all trainable parameters of {self._owner} to share one dtype and device, "
+                f"got {listed}: convert them in the module's `__init__`, or choose `--trainer.precision`."
+            )
         first = self.parameters[0]
         self.numel = sum(p.numel() for p in self.parameters)
         self.data = torch.empty(self.numel, dtype=first.dtype, device=first.device)
@@ -111,6 +112,9 @@ class ParameterVector:
 
         Returns:
             True if anything had to be mended; ``data`` and ``grad`` are then new tensors.
+
+        Raises:
+            FederatedError: If dtypes or devices are mixed by now.
         """
         if all(
             p.data_ptr() == at and p.dtype == self.dtype for p, at in zip(self.parameters, self._pointers, strict=True)
@@ -131,13 +135,18 @@ class ParameterVector:
         """Sets ``.grad`` to None on parameters that no backward pass has reached since ``zero_grad``.
 
         An optimizer skips them, as it does under Lightning; a zero gradient would let weight decay and momentum move
-        them. ``zero_grad`` brings the views back.
+        them. ``zero_grad`` brings the views back. A gradient that the user's code assigned (``p.grad = ...``, or a
+        backward pass with ``create_graph``) is copied into the flat vector.
         """
-        if len(self._touched) == len(self.parameters):
-            return
-        for p in self.parameters:
-            if p not in self._touched:
-                p.grad = None
+        for p, view in zip(self.parameters, self._grads, strict=True):
+            if p.grad is view:
+                if p not in self._touched:
+                    p.grad = None
+            elif p.grad is None:
+                view.zero_()
+            else:
+                view.copy_(p.grad.detach())
+                p.grad = view
 
     def release(self) -> None:
         """Makes the module an ordinary one again: parameters own their storage, gradients are None."""

@@ -57,6 +57,10 @@ class Aggregator(FederatedCallback, ABC):
         ):
             if value not in known:
                 raise FederatedError(f"Expected `--aggregator.{name}` to be one of {', '.join(known)}, got {value!r}.")
+        if mask is not None and not isinstance(mask, Mask):
+            raise FederatedError(
+                f"Expected `--aggregator.mask` to be a Mask, such as SignAgreement, got {type(mask).__name__}."
+            )
         self.lr = lr
         self.mask = mask
         self.weighting = weighting

@@ -1,6 +1,6 @@
 """The command line: ``lightning-fed``, ``python -m lightning_fed`` and ``python cli.py`` are the same program.
 
-``FederatedCLI`` is loaded on first use, so that commands without a trainer do not wait for Lightning.
+``FederatedCLI`` is loaded on first use, so that commands without a trainer do not wait for every part of the package.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -58,7 +58,7 @@ class FederatedCLI(LightningCLI):
         **kwargs: Passed to LightningCLI, over the defaults chosen here.
     """
 
-    trainer: FederatedTrainer
+    trainer: FederatedTrainer  # type: ignore[assignment]  # Lightning asks for its own, and needs only what ours has
 
     def __init__(self, args: ArgsType = None, **kwargs: Any) -> None:
         """Parses, builds and runs the command."""
@@ -126,10 +126,8 @@ class FederatedCLI(LightningCLI):
         if self.subcommand not in (None, "fit"):
             self.save_config_callback = None
 
-    def _instantiate_trainer(self, config: dict[str, Any], callbacks: Sequence[Any]) -> FederatedTrainer:
-        trainer = super()._instantiate_trainer(config, _flat(callbacks))
-        assert isinstance(trainer, FederatedTrainer)
-        return trainer
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: Sequence[Any]) -> Any:
+        return super()._instantiate_trainer(config, _flat(callbacks))
 
     def after_instantiate_classes(self) -> None:
         """Tells the trainer the resolved config of the experiment, by which it names, groups and finds runs."""

@@ -14,9 +14,10 @@ from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["class_options", "classes_for", "command_options", "did_you_mean", "listing", "yaml_has"]
+__all__ = ["class_options", "classes_for", "command_options", "did_you_mean", "listing", "own_first", "yaml_has"]
 
 _MOST_NAMES = 12
+_LIBRARIES = ("lightning.", "torch.", "torchmetrics.", "torchvision.")
 
 
 def command_options(parser: ArgumentParser) -> list[str]:
@@ -62,6 +63,12 @@ def classes_for(parser: ArgumentParser, keys: tuple[str, ...], class_path: str |
     return classes
 
 
+def own_first(classes: dict[str, str]) -> list[str]:
+    """Returns the names worth listing: of the package and the user if there are any, else of the libraries."""
+    own = [name for name, path in classes.items() if not path.startswith(_LIBRARIES)]
+    return own or list(classes)
+
+
 def _bases(hint: Any) -> list[type]:
     """Collects the classes of a type hint whose subclasses are accepted."""
     if isinstance(hint, type) and get_origin(hint) is None:
@@ -77,7 +84,8 @@ def _concrete(base: type) -> Iterable[str]:
     path = f"{base.__module__}.{base.__qualname__}"
     if not inspect.isabstract(base) and "<locals>" not in path and "._" not in path:
         yield path
-    for subclass in type.__subclasses__(base):
+    subclasses: list[type] = type.__subclasses__(base)
+    for subclass in subclasses:
         # A LightningModule is an nn.Module, but never meant as a part of another one.
         if subclass is not LightningModule:
             yield from _concrete(subclass)

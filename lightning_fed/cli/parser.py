@@ -8,7 +8,6 @@ from os import PathLike
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.class_change import class_rules
@@ -37,13 +36,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def add_lightning_class_args(
         self,
-        lightning_class: (
-            Callable[..., Trainer | LightningModule | LightningDataModule | Callback]
-            | type[Trainer]
-            | type[LightningModule]
-            | type[LightningDataModule]
-            | type[Callback]
-        ),
+        lightning_class: Any,
         nested_key: str,
         subclass_mode: bool = False,
         required: bool = True,
@@ -63,19 +56,21 @@ class FederatedArgumentParser(LightningArgumentParser):
     def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]
         """Parses words of the command line; a class that changes takes none of the former one's arguments."""
         with class_rules():
-            return super().parse_args(*args, **kwargs)
+            config: Namespace = super().parse_args(*args, **kwargs)
+        return config
 
     def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
         """Parses a dict or namespace; a class that changes takes none of the former one's arguments."""
         with class_rules():
-            return super().parse_object(*args, **kwargs)
+            config: Namespace = super().parse_object(*args, **kwargs)
+        return config
 
     def parse_path(self, cfg_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
         """Parses a configuration file, keeping its name for messages."""
         self.config_files.append(str(cfg_path))
         self.open_files.append(str(cfg_path))
         try:
-            parsed = super().parse_path(cfg_path, *args, **kwargs)
+            parsed: Namespace = super().parse_path(cfg_path, *args, **kwargs)
         except UnicodeDecodeError as error:
             self.error(f"Problems parsing config: {error.reason} line 1, column {error.start + 1}", error)
         self.open_files.pop()

@@ -6,7 +6,15 @@ import re
 from jsonargparse import ArgumentParser
 
 from lightning_fed.cli.findings import Finding, find
-from lightning_fed.cli.known import class_options, classes_for, command_options, did_you_mean, listing, yaml_has
+from lightning_fed.cli.known import (
+    class_options,
+    classes_for,
+    command_options,
+    did_you_mean,
+    listing,
+    own_first,
+    yaml_has,
+)
 
 __all__ = ["explain"]
 
@@ -177,7 +185,7 @@ def _wrong_class(parser: ArgumentParser, keys: tuple[str, ...], finding: Finding
         finding.kind, "a known class or an import path"
     )
     meant = did_you_mean(name, known)
-    own = [entry for entry, path in known.items() if path.startswith("lightning_fed.")] or list(known)
-    exists = f"there are {listing(own)}" if own else "give the full import path of your class"
+    names = own_first(known)
+    exists = f"known: {listing(names)}" if names else "give the full import path of your class"
     ending = f"did you mean {meant} ({exists})?" if meant else f"{exists}."
     return f"Expected {_option(keys)} to name {what}, got {name!r}{where}; {ending}"

@@ -37,8 +37,8 @@ class OtherPartitioner(Partitioner):
     def __init__(self, classes_per_client: int = 7) -> None:
         self.classes_per_client = classes_per_client
 
-    def __call__(self, targets, num_samples, num_clients, seed):
-        raise AssertionError("never called")
+    def assign(self, targets, num_samples, num_clients, generator):
+        raise AssertionError("no data is split here")
 
 
 class Pull(ClientAlgorithm):

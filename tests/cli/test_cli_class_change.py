@@ -107,7 +107,9 @@ def test_a_mask_inside_an_aggregator(cli, tuned, change):
 
 def test_a_partitioner_inside_data(cli):
     tuned = cli.file("data.yaml", TUNED_DATA)
-    data = cli.config("--model", "Plain", "--config", tuned, "--data.partitioner", "OtherPartitioner", base=False)["data"]
+    data = cli.config("--model", "Plain", "--config", tuned, "--data.partitioner", "OtherPartitioner", base=False)[
+        "data"
+    ]
     assert data["init_args"]["num_clients"] == 5
     assert data["init_args"]["partitioner"]["init_args"] == {"classes_per_client": 7}
     data = cli.config("--model", "Plain", "--config", tuned, "--data", "Digits", base=False)["data"]
@@ -142,7 +144,9 @@ def test_the_default_optimizer_keeps_its_own_arguments(cli):
     assert (optimizer["lr"], optimizer["momentum"]) == (0.05, 0.9)
 
 
-@pytest.mark.parametrize("first", ["client: {class_path: Pull, init_args: {mu: 9.0}}", "client: [{class_path: Pull, init_args: {mu: 9.0}}]"])
+@pytest.mark.parametrize(
+    "first", ["client: {class_path: Pull, init_args: {mu: 9.0}}", "client: [{class_path: Pull, init_args: {mu: 9.0}}]"]
+)
 def test_client_algorithms_alone_and_in_lists(cli, first):
     assert cli.config("--config", first, "--client", "Push")["client"]["init_args"] == {"mu": 0.2, "beta": 0.5}
     pushed = cli.config("--config", first, "--client=[Push]")["client"]

@@ -17,7 +17,7 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
         (["stray"], ["'stray'", "--name value"]),
         (["--aggregator", "FedAvgg"], ["`--aggregator`", "'FedAvgg'", "did you mean FedAvg", "OtherAggregator"]),
         (["--aggregator", "fedavg"], ["did you mean FedAvg"]),
-        (["--aggregator", "Zzz"], ["`--aggregator`", "'Zzz'", "there are", "FedAvg"]),
+        (["--aggregator", "Zzz"], ["`--aggregator`", "'Zzz'", "known: ", "FedAvg"]),
         (["--aggregator", "Aggregator"], ["`--aggregator`", "can be built", "FedAvg"]),
         (["--aggregator", "torch.nn.Linear"], ["`--aggregator`", "subclass of Aggregator", "FedAvg"]),
         (["--aggregator", "no.such.Thing"], ["`--aggregator`", "'no.such.Thing'", "No module named 'no'"]),
@@ -53,8 +53,8 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
         (["--trainer.callbacks", "EarlyStoping"], ["`--trainer.callbacks`", "did you mean EarlyStopping"]),
         (["--trainer.logger", "WandbLoger"], ["`--trainer.logger`", "did you mean WandbLogger"]),
         (["--seed_everything", "x"], ["`--seed_everything`", "int", "'x'"]),
-        (["--config", "missing.yaml"], ["`--config`", "'missing.yaml'", "missing"]),
-        (["--config", "."], ["`--config`", "'.'"]),
+        (["--config", "missing.yaml"], ["`--config`", "missing.yaml'", "missing or"]),
+        (["--config", "."], ["`--config`", "to name a file"]),
         (["--config"], ["`--config`", "a value"]),
         (["--trainer", "missing.yaml"], ["`--trainer`", "'missing.yaml'"]),
     ],
@@ -69,7 +69,10 @@ def test_words(mistake, words, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("trainer:\n  max_rounds: 3\n  max_round: 4\n", ["`--trainer.max_round`", "did you mean `--trainer.max_rounds`"]),
+        (
+            "trainer:\n  max_rounds: 3\n  max_round: 4\n",
+            ["`--trainer.max_round`", "did you mean `--trainer.max_rounds`"],
+        ),
         ("trainr:\n  max_rounds: 3\n", ["`--trainr.max_rounds`", "did you mean `--trainer.max_rounds`"]),
         ("aggregator:\n  class_path: FedAvg\n  init_args: {lrr: 4}\n", ["`--aggregator.lrr`", "`--aggregator.lr`"]),
         ("aggregator: FedAvgg\n", ["`--aggregator`", "'FedAvgg'", "did you mean FedAvg"]),
