@@ -1,10 +1,11 @@
 """What an offline W&B run holds: rounds, metrics, config and the picture of the split."""
 
+import time
 from pathlib import Path
 
 import pytest
 from runs import QUICKSTART, rows, run_folders
-from wandb_file import config, history, metric_axes
+from wandb_file import config, history, metric_axes, records
 
 from lightning_fed.cli import main
 
@@ -22,7 +23,13 @@ def _fit(root: Path, rounds: int, *more: str) -> None:
 
 
 def _newest(folder: Path) -> Path:
-    return max(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    """The newest run file, once the process that writes it has put the end of the run in."""
+    path = max(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    patience = time.monotonic() + 30
+    while not any(record.WhichOneof("record_type") == "exit" for record in records(path)):
+        assert time.monotonic() < patience, f"{path} was not finished"
+        time.sleep(0.05)
+    return path
 
 
 def test_offline_run_holds_rounds_config_and_picture_and_a_resumed_one_holds_each_round_once(tmp_path: Path) -> None:
@@ -52,7 +59,9 @@ def test_offline_run_holds_rounds_config_and_picture_and_a_resumed_one_holds_eac
     assert [row["round"] for row in history(resumed) if "round" in row] == [0, 1, 2, 3, 4]
 
 
-def test_says_once_that_the_run_is_offline(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_says_once_that_the_run_is_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("lightning_fed.loggers.rank_zero_info", said.append)
     _fit(tmp_path, 1)
-    captured = capfd.readouterr()
-    assert (captured.out + captured.err).count("not logged in") == 1
+    assert len(said) == 1
+    assert "not logged in" in said[0]
