@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.data import extract_batch_size
 
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.options import batch_limit
-from lightning_fed.transfer import accepts, batch_transfer
+from lightning_fed.setup import expect_module
+from lightning_fed.transfer import accepts, batch_transfer, overrides, requires
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
@@ -36,16 +35,31 @@ def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
 
 
 @contextmanager
-def _eval_mode(module: LightningModule) -> Iterator[None]:
-    """Puts every submodule in eval mode without gradients, and each back in its own mode afterwards."""
+def _eval_mode(module: LightningModule, name: str) -> Iterator[None]:
+    """Puts every submodule in eval mode without gradients, and each back in its own mode afterwards.
+
+    The module's own ``on_*_model_eval`` and ``on_*_model_train`` take the place of either, as under Lightning.
+    """
     modes = {m: m.training for m in module.modules()}
-    module.eval()
+    getattr(module, f"on_{name}_model_eval")()
     try:
         with torch.no_grad():
             yield
     finally:
-        for m, training in modes.items():
-            m.training = training
+        if name != "predict" and overrides(module, f"on_{name}_model_train"):
+            getattr(module, f"on_{name}_model_train")()
+        else:
+            for m, training in modes.items():
+                m.training = training
+
+
+@contextmanager
+def _stage(trainer: FederatedTrainer, stage: RunningStage) -> Iterator[None]:
+    former, trainer.state.stage = trainer.state.stage, stage
+    try:
+        yield
+    finally:
+        trainer.state.stage = former
 
 
 def evaluate(
@@ -60,15 +74,17 @@ def evaluate(
         limit: Largest number of batches (int) or share of them (float) per data set.
 
     Returns:
-        The metrics of each data set, in order; what epoch-end hooks log joins the last one.
+        The metrics of each data set, in order; what epoch hooks log joins each of them. Nothing if the limit is 0.
     """
     name, module = _STEPS[stage], _module(trainer)
-    former, trainer.state.stage = trainer.state.stage, stage
+    expect_module(module, f"{name}_step")
+    if limit == 0:
+        return []
     results: list[LoggedMetrics] = []
     epoch = MetricRecorder()
-    with _eval_mode(module):
-        trainer.call(f"on_{name}_start")
+    with _stage(trainer, stage), _eval_mode(module, name):
         with recording(module, epoch):
+            trainer.call(f"on_{name}_start")
             trainer.call(f"on_{name}_epoch_start")
         for index, (set_name, loader) in enumerate(loaders.items()):
             recorder = MetricRecorder(f"/{set_name}" if len(loaders) > 1 else "")
@@ -76,24 +92,24 @@ def evaluate(
                 for _ in _run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
                     pass
             results.append(recorder.compute())
+            trainer.metrics.update(results[-1])
         with recording(module, epoch):
             trainer.call(f"on_{name}_epoch_end")
-        if results:
-            results[-1].update(epoch.compute())
-        for result in results:
-            trainer.metrics.update(result)
+        shared = epoch.compute()
+        for metrics in (*results, trainer.metrics):
+            metrics.update(shared)
         trainer.call(f"on_{name}_end")
-    trainer.state.stage = former
     return results
 
 
 def predict(trainer: FederatedTrainer, loaders: dict[str, Iterable[Any]], limit: int | float) -> list[Any]:
     """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets."""
     module = _module(trainer)
-    trainer.state.stage = RunningStage.PREDICTING
+    if limit == 0:
+        return []
     outputs: list[list[Any]] = []
     recorder = MetricRecorder()
-    with _eval_mode(module), recording(module, recorder):
+    with _stage(trainer, RunningStage.PREDICTING), _eval_mode(module, "predict"), recording(module, recorder):
         trainer.call("on_predict_start")
         trainer.call("on_predict_epoch_start")
         for index, loader in enumerate(loaders.values()):
@@ -125,30 +141,24 @@ def _run_batches(
         loader = loader.to(trainer.fabric.device)
     transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident)
     step = getattr(module, f"{name}_step")
-    takes_batch, takes_loader = accepts(step, "batch_idx", 2), accepts(step, "dataloader_idx", 3)
+    # Arguments go by position: only their order is Lightning's, their names are the user's.
+    takes_batch = accepts(step, "batch_idx", 2)
+    takes_loader = accepts(step, "dataloader_idx", 3) if num_loaders > 1 else requires(step, "dataloader_idx")
+    which = (index,) if num_loaders > 1 else ()
     most = batch_limit(limit, len(loader) if isinstance(loader, Sized) else None)
     for batch_idx, batch in enumerate(loader):
         if most is not None and batch_idx >= most:
             break
         if transfer is not None:
             batch = transfer(batch, index)
-        recorder.batch_size = _batch_size(batch)
-        trainer.call(f"on_{name}_batch_start", batch, batch_idx, index)
-        kwargs = {"batch_idx": batch_idx} if takes_batch else {}
-        if num_loaders > 1 and takes_loader:
-            kwargs["dataloader_idx"] = index
+        recorder.batch, recorder.batch_size = batch, None
+        trainer.call(f"on_{name}_batch_start", batch, batch_idx, *which)
+        args = (batch_idx, index) if takes_loader else (batch_idx,) if takes_batch else ()
         with trainer.fabric.autocast():
-            output = step(batch, **kwargs)
-        trainer.call(f"on_{name}_batch_end", output, batch, batch_idx, index)
-        recorder.batch_size = 1
+            output = step(batch, *args)
+        trainer.call(f"on_{name}_batch_end", output, batch, batch_idx, *which)
+        recorder.batch, recorder.batch_size = None, 1
         yield output
-
-
-def _batch_size(batch: Any) -> int:
-    try:
-        return extract_batch_size(batch)
-    except MisconfigurationException:  # a batch without tensors, such as a list of strings, counts once
-        return 1
 
 
 def print_results(names: list[str], results: list[dict[str, float]]) -> None:

@@ -6,33 +6,27 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.strategies.strategy import Strategy
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fed.lightning_names import LightningNames
 from lightning_fed.metrics import LoggedMetrics
 from lightning_fed.optimizers import LocalOptimizer
 
 __all__ = ["TrainerFacade"]
 
 
-class TrainerFacade:
-    """State and read-only properties of a trainer; a round is an epoch here."""
+class TrainerFacade(LightningNames):
+    """State of a trainer, what it has logged and trains with, and how hooks are called."""
 
-    fabric: Fabric
-    callbacks: list[Callback]
-    max_rounds: int
     max_time: Any
-    check_val_every_n_rounds: int
     gradient_clip_val: float | None
-    gradient_clip_algorithm: Literal["norm", "value"]
-    accumulate_grad_batches: int
+    gradient_clip_algorithm: Literal["norm", "value"] | None
     fast_dev_run: bool | int
     seed: int
 
@@ -63,103 +57,6 @@ class TrainerFacade:
     def global_step(self) -> int:
         """Local steps of the longest client of each finished round, summed, and those of the current client."""
         return self.steps_before_round + self.local_step
-
-    @property
-    def max_epochs(self) -> int:
-        """The number of rounds."""
-        return self.max_rounds
-
-    @property
-    def max_steps(self) -> int:
-        """Always -1: a run's length is given in rounds."""
-        return -1
-
-    @property
-    def check_val_every_n_epoch(self) -> int:
-        """Rounds between validations."""
-        return self.check_val_every_n_rounds
-
-    @property
-    def val_check_interval(self) -> float:
-        """Always 1.0: validation happens after a round, never within one."""
-        return 1.0
-
-    @property
-    def training(self) -> bool:
-        """Whether clients are being trained."""
-        return self.state.stage == RunningStage.TRAINING
-
-    @property
-    def validating(self) -> bool:
-        """Whether a validation is running, within ``fit`` or by itself."""
-        return self.state.stage == RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        """Whether a test is running."""
-        return self.state.stage == RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        """Whether predictions are being made."""
-        return self.state.stage == RunningStage.PREDICTING
-
-    @property
-    def sanity_checking(self) -> bool:
-        """Always False: round 0 is a real evaluation, not a check."""
-        return False
-
-    @property
-    def interrupted_or_failed(self) -> bool:
-        """Whether the last call ended early, by a signal or an error."""
-        return self.state.status == TrainerStatus.INTERRUPTED
-
-    # Processes and precision
-
-    @property
-    def strategy(self) -> Strategy:
-        """Fabric's strategy."""
-        return self.fabric.strategy
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this process writes files."""
-        return self.fabric.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        """Index of this process over all nodes."""
-        return self.fabric.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Index of this process on its node."""
-        return self.fabric.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """Index of this node."""
-        return self.fabric.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.fabric.world_size
-
-    @property
-    def num_devices(self) -> int:
-        """Devices used on this node."""
-        return 1
-
-    @property
-    def precision(self) -> str:
-        """Precision by Lightning's name, such as ``bf16-mixed``."""
-        return str(self.fabric.strategy.precision.precision)
-
-    @property
-    def precision_plugin(self) -> Precision:
-        """Serves ``LightningModule.clip_gradients``."""
-        return Precision()
 
     # Metrics, loggers, optimizers
 
@@ -193,23 +90,27 @@ class TrainerFacade:
         """The module's learning-rate schedules."""
         if self.local_optimizer is None:
             return []
-        return [*self.local_optimizer.step_schedulers, *self.local_optimizer.round_schedulers]
+        return self.local_optimizer.schedulers
 
     @property
     def model(self) -> LightningModule | None:
         """The module."""
         return self.lightning_module
 
-    @property
-    def progress_bar_callback(self) -> Callback | None:
-        """The progress bar, which ``LightningModule.print`` writes above."""
-        return next((cb for cb in self.callbacks if hasattr(cb, "is_enabled") and hasattr(cb, "print")), None)
-
     # Calling hooks
 
-    def call(self, hook: str, *args: Any, module: bool = True) -> None:
-        """Calls a hook on every callback in the trainer's order, then on the module if it has one of that name."""
+    def call(self, hook: str, *args: Any, module: bool = True, monitors: bool | None = None) -> None:
+        """Calls a hook on every callback in the trainer's order, then on the module if it has one of that name.
+
+        Args:
+            hook: Name of the hook.
+            *args: Its arguments after trainer and module.
+            module: Whether to call it on the module.
+            monitors: Only those callbacks that monitor a metric (True), only the others (False), or all.
+        """
         for callback in self.callbacks:
+            if monitors is not None and isinstance(callback, (EarlyStopping, Checkpoint)) != monitors:
+                continue
             method: Callable[..., Any] | None = getattr(callback, hook, None)
             if method is not None:
                 method(self, self.lightning_module, *args)

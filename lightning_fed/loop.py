@@ -17,7 +17,6 @@ from lightning_fed.hooks import Client, Cohort
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.reduction import ReducedUpdate, RoundReducer
 from lightning_fed.runlog import RunLog
-from lightning_fed.sampling import cohort_size
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.signals import StopRequest
 
@@ -40,23 +39,21 @@ class RoundLoop:
         module = trainer.lightning_module
         assert module is not None
         self.trainer, self.module, self.log, self.stop = trainer, module, log, stop
-        source = trainer.datamodule.train_source()
-        self.source = source.to(trainer.fabric.device) if hasattr(source, "to") else source
-        self.sizes = np.asarray(self.source.sizes)
-        self.cohort_size = cohort_size(trainer.clients_per_round, len(self.sizes))
-        if trainer.fast_dev_run:
-            self.cohort_size = min(self.cohort_size, 2)
+        self.sizes = np.asarray(trainer.source.sizes)
+        self.cohort_size = min(trainer.cohort_size, 2) if trainer.fast_dev_run else trainer.cohort_size
         self.row: dict[str, float] = {}
         self.recorder = MetricRecorder()
         self.reducer = RoundReducer(trainer.weights, trainer.aggregator.all_needs)
-        self.engine = SequentialEngine(trainer, module, self.source, self.reducer, self.recorder)
+        self.engine = SequentialEngine(trainer, module, trainer.source, self.reducer, self.recorder)
         self.checkpoint = next((cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)), None)
 
     def run(self) -> None:
         """Evaluates round 0 if the run is new, then trains until the last round, a stop or a signal."""
         trainer = self.trainer
         trainer.call("on_fit_start")
-        trainer.call("on_train_start")
+        with recording(self.module, self.recorder):
+            trainer.call("on_train_start")
+        self._note(self.recorder.compute())
         if trainer.round == 0 and not trainer.resumed:
             started = time.perf_counter()
             self._evaluate()
@@ -87,8 +84,9 @@ class RoundLoop:
             self._note(self.recorder.compute())
             self._evaluate()
             trainer.state.stage = RunningStage.TRAINING
-            trainer.call("on_train_epoch_end")
+            trainer.call("on_train_epoch_end", monitors=False)
             self._note(self.recorder.compute())
+            trainer.call("on_train_epoch_end", module=False, monitors=True)
         self._finish_round(started)
 
     def _draw_cohort(self) -> Cohort:

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.series import LogOptions, Series, scalar
 
 __all__ = ["LoggedMetrics", "MetricRecorder", "recording"]
-
-_REDUCTIONS: dict[Any, str] = {
-    "mean": "mean", "sum": "sum", "min": "min", "max": "max",
-    torch.mean: "mean", torch.sum: "sum", torch.min: "min", torch.max: "max", min: "min", max: "max", sum: "sum",
-}  # fmt: skip
 
 
 @dataclass
@@ -43,45 +41,6 @@ class LoggedMetrics:
         self.progress_bar.update(other.progress_bar)
 
 
-class _Series:
-    """One logged name: a running reduction that never leaves the device until it is read."""
-
-    def __init__(self, reduction: str, options: dict[str, bool]) -> None:
-        self.reduction = reduction
-        self.options = options
-        self.total: Tensor | float | None = None
-        self.weight = 0.0
-        self.last: Tensor | float = 0.0
-
-    def add(self, value: Tensor | float, weight: float) -> None:
-        """Folds in one value; ``weight`` is the batch size and counts only for means."""
-        self.last = value
-        if self.reduction in ("mean", "sum"):
-            self._accumulate(value, weight if self.reduction == "mean" else 1.0)
-        elif self.total is None:
-            self.total = value
-        elif isinstance(value, Tensor) or isinstance(self.total, Tensor):
-            extreme = torch.minimum if self.reduction == "min" else torch.maximum
-            self.total = extreme(torch.as_tensor(self.total), torch.as_tensor(value))
-        else:
-            self.total = min(self.total, value) if self.reduction == "min" else max(self.total, value)
-
-    def _accumulate(self, value: Tensor | float, weight: float) -> None:
-        self.weight += weight
-        if not isinstance(value, Tensor):
-            self.total = (0.0 if self.total is None else self.total) + value * weight
-            return
-        if not isinstance(self.total, Tensor):
-            wide = torch.float32 if value.device.type == "mps" else torch.float64
-            self.total = torch.full((), self.total or 0.0, dtype=wide, device=value.device)
-        self.total.add_(value, alpha=weight)
-
-    def result(self) -> Tensor | float:
-        """Returns the reduced value, still on its device."""
-        assert self.total is not None
-        return self.total / self.weight if self.reduction == "mean" else self.total
-
-
 class MetricRecorder:
     """Stands in for ``LightningModule.log`` and reduces over steps, clients and batches.
 
@@ -89,15 +48,20 @@ class MetricRecorder:
     torchmetrics are computed and reset when the recorder is read. Values logged with ``on_step`` only are reduced
     too: a local step of a client has no place on an axis of rounds.
 
+    Attributes:
+        batch_size: Weight of what is logged without one; None to find it in ``batch`` when it is needed.
+        batch: The current batch.
+
     Args:
         suffix: Appended to every name, for named evaluation sets.
     """
 
     def __init__(self, suffix: str = "") -> None:
-        self.batch_size: float = 1.0
+        self.batch_size: float | None = 1.0
+        self.batch: Any = None
         self._suffix = suffix
-        self._series: dict[str, _Series] = {}
-        self._metrics: dict[str, tuple[Metric, dict[str, bool]]] = {}
+        self._series: dict[str, Series] = {}
+        self._metrics: dict[str, tuple[Metric, LogOptions, Tensor | None]] = {}
 
     def log(
         self,
@@ -117,28 +81,36 @@ class MetricRecorder:
         rank_zero_only: bool = False,
     ) -> None:
         """Takes every argument of ``LightningModule.log``; those about ranks have nothing to do here."""
-        key = f"{name}{self._suffix}" if add_dataloader_idx else name
-        both = bool(on_step and on_epoch)
-        options = {"prog_bar": prog_bar, "logger": logger is not False, "both": both}
+        suffix = self._suffix if add_dataloader_idx else ""
+        key = f"{name}{suffix}"
+        options = LogOptions(name, suffix, prog_bar, logger is not False, bool(on_step and on_epoch))
         if isinstance(value, Metric):
-            self._metrics[key] = (value, options)
+            last = getattr(value, "_forward_cache", None)  # torchmetrics keeps the value of the last batch there
+            self._metrics[key] = (value, options, last)
             return
         series = self._series.get(key)
-        if series is None:
-            if reduce_fx not in _REDUCTIONS:
-                raise FederatedError(
-                    f"Expected `reduce_fx` of `self.log({name!r}, ...)` to be one of mean, sum, min, max, "
-                    f"got {reduce_fx!r}."
-                )
-            series = self._series[key] = _Series(_REDUCTIONS[reduce_fx], options)
-        series.add(_scalar(name, value), self.batch_size if batch_size is None else batch_size)
+        if series is None or series.is_default:
+            series = self._series[key] = Series(options, reduce_fx)
+        weight = 1.0
+        if series.reduction == "mean":
+            weight = self._weight() if batch_size is None else batch_size
+        series.add(scalar(name, value), weight)
 
     def log_default(self, name: str, value: Tensor) -> None:
         """Records a value under a name that the module may also log itself; the module's own takes precedence."""
         series = self._series.get(name)
         if series is None:
-            series = self._series[name] = _Series("mean", {"prog_bar": True, "logger": True, "both": False})
-        series.add(value.detach(), self.batch_size)
+            series = self._series[name] = Series(LogOptions(name, "", True, True, False), is_default=True)
+        if series.is_default:
+            series.add(value.detach().reshape(()), self._weight())
+
+    def _weight(self) -> float:
+        if self.batch_size is None:
+            try:
+                self.batch_size = extract_batch_size(self.batch)
+            except MisconfigurationException:  # a batch without tensors, such as a list of strings, counts once
+                self.batch_size = 1
+        return self.batch_size
 
     def peek(self, name: str) -> Tensor | float | None:
         """Returns the running total of a name without reading it from the device, None if it was not logged."""
@@ -147,36 +119,29 @@ class MetricRecorder:
 
     def compute(self) -> LoggedMetrics:
         """Reads every value once, resets Metric objects and empties the recorder."""
-        results: dict[str, tuple[float, dict[str, bool]]] = {}
-        values = {key: s.result() for key, s in self._series.items()}
-        lasts = {f"{key}_step": s.last for key, s in self._series.items() if s.options["both"]}
-        floats = _to_floats({**values, **lasts})
-        for key, series in self._series.items():
-            results[key] = (floats[key], series.options)
-        for key, (metric, options) in self._metrics.items():
-            results[key] = (float(metric.compute()), options)
-        for metric, _ in self._metrics.values():
+        results = {key: series.result() for key, series in self._series.items()}
+        lasts = {series.options.names()[1]: series.last for series in self._series.values() if series.options.both}
+        floats = _to_floats({**results, **lasts})
+        options = {key: series.options for key, series in self._series.items()}
+        for key, (metric, shown, last) in self._metrics.items():
+            floats[key], options[key] = _computed(key, metric), shown
+            if last is not None and shown.both:
+                floats[shown.names()[1]] = float(last)
+        for metric, _, _ in self._metrics.values():
             metric.reset()
         self._series, self._metrics = {}, {}
-        return _sort(results, floats)
+        return _sort(options, floats)
 
 
-def _scalar(name: str, value: Any) -> Tensor | float:
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise FederatedError(
-                f"Expected `self.log({name!r}, ...)` to get a single number, got a tensor of shape "
-                f"{tuple(value.shape)}: reduce it first, for example with `.mean()`."
-            )
-        value = value.detach().reshape(())
-        assert isinstance(value, Tensor)
-        return value if value.is_floating_point() else value.double()
-    if isinstance(value, (int, float)):
-        return float(value)
-    raise FederatedError(
-        f"Expected `self.log({name!r}, ...)` to get a number, a tensor of one element or a torchmetrics Metric, "
-        f"got {type(value).__name__}."
-    )
+def _computed(name: str, metric: Metric) -> float:
+    value = metric.compute()
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise FederatedError(
+            f"Expected {type(metric).__name__}, logged as {name!r}, to compute a single number, got {got}: log its "
+            "parts one by one, at the end of the epoch."
+        )
+    return float(value)
 
 
 def _to_floats(values: dict[str, Tensor | float]) -> dict[str, float]:
@@ -191,20 +156,19 @@ def _to_floats(values: dict[str, Tensor | float]) -> dict[str, float]:
     return floats
 
 
-def _sort(results: dict[str, tuple[float, dict[str, bool]]], floats: dict[str, float]) -> LoggedMetrics:
-    """Names values as Lightning does: with both on_step and on_epoch, ``name_step`` and ``name_epoch`` are logged."""
+def _sort(options: dict[str, LogOptions], floats: dict[str, float]) -> LoggedMetrics:
+    """Sorts values by who reads them: callbacks see a name that was forked under its own name too."""
     sorted_ = LoggedMetrics({}, {}, {})
-    for key, (value, options) in results.items():
-        names = {key: value}
-        if options["both"]:
-            names = {f"{key}_epoch": value}
-            if f"{key}_step" in floats:
-                names[f"{key}_step"] = floats[f"{key}_step"]
-        if options["logger"]:
+    for key, shown in options.items():
+        names = {key: floats[key]}
+        if shown.both:
+            _, step, epoch = shown.names()
+            names = {epoch: floats[key]} | ({step: floats[step]} if step in floats else {})
+        if shown.logger:
             sorted_.logged.update(names)
-        if options["prog_bar"]:
+        if shown.prog_bar:
             sorted_.progress_bar.update(names)
-        sorted_.callback.update({**names, key: value})
+        sorted_.callback.update({**names, key: floats[key]})
     return sorted_
 
 

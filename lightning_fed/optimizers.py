@@ -6,7 +6,9 @@ from copy import deepcopy
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -18,38 +20,49 @@ _SCHEDULER_KEYS = frozenset(LRSchedulerConfig.__dataclass_fields__)
 
 
 class LocalOptimizer:
-    """One optimizer that starts each client's round with empty state and the round's hyper-parameters.
+    """One optimizer that starts each client's round with its initial state and the round's hyper-parameters.
 
     A schedule with interval ``epoch`` or ``round`` steps once per round. One with interval ``step`` steps after each
     local step; it starts anew for each client and round (``restart``), or where the longest client of the rounds
-    before it has got to (``continue``), the same point for every client of a round.
+    before it has got to (``continue``), the same point for every client of a round. Hyper-parameters that the user's
+    own code sets between rounds (``self.optimizers().param_groups[0]["lr"] = ...``) hold for all clients that follow.
 
     Attributes:
         optimizer: The module's own optimizer.
+        schedulers: All schedules, in the order in which the module returns them.
         step_schedulers: Schedules that step with each local step.
         round_schedulers: Schedules that step with each round.
+        needs_closure: Whether the optimizer evaluates the loss itself, as LBFGS and optimizers from elsewhere may.
     """
 
     def __init__(self, module: LightningModule, restart: bool) -> None:
         self._module = module
         self._restart = restart
         configured = module.configure_optimizers()
-        self.optimizer, schedulers = _parse(module, configured)
-        self.step_schedulers = [c for c in schedulers if c.interval == "step"]
-        self.round_schedulers = [c for c in schedulers if c.interval != "step"]
-        self.needs_closure = isinstance(self.optimizer, LBFGS)
-        self._snapshot()
+        self.optimizer, self.schedulers = _parse(module, configured)
+        self.step_schedulers = [c for c in self.schedulers if c.interval == "step"]
+        self.round_schedulers = [c for c in self.schedulers if c.interval != "step"]
+        _expect_own_parameters(module, self.optimizer)
+        stock = type(self.optimizer).__module__.startswith("torch.optim")
+        self.needs_closure = not stock or isinstance(self.optimizer, LBFGS)
+        # Most optimizers start with no state, but some, such as Adagrad, fill it when they are built.
+        self._initial = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
+        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        self.start_round()
 
-    def _snapshot(self) -> None:
+    def start_round(self) -> None:
         """Remembers hyper-parameters and step schedules as every client of the round finds them."""
+        _expect_frozen(self._module, self._frozen)
         self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
         self._step_states = [deepcopy(c.scheduler.state_dict()) for c in self.step_schedulers]
 
     def start_client(self) -> None:
-        """Forgets the last client: empties the state, puts hyper-parameters and step schedules back."""
+        """Forgets the last client: puts state, hyper-parameters and step schedules back."""
         self.optimizer.state.clear()
+        for p, state in self._initial.items():
+            self.optimizer.state[p] = deepcopy(state)
         for group, values in zip(self.optimizer.param_groups, self._groups, strict=True):
-            group.update(values)
+            group.update({k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()})
         for config, state in zip(self.step_schedulers, self._step_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
 
@@ -67,14 +80,13 @@ class LocalOptimizer:
             max_steps: Local steps of the client that took most.
             metrics: What the round logged, for schedules that monitor a metric.
         """
-        self.start_client()
         if not self._restart:
             for step in range(1, max_steps + 1):
                 self.after_step(step)
         for config in self.round_schedulers:
             if round % config.frequency == 0:
                 self._step_round(config, metrics)
-        self._snapshot()
+        self.start_round()
 
     def _step_round(self, config: LRSchedulerConfig, metrics: dict[str, Any]) -> None:
         if not config.reduce_on_plateau:
@@ -104,11 +116,32 @@ class LocalOptimizer:
         self.start_client()
 
 
+def _expect_own_parameters(module: LightningModule, optimizer: Optimizer) -> None:
+    """Refuses tensors that are no parameters of the module: no client would send them back."""
+    own = {id(p) for p in module.parameters()}
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    if foreign:
+        raise FederatedError(
+            f"Expected the optimizer of `{type(module).__name__}.configure_optimizers` to hold parameters of the "
+            f"module alone, got a tensor of shape {tuple(foreign[0].shape)} that is none: register it as nn.Parameter."
+        )
+
+
+def _expect_frozen(module: LightningModule, frozen: list[tuple[str, nn.Parameter]]) -> None:
+    """Refuses parameters unfrozen after the start: they are not part of the vector that clients send back."""
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise FederatedError(
+                f"Expected `{name}` of {type(module).__name__} to stay frozen as it was when `fit` began, but it "
+                "requires a gradient now: unfreeze it in `__init__` or `configure_model`."
+            )
+
+
 def _parse(module: LightningModule, configured: Any) -> tuple[Optimizer, list[LRSchedulerConfig]]:
     """Sorts the common return values of ``configure_optimizers``: optimizer, list, pair of lists, dict."""
     name = type(module).__name__
-    if isinstance(configured, tuple) and len(configured) == 2 and all(isinstance(c, (list, tuple)) for c in configured):
-        optimizers, schedulers, monitor = list(configured[0]), list(configured[1]), None
+    if isinstance(configured, (list, tuple)) and len(configured) == 2 and isinstance(configured[0], (list, tuple)):
+        optimizers, schedulers, monitor = list(configured[0]), _as_list(configured[1]), None
     elif isinstance(configured, dict):
         optimizers, monitor = [configured.get("optimizer")], configured.get("monitor")
         schedulers = [configured["lr_scheduler"]] if configured.get("lr_scheduler") is not None else []
@@ -129,14 +162,22 @@ def _parse(module: LightningModule, configured: Any) -> tuple[Optimizer, list[LR
     return optimizers[0], [_scheduler_config(s, monitor, name) for s in schedulers]
 
 
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def _scheduler_config(scheduler: Any, monitor: str | None, name: str) -> LRSchedulerConfig:
     given = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
     given.setdefault("monitor", monitor)
-    unknown = set(given) - _SCHEDULER_KEYS
-    if unknown or "scheduler" not in given:
+    if unknown := sorted(set(given) - _SCHEDULER_KEYS):
+        rank_zero_warn(
+            f"The schedule of `{name}.configure_optimizers` has unknown keys, which are ignored: {', '.join(unknown)}."
+        )
+        given = {key: value for key, value in given.items() if key in _SCHEDULER_KEYS}
+    if "scheduler" not in given:
         raise FederatedError(
-            f"Expected the schedule of `{name}.configure_optimizers` to have the keys "
-            f"{', '.join(sorted(_SCHEDULER_KEYS))}, got {', '.join(sorted(given))}."
+            f"Expected the schedule of `{name}.configure_optimizers` to have the key `scheduler`, "
+            f"got {', '.join(sorted(given))}."
         )
     interval = given.setdefault("interval", "epoch")
     if interval not in ("step", "epoch", "round"):

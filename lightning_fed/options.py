@@ -32,7 +32,8 @@ def validate_options(options: dict[str, Any]) -> None:
     for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
         _expect_share(name, options[name], smallest=0)
     _expect_share("clients_per_round", options["clients_per_round"], smallest=1)
-    _expect_choice("gradient_clip_algorithm", options["gradient_clip_algorithm"], ("norm", "value"))
+    if options["gradient_clip_algorithm"] is not None:
+        _expect_choice("gradient_clip_algorithm", options["gradient_clip_algorithm"], ("norm", "value"))
     _expect_choice("local_schedule", options["local_schedule"], ("restart", "continue"))
     _expect_choice("deterministic", options["deterministic"], (True, False, "warn"))
     for name in ("enable_progress_bar", "enable_checkpointing"):
@@ -106,7 +107,8 @@ def _expect_places(root: Any, name: Any) -> None:
         raise _error("default_root_dir", "a folder", root)
     if name is None:
         return
-    if not isinstance(name, str) or PurePosixPath(name).parts in ((), ("/",)) or name[:1] == "/" or ".." in name:
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or parts[0] in ("/", "//") or ".." in parts:
         raise _error("name", "a folder name below `--trainer.default_root_dir`", name)
 
 

@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.buffers import GlobalBuffers
+from lightning_fed.callbacks.support import add_module_callbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import named_loaders
@@ -28,8 +29,9 @@ from lightning_fed.metrics import LoggedMetrics
 from lightning_fed.optimizers import LocalOptimizer
 from lightning_fed.run import Run, create_run, describe, fingerprint
 from lightning_fed.runlog import RunLog
+from lightning_fed.sampling import cohort_size
 from lightning_fed.seeding import run_seed
-from lightning_fed.setup import move_to_device
+from lightning_fed.setup import announce_device, move_to_device
 from lightning_fed.state import find_checkpoint, load_weights, read_checkpoint, restore_state
 from lightning_fed.vector import ParameterVector
 
@@ -49,10 +51,13 @@ class TrainerSession(TrainerFacade):
         validated: Whether the current round has been validated.
         totals: Counts over the run: samples seen, communication rounds, bytes each way.
         run: The run's folder.
+        source: The clients' batches, on the device.
+        cohort_size: Clients drawn in a round.
     """
 
     aggregator: Aggregator
     name: str
+    clients_per_round: int | float
     default_root_dir: Path
     logger_choice: Any
     local_schedule: Literal["restart", "continue"]
@@ -62,6 +67,8 @@ class TrainerSession(TrainerFacade):
     weights: Tensor
     vector: ParameterVector
     buffers: GlobalBuffers
+    source: Any
+    cohort_size: int
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +98,7 @@ class TrainerSession(TrainerFacade):
 
     def _set_up_evaluation(self, name: str, ckpt_path: str | None, weights: str | None) -> dict[str, Any]:
         """Sets up for validate, test or predict; returns its data sets by name."""
-        model = self._module()
+        model, option = self._module(), "--weights"
         if ckpt_path is not None:
             path, _ = self._find(ckpt_path)
             if path is None:
@@ -99,10 +106,11 @@ class TrainerSession(TrainerFacade):
                     f"Expected a run with this config and a `{ckpt_path}` checkpoint under "
                     f"{self.default_root_dir / self.name}, found none: run `fit` first or give a path as `--ckpt_path`."
                 )
-            weights = str(path)
+            weights, option = str(path), "--ckpt_path"
+        self._set_up_data(name)
         self._set_up(name)
         if weights is not None:
-            load_weights(model, read_checkpoint(Path(weights)), weights)
+            load_weights(model, read_checkpoint(Path(weights), option), weights, option)
         move_to_device(self.fabric, model)
         method = {"validate": "val", "test": "test", "predict": "predict"}[name] + "_dataloader"
         loaders = named_loaders(getattr(self.datamodule, method)())
@@ -117,12 +125,14 @@ class TrainerSession(TrainerFacade):
         """Connects model and data for one call, and tells callbacks when it fails."""
         self.lightning_module, self.datamodule = model, datamodule
         self.seed = self._seed if self._seed is not None else run_seed()
-        self.state.fn, self.state.stage, self.state.status = fn, None, TrainerStatus.RUNNING
+        self.state.fn, self.state.status = fn, TrainerStatus.RUNNING
+        self.state.stage = RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(fn.value)
         self.interrupted, self.stop_message, self.should_stop = None, "", False
         model.trainer = self  # type: ignore[assignment]  # stands in for Lightning's Trainer
         if datamodule is not None:
             datamodule.trainer = self  # type: ignore[assignment]
         try:
+            self.callbacks = add_module_callbacks(self.callbacks, model)
             yield
             self.state.status = TrainerStatus.FINISHED
         except KeyboardInterrupt:
@@ -132,23 +142,33 @@ class TrainerSession(TrainerFacade):
             self.state.status = TrainerStatus.INTERRUPTED
             for callback in self.callbacks:
                 callback.on_exception(self, model, error)  # type: ignore[arg-type]
+            if datamodule is not None:
+                datamodule.on_exception(error)
             raise
         finally:
             stage = "fit" if fn == TrainerFn.FITTING else fn.value
+            if datamodule is not None:
+                datamodule.teardown(stage)
             self.call("teardown", stage)
             if "vector" in vars(self):
                 self.vector.release()
                 del self.vector
 
+    def _set_up_data(self, stage: str) -> None:
+        """Prepares the data; before a run folder is made, so that a mistake in it leaves none behind."""
+        self.datamodule.prepare_data()
+        self._module().prepare_data()
+        self.datamodule.setup(stage)
+        if stage == "fit":
+            self.source = self.datamodule.train_source().to(self.fabric.device)
+            self.cohort_size = cohort_size(self.clients_per_round, len(self.source.sizes))
+
     def _set_up(self, stage: str) -> None:
-        """Prepares data, then calls every ``setup`` in Lightning's order."""
+        """Calls every ``setup`` after that of the data, in Lightning's order."""
         model = self._module()
-        if self.datamodule is not None:
-            self.datamodule.prepare_data()
-            self.datamodule.setup(stage)
+        announce_device(self.fabric, model)
         for callback in self.callbacks:
             callback.setup(self, model, stage)  # type: ignore[arg-type]
-        model.prepare_data()
         model.setup(stage)
         model.configure_model()
 
@@ -156,9 +176,9 @@ class TrainerSession(TrainerFacade):
         """Builds the global vector, buffers and local optimizer, fresh or from a checkpoint."""
         model = self._module()
         if weights is not None:
-            load_weights(model, read_checkpoint(Path(weights)), weights)
+            load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
         if checkpoint is not None:
-            load_weights(model, checkpoint, source)
+            load_weights(model, checkpoint, source, "--ckpt_path")
         self.reset_position()
         self.resumed = checkpoint is not None
         move_to_device(self.fabric, model)
@@ -227,7 +247,7 @@ class TrainerSession(TrainerFacade):
 
     def _report_stop(self, signum: int | None) -> None:
         """Says how to resume a run that a signal stopped."""
-        if signum is None:
+        if signum is None or self.round >= self.max_rounds:
             return
         self.interrupted = int(signum)
         self.state.status = TrainerStatus.INTERRUPTED

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["expect_datamodule", "expect_module", "make_fabric", "move_to_device", "set_determinism"]
+__all__ = ["announce_device", "expect_datamodule", "expect_module", "make_fabric", "move_to_device", "set_determinism"]
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "32", "64", "bf16", 32, 64)
 
@@ -68,10 +69,13 @@ def expect_module(module: Any, step: str) -> None:
     Raises:
         FederatedError: If it is no LightningModule, lacks the step, or optimizes by itself.
     """
-    if not isinstance(module, LightningModule):
-        raise FederatedError(f"Expected `--model` to be a LightningModule, got {type(module).__name__}.")
     name = type(module).__name__
-    if not is_overridden(step, module):
+    if not isinstance(module, LightningModule):
+        foreign = any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__)
+        hint = ": derive it from lightning.pytorch's, not from the package pytorch_lightning's" if foreign else ""
+        raise FederatedError(f"Expected `--model` to be a LightningModule, got {name}{hint}.")
+    # Lightning's own `predict_step` calls `forward`.
+    if not is_overridden(step, module) and not (step == "predict_step" and is_overridden("forward", module)):
         raise FederatedError(f"Expected {name} to define `{step}`: add it, or choose another `--model`.")
     if step != "training_step":
         return
@@ -102,6 +106,13 @@ def expect_datamodule(datamodule: Any, federated: bool = False) -> LightningData
             f"{type(datamodule).__name__}: give its data sets to lightning_fed.data.FederatedDataModule."
         )
     return datamodule
+
+
+def announce_device(fabric: Fabric, module: LightningModule) -> None:
+    """Lets ``self.device`` name the device in ``setup`` already, before the module is moved, as Lightning does."""
+    for part in module.modules():
+        if isinstance(part, _DeviceDtypeModuleMixin):
+            part._device = fabric.device
 
 
 def move_to_device(fabric: Fabric, module: LightningModule) -> None:

@@ -75,28 +75,38 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     write_atomically(path, content.getvalue())
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
     """Reads a checkpoint, or a plain ``state_dict``, on the CPU.
+
+    Args:
+        path: The file.
+        option: The option that named it, for messages.
 
     Raises:
         FederatedError: If there is no such file, or it is damaged or not a checkpoint.
     """
     if not path.is_file():
-        raise FederatedError(f"Expected a checkpoint at {path}, but there is no such file: change `--ckpt_path`.")
+        raise FederatedError(f"Expected a checkpoint at {path}, but there is no such file: change `{option}`.")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise FederatedError(
             f"Expected {path} to be a checkpoint of tensors and primitives, but it cannot be read "
-            f"({type(error).__name__}): it is damaged or of another kind, give another `--ckpt_path`."
+            f"({type(error).__name__}): it is damaged or of another kind, give another `{option}`."
         ) from error
     if not isinstance(checkpoint, dict):
-        raise FederatedError(f"Expected {path} to hold a dict, got {type(checkpoint).__name__}: change `--ckpt_path`.")
+        raise FederatedError(f"Expected {path} to hold a dict, got {type(checkpoint).__name__}: change `{option}`.")
     return checkpoint
 
 
-def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: str) -> None:
+def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: str, option: str) -> None:
     """Loads the weights of a checkpoint or a plain ``state_dict`` into a module.
+
+    Args:
+        module: The module, changed in place.
+        checkpoint: What ``read_checkpoint`` returned.
+        source: The file, for messages.
+        option: The option that named it, for messages.
 
     Raises:
         FederatedError: If names or shapes are another model's.
@@ -109,7 +119,7 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
     if wrong:
         raise FederatedError(
             f"Expected {source} to hold the weights of this {type(module).__name__}, but {len(wrong)} of its tensors "
-            f"are missing, unknown or of another shape, such as `{wrong[0]}`: change `--model` or `--ckpt_path`."
+            f"are missing, unknown or of another shape, such as `{wrong[0]}`: change `--model` or `{option}`."
         )
     module.load_state_dict(state)
 

@@ -59,7 +59,7 @@ class FederatedTrainer(TrainerSession):
         limit_test_batches: The same for test batches.
         limit_predict_batches: The same for prediction batches.
         gradient_clip_val: Bound of a client's gradient in each local step.
-        gradient_clip_algorithm: Whether the bound is on the ``norm`` or each ``value``.
+        gradient_clip_algorithm: Whether the bound is on the ``norm``, as by default, or each ``value``.
         accumulate_grad_batches: Batches whose gradients make one local step.
         deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns where there is none.
         fast_dev_run: Runs one round (or n) of one batch for two clients, without logging or checkpoints.
@@ -95,7 +95,7 @@ class FederatedTrainer(TrainerSession):
         limit_test_batches: int | float = 1.0,
         limit_predict_batches: int | float = 1.0,
         gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         accumulate_grad_batches: int = 1,
         deterministic: bool | Literal["warn"] = False,
         fast_dev_run: bool | int = False,
@@ -170,13 +170,15 @@ class FederatedTrainer(TrainerSession):
         if ckpt_path is not None and weights is not None:
             raise FederatedError("Expected either `--ckpt_path` or `--weights`, got both: leave one out.")
         with graceful_stop() as stop, self._attached(model, datamodule, TrainerFn.FITTING):
+            self._set_up_data("fit")
             source = self._find(ckpt_path) if ckpt_path is not None else None
-            checkpoint = read_checkpoint(source[0]) if source is not None and source[0] is not None else None
+            path = source[0] if source is not None else None
+            checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
             resumed_at = checkpoint.get("epoch") if checkpoint is not None else None
             self.run = self._choose_run(ckpt_path, source)
             self.log_dir = str(self.run.path) if self.run is not None else None
             self._set_up("fit")
-            self._set_up_training(weights, checkpoint, str(source[0]) if source is not None else "")
+            self._set_up_training(weights, checkpoint, str(path))
             log = RunLog(self.logger_choice, self.run, resumed_at)
             self.loggers = log.loggers
             status = "failed"

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-__all__ = ["accepts", "batch_transfer", "overrides"]
+__all__ = ["accepts", "batch_transfer", "overrides", "requires"]
 
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -26,6 +26,12 @@ def accepts(function: Callable[..., Any], name: str, at_least: int) -> bool:
     if any(p.name == name or p.kind == p.VAR_POSITIONAL for p in parameters):
         return True
     return len(list(parameters)) >= at_least
+
+
+def requires(function: Callable[..., Any], name: str) -> bool:
+    """Says whether a step function has an argument of a name without a default."""
+    parameter = signature(function).parameters.get(name)
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def batch_transfer(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LambdaCallback, ModelSummary, RichModelSummary, Timer
 
 from lightning_fed.aggregators import Aggregator, FedAvg
@@ -13,7 +13,7 @@ from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.errors import FederatedError
 
-__all__ = ["order_callbacks"]
+__all__ = ["add_module_callbacks", "order_callbacks"]
 
 _WORKING = (EarlyStopping, Timer, LambdaCallback, ModelSummary, RichModelSummary)
 _INSTEAD = {
@@ -54,6 +54,24 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
             names = " and ".join(type(cb).__name__ for cb in found)
             raise FederatedError(f"Expected one {kind}, got {names}: give only one of them, in {option}.")
     return [*algorithms, *others, *aggregators, *checkpoints]
+
+
+def add_module_callbacks(callbacks: list[Callback], module: LightningModule) -> list[Callback]:
+    """Adds what a module's ``configure_callbacks`` returns; it replaces callbacks of the same class or a parent class.
+
+    Raises:
+        FederatedError: If the module brings an aggregator or client algorithm, or a callback that cannot work here.
+    """
+    own: Any = module.configure_callbacks()
+    own = list(own) if isinstance(own, Sequence) else [own]
+    for callback in own:
+        if isinstance(callback, (Aggregator, ClientAlgorithm)):
+            raise FederatedError(
+                f"Expected `{type(module).__name__}.configure_callbacks` to leave the federated algorithm to the "
+                f"trainer, got {type(callback).__name__}: give it in `--trainer.callbacks`."
+            )
+    kept = [cb for cb in callbacks if not any(issubclass(type(new), type(cb)) for new in own)]
+    return order_callbacks([*kept, *own]) if own else callbacks
 
 
 def _flatten(callbacks: Any) -> Iterable[Callback]:

@@ -66,9 +66,7 @@ class LocalStep:
 
     def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
         """Adds a batch's gradient without stepping; ``first`` opens the accumulation window."""
-        if first:
-            self._zero_grad()
-        return self._forward_backward(batch, batch_idx)
+        return self._forward_backward(batch, batch_idx, first)[0]
 
     def step(self, batch: Any, batch_idx: int, first: bool) -> Any:
         """Runs the batch that closes an accumulation window and steps the optimizer.
@@ -76,31 +74,42 @@ class LocalStep:
         Returns:
             What ``training_step`` returned.
         """
+        if not self.with_closure:
+            output, _ = self._forward_backward(batch, batch_idx, first)
+            self._before_step()
+            self.optimizer.step()
+            return output
         outputs: list[Any] = []
 
+        @torch.enable_grad()
         def closure() -> Tensor:
-            if first:
-                self._zero_grad()
-            outputs[:] = [self._forward_backward(batch, batch_idx)]
+            output, loss = self._forward_backward(batch, batch_idx, first)
+            outputs[:] = [output]
             self._before_step()
-            return _loss_of(outputs[0], self.module).detach()
+            return loss.detach()
 
-        if not self.with_closure:
-            closure()
-            self.optimizer.step()
-        elif "optimizer_step" in self.own:
+        if "optimizer_step" in self.own:
             self.own["optimizer_step"](self.trainer.round, batch_idx, self.optimizer, closure)
         else:
             self.optimizer.step(closure)  # type: ignore[arg-type]  # torch asks for float, LBFGS takes a tensor
-        return outputs[0] if outputs else None
+        if not outputs:
+            raise FederatedError(
+                f"Expected `{type(self.module).__name__}.optimizer_step` or {type(self.optimizer).__name__} to call "
+                "the closure that it is given, which trains on the batch: pass it on as `optimizer.step(closure)`."
+            )
+        return outputs[0]
 
-    def _zero_grad(self) -> None:
+    def _zero_grad(self, batch_idx: int) -> None:
         self._call("on_before_zero_grad", self.optimizer)
-        if "optimizer_zero_grad" in self.own:
-            self.own["optimizer_zero_grad"](self.trainer.round, self.trainer.local_step, self.optimizer)
-        self.vector.zero_grad()
+        own = self.own.get("optimizer_zero_grad")
+        # Whatever the user's own way of zeroing, nothing may be left of the client before.
+        if own is None or self.trainer.local_step == 0:
+            self.vector.zero_grad()
+        if own is not None:
+            own(self.trainer.round, batch_idx, self.optimizer)
 
-    def _forward_backward(self, batch: Any, batch_idx: int) -> Any:
+    def _forward_backward(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor]:
+        """Returns what ``training_step`` returned, and the loss as it went into the backward pass."""
         args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
         if self.plain_forward:
             output = self.module.training_step(*args)
@@ -111,13 +120,16 @@ class LocalStep:
         self.recorder.log_default("train/loss", loss)
         if self.accumulate > 1:
             loss = loss / self.accumulate
+        # After the forward pass, as in Lightning: gradients of a backward pass within `training_step` do not count.
+        if first:
+            self._zero_grad(batch_idx)
         self._call("on_before_backward", loss)
         if "backward" in self.own:
             self.own["backward"](loss)
         else:
             self.precision.backward(loss, self.module)
         self._call("on_after_backward")
-        return output
+        return output, loss
 
     def _before_step(self) -> None:
         """Lets callbacks add to the gradient, then clips: the order is add, clip, step."""
@@ -129,10 +141,12 @@ class LocalStep:
             self._clip(self.clip_val)
 
     def _clip(self, clip_val: float) -> None:
+        # What the optimizer trains, in its order, as Lightning does.
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         if self.trainer.gradient_clip_algorithm == "value":
-            torch.nn.utils.clip_grad_value_(self.vector.parameters, clip_val)
+            torch.nn.utils.clip_grad_value_(parameters, clip_val)
         else:
-            torch.nn.utils.clip_grad_norm_(self.vector.parameters, clip_val)
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
     def _call(self, hook: str, *args: Any) -> None:
         for method in self.hooks[hook]:

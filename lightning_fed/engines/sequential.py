@@ -70,6 +70,7 @@ class SequentialEngine:
         trainer, aggregator = self.trainer, self.trainer.aggregator
         self.reducer.reset(len(cohort.clients))
         self.max_steps = self.samples = 0
+        self.optimizer.start_round()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = trainer.weights.to(trainer.vector.dtype)
         for client in cohort.clients:
@@ -80,6 +81,7 @@ class SequentialEngine:
             trainer.call("on_client_end", update, module=False)
             self.reducer.add(update, average_buffers=aggregator.buffers == "average")
             self.max_steps = max(self.max_steps, update.num_steps)
+        self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
         return self.reducer.reduce(cohort.round)
 
     def _train_client(self, client: Client) -> Update:
@@ -87,7 +89,8 @@ class SequentialEngine:
         vector.data.copy_(self.start)
         trainer.buffers.load(client)
         self.optimizer.start_client()
-        seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id))
+        self.seed = seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id)
+        seed_everywhere(self.seed)
         trainer.client = client
         trainer.call("on_client_start", client, module=False)
         steps = self._run_local_steps(client)
@@ -128,8 +131,7 @@ class SequentialEngine:
         last = -(-client.num_samples // size) - 1
         while trainer.local_epochs is None or epoch < trainer.local_epochs:
             order = torch.randperm(client.num_samples, generator=order_stream)
-            seed = seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id) + epoch
-            for index, batch in enumerate(self.source.batches(client.id, order, seed)):
+            for index, batch in enumerate(self.source.batches(client.id, order, self.seed + epoch)):
                 self.recorder.batch_size = count = min(size, client.num_samples - index * size)
                 self.samples += count
                 yield (batch if self.transfer is None else self.transfer(batch, 0)), index, index == last

@@ -1,0 +1,163 @@
+"""Tiny data, modules and trainers for the tests of the training core."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.fabric.utilities.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.partitioners import Partitioner
+from lightning_fed.hooks import FederatedCallback
+from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.trainer import FederatedTrainer
+
+FEATURES, CLASSES, SEED = 5, 3, 0
+
+
+def points(count: int = 20, seed: int = 0) -> TensorDataset:
+    """Samples of FEATURES numbers with one of CLASSES labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, FEATURES, generator=generator)
+    return TensorDataset(x, torch.randint(0, CLASSES, (count,), generator=generator))
+
+
+class BySizes(Partitioner):
+    """Gives client i the next ``sizes[i]`` samples."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def assign(self, targets: Any, num_samples: int, num_clients: int, generator: Any) -> np.ndarray:
+        return np.repeat(np.arange(num_clients), self.sizes)
+
+
+def federated_data(*sizes: int, dataset: Dataset | None = None, **options: Any) -> FederatedDataModule:
+    """One client of 20 samples, or clients of these sizes; batches of 8."""
+    sizes = sizes or (20,)
+    options = {"batch_size": 8, "eval_batch_size": 8, "val_dataset": points(12, seed=1), **options}
+    dataset = points(sum(sizes)) if dataset is None else dataset
+    return FederatedDataModule(dataset, BySizes(*sizes), num_clients=len(sizes), **options)
+
+
+def federated_trainer(folder: Path, *callbacks: pl.Callback, **options: Any) -> FederatedTrainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options = {"accelerator": "cpu", "seed": SEED, "max_rounds": 1, **quiet, **options}
+    return FederatedTrainer(default_root_dir=str(folder), callbacks=list(callbacks), **options)
+
+
+def lightning_trainer(folder: Path, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "max_epochs": 1, **quiet, **options}
+    return pl.Trainer(default_root_dir=str(folder), callbacks=list(callbacks), enable_model_summary=False, **options)
+
+
+class Classifier(pl.LightningModule):
+    """Logistic regression by default; subclasses and arguments change one thing at a time."""
+
+    def __init__(self, net: nn.Module | None = None, optimizer: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.net = net if net is not None else nn.Linear(FEATURES, CLASSES)
+        self.make_optimizer = optimizer if optimizer is not None else lambda m: torch.optim.SGD(m.parameters(), lr=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self(x), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return self.make_optimizer(self)
+
+
+def copied(batch: Any) -> Any:
+    return apply_to_collection(batch, Tensor, torch.clone)
+
+
+class Tape(FederatedCallback):
+    """Records the batches that clients trained on, and the model of the client that trained last."""
+
+    def __init__(self) -> None:
+        self.epochs: list[list[Any]] = []
+        self.state: dict[str, Tensor] = {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.epochs.append([])
+        self.epochs[-1].append(copied(batch))
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.state = {name: value.clone() for name, value in pl_module.state_dict().items()}
+
+
+class Replay:
+    """A loader that gives the recorded batches of the trainer's epoch."""
+
+    def __init__(self, epochs: list[list[Any]], trainer: pl.Trainer) -> None:
+        self.epochs, self.trainer = epochs, trainer
+
+    def __len__(self) -> int:
+        return len(self.epochs[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([copied(batch) for batch in self.epochs[self.trainer.current_epoch]])
+
+
+class SeedLikeClient(pl.Callback):
+    """Puts the global random state where the first client of the first round finds it."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        seed_everywhere(seed_for(SEED, Purpose.LOCAL, 1, 0))
+
+
+def built(make: Callable[[], pl.LightningModule]) -> pl.LightningModule:
+    torch.manual_seed(123)
+    return make()
+
+
+def train_both(
+    folder: Path,
+    make: Callable[[], pl.LightningModule],
+    data: FederatedDataModule | None = None,
+    epochs: int = 2,
+    federated: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[pl.LightningModule, pl.LightningModule]:
+    """Trains one client for one round, and Lightning's Trainer on the same batches; both must end with equal weights.
+
+    Args:
+        folder: Scratch folder.
+        make: Builds the module; called twice under one seed.
+        data: One client's data.
+        epochs: Passes over the data.
+        federated: Options for FederatedTrainer alone.
+        **options: Options for both trainers.
+
+    Returns:
+        The two modules; the first holds the client's weights again.
+    """
+    tape, ours, theirs = Tape(), built(make), built(make)
+    trainer = federated_trainer(folder, tape, local_epochs=epochs, **options, **(federated or {}))
+    trainer.fit(ours, data if data is not None else federated_data())
+    lightning = lightning_trainer(folder, SeedLikeClient(), max_epochs=epochs, **options)
+    lightning.fit(theirs, train_dataloaders=Replay(tape.epochs, lightning))
+    start, reference = built(make).state_dict(), theirs.state_dict()
+    assert tape.state.keys() == reference.keys()
+    for name, value in reference.items():
+        assert torch.equal(tape.state[name], value), f"{name} differs by {(tape.state[name] - value).abs().max()}"
+    assert any(not torch.equal(start[name], value.to(start[name].dtype)) for name, value in reference.items())
+    ours.load_state_dict(tape.state)
+    return ours, theirs

@@ -1,0 +1,260 @@
+"""What ``validate``, ``test`` and ``predict`` return, over one and several data sets."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from core_parts import CLASSES, Classifier, federated_data, federated_trainer, points
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.errors import FederatedError
+
+
+class Tested(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+
+    def _shared(self, batch: Any, name: str) -> None:
+        x, y = batch
+        self.accuracy(self(x), y)
+        self.log(f"{name}/acc", self.accuracy)
+        self.log_dict({f"{name}/loss": self.loss(batch)}, on_step=True, on_epoch=True)
+        self.log(f"{name}/hidden", 1.0, logger=False)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._shared(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._shared(batch, "test")
+        self.log("index", float(dataloader_idx), add_dataloader_idx=False, reduce_fx="max")
+
+    def on_test_epoch_end(self) -> None:
+        self.log("sets", 5.0)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"y": self(batch[0]).argmax(1), "index": batch_idx}
+
+
+def loss_and_accuracy(module: nn.Module, data: TensorDataset) -> tuple[float, float]:
+    x, y = data.tensors
+    with torch.no_grad():
+        out = module(x)
+    return F.cross_entropy(out, y).item(), (out.argmax(1) == y).float().mean().item()
+
+
+def test_validate_returns_a_list_of_dicts(tmp_path):
+    module = Tested()
+    trainer = federated_trainer(tmp_path)
+    results = trainer.validate(module, federated_data())
+    loss, acc = loss_and_accuracy(module, points(12, seed=1))
+    assert [set(r) for r in results] == [{"val/acc", "val/loss_step", "val/loss_epoch"}]
+    assert results[0]["val/loss_epoch"] == pytest.approx(loss, rel=1e-5)
+    assert results[0]["val/acc"] == pytest.approx(acc)
+    assert all(type(value) is float for value in results[0].values())
+    assert trainer.callback_metrics["val/loss"].item() == pytest.approx(loss, rel=1e-5)
+    assert trainer.callback_metrics["val/hidden"] == 1
+
+
+def test_named_test_sets_have_suffixes(tmp_path, capsys):
+    sets = {"seen": points(12, seed=2), "unseen": points(9, seed=3)}
+    module = Tested()
+    results = federated_trainer(tmp_path).test(module, federated_data(test_dataset=sets))
+    for index, (name, data) in enumerate(sets.items()):
+        loss, acc = loss_and_accuracy(module, data)
+        assert results[index][f"test/loss_epoch/{name}"] == pytest.approx(loss, rel=1e-5)
+        assert results[index][f"test/acc/{name}"] == pytest.approx(acc)
+        assert set(results[index]) == {
+            f"test/acc/{name}", f"test/loss_step/{name}", f"test/loss_epoch/{name}", "index", "sets",
+        }  # fmt: skip
+        assert results[index]["index"] == index
+        assert results[index]["sets"] == 5
+    printed = capsys.readouterr().out
+    assert printed.index("seen:") < printed.index("unseen:")
+    assert "test/acc/unseen" in printed
+
+
+def test_names_are_those_of_lightning(tmp_path):
+    """Lists of loaders, as Lightning's own datamodules return them, get Lightning's own names."""
+
+    class Lists(pl.LightningDataModule):
+        def test_dataloader(self) -> Any:
+            return [DataLoader(points(9, seed=s), batch_size=4) for s in (2, 3)]
+
+        predict_dataloader = test_dataloader
+
+    module = Tested()
+    ours = federated_trainer(tmp_path).test(module, Lists(), verbose=False)
+    theirs = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
+    expected = theirs.test(module, Lists(), verbose=False)
+    steps = "test/loss_step"  # Lightning logs these for each batch and leaves them out of what it returns
+    ours = [{key: value for key, value in result.items() if steps not in key} for result in ours]
+    assert ours == [pytest.approx(result, rel=1e-6) for result in expected]
+    predictions = federated_trainer(tmp_path).predict(module, Lists())
+    assert [len(batches) for batches in predictions] == [3, 3]
+
+
+def test_single_named_set_has_no_suffix(tmp_path):
+    results = federated_trainer(tmp_path).test(Tested(), federated_data(test_dataset={"only": points(4)}))
+    assert "test/acc" in results[0]
+
+
+def test_several_sets_during_fit(tmp_path):
+    sets = {"seen": points(12, seed=2), "unseen": points(9, seed=3)}
+    trainer = federated_trainer(tmp_path, check_test_every_n_rounds=1)
+    module = Tested()
+    trainer.fit(module, federated_data(test_dataset=sets))
+    _, acc = loss_and_accuracy(module, sets["unseen"])
+    assert trainer.callback_metrics["test/acc/unseen"].item() == pytest.approx(acc)
+
+
+def test_predict_returns_what_the_step_returns(tmp_path):
+    module, data = Tested(), points(20, seed=4)
+    outputs = federated_trainer(tmp_path).predict(module, federated_data(predict_dataset=data))
+    assert [output["index"] for output in outputs] == [0, 1, 2]
+    assert torch.equal(torch.cat([output["y"] for output in outputs]), module(data.tensors[0]).argmax(1))
+    assert not any(output["y"].requires_grad for output in outputs)
+
+
+class OnlyForward(pl.LightningModule):
+    """Lightning's own ``predict_step`` calls ``forward`` on the batch."""
+
+    def forward(self, batch: Any) -> Tensor:
+        return batch[0].sum(1)
+
+
+def test_predict_without_predict_step(tmp_path):
+    data = points(20, seed=4)
+    outputs = federated_trainer(tmp_path).predict(OnlyForward(), federated_data(predict_dataset=data))
+    assert torch.equal(torch.cat(outputs), data.tensors[0].sum(1))
+
+
+def test_limits(tmp_path):
+    seen: list[str] = []
+
+    class Counted(Tested):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append("val")
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append("test")
+
+        def predict_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append("predict")
+
+        def on_validation_start(self) -> None:
+            seen.append("start")
+
+    data = federated_data(val_dataset=points(40), test_dataset=points(40), predict_dataset=points(40))
+    options = {"limit_val_batches": 0.4, "limit_test_batches": 3, "limit_predict_batches": 1}
+    trainer = federated_trainer(tmp_path, **options)
+    trainer.validate(Counted(), data, verbose=False)
+    trainer.test(Counted(), data, verbose=False)
+    assert len(trainer.predict(Counted(), data)) == 1
+    assert seen == ["start", "val", "val", "test", "test", "test", "predict"]
+    seen.clear()
+    federated_trainer(tmp_path, limit_val_batches=0).fit(Counted(), data)
+    assert federated_trainer(tmp_path, limit_val_batches=0.0).validate(Counted(), data, verbose=False) == []
+    assert seen == []
+    with pytest.raises(FederatedError, match="limit_val_batches"):
+        federated_trainer(tmp_path, limit_val_batches=0.1).validate(Counted(), data)
+
+
+class Modes(Classifier):
+    """Keeps its first layer in eval mode, and notes the modes in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.dropout = nn.BatchNorm1d(2).eval(), nn.Dropout()
+        self.modes: list[tuple[str, bool, bool, bool]] = []
+
+    def _note(self, step: str) -> None:
+        self.modes.append((step, self.frozen.training, self.dropout.training, torch.is_grad_enabled()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self._note("train")
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._note("val")
+
+
+def test_modes_are_kept(tmp_path):
+    module = Modes()
+    federated_trainer(tmp_path).fit(module, federated_data(8, val_dataset=points(8)))
+    val = ("val", False, False, False)
+    assert module.modes == [val, ("train", False, True, True), val]
+    assert not module.frozen.training
+    assert module.dropout.training
+
+
+def test_own_evaluation_mode(tmp_path):
+    class DropsInValidation(Modes):
+        def on_validation_model_eval(self) -> None:
+            super().on_validation_model_eval()
+            self.dropout.train()
+
+        def on_validation_model_train(self) -> None:
+            super().on_validation_model_train()
+            self.frozen.train()
+
+    module = DropsInValidation()
+    federated_trainer(tmp_path).fit(module, federated_data(8, val_dataset=points(8)))
+    assert module.modes[0] == ("val", False, True, False)
+    assert module.modes[1] == ("train", True, True, True)
+
+
+def test_step_arguments(tmp_path):
+    class Positional(Classifier):
+        def validation_step(self, data: Any, number: int) -> None:  # type: ignore[override]
+            self.log("number", float(number), reduce_fx="max")
+
+        def test_step(self, batch: Any) -> None:  # type: ignore[override]
+            self.log("x", batch[0].mean())
+
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> int:
+            return dataloader_idx
+
+        def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+            self.log("last", float(batch_idx), reduce_fx="max")
+
+    data = federated_data(test_dataset=points(12))
+    trainer = federated_trainer(tmp_path)
+    assert trainer.validate(Positional(), data, verbose=False) == [{"number": 1.0, "last": 1.0}]
+    expected = points(12).tensors[0].mean().item()
+    assert trainer.test(Positional(), data, verbose=False) == [{"x": pytest.approx(expected)}]
+    assert trainer.predict(Positional(), data) == [0, 0]
+
+
+def test_steps_may_change_their_batch(tmp_path):
+    class InPlace(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            batch[0].mul_(2)
+            self.log("x", batch[0].mean())
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            batch[0].mul_(2)
+            self.log("train/x", batch[0].mean())
+            return self.loss(batch)
+
+    data, trainer = federated_data(), federated_trainer(tmp_path, max_rounds=3)
+    trainer.fit(InPlace(), data)
+    assert trainer.callback_metrics["x"].item() == pytest.approx(2 * points(12, seed=1).tensors[0].mean().item())
+    assert trainer.callback_metrics["train/x"].item() == pytest.approx(2 * points(20).tensors[0].mean().item())
+
+
+def test_no_data_and_no_step(tmp_path):
+    data = FederatedDataModule(points(8), num_clients=1)
+    with pytest.raises(FederatedError, match="val_dataloader"):
+        federated_trainer(tmp_path).validate(Tested(), data)
+    with pytest.raises(FederatedError, match=r"Classifier.*test_step"):
+        federated_trainer(tmp_path).test(Classifier(), federated_data(test_dataset=points(4)))
+    with pytest.raises(FederatedError, match=r"Classifier.*test_step"):
+        federated_trainer(tmp_path, check_test_every_n_rounds=1).fit(
+            Classifier(), federated_data(test_dataset=points(4))
+        )

@@ -1,0 +1,132 @@
+"""Hooks of modules, callbacks and datamodules are called in Lightning's order, as often as under Lightning."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from core_parts import BySizes, Classifier, federated_trainer, lightning_trainer, points
+from lightning.pytorch.core.hooks import ModelHooks
+
+from lightning_fed.data import FederatedDataModule
+
+_MODULE = {name for name in vars(ModelHooks) if name.startswith("on_")} | {
+    "setup", "teardown", "prepare_data", "configure_model", "configure_callbacks", "configure_optimizers",
+    "training_step", "validation_step", "test_step", "predict_step", "backward", "optimizer_step",
+    "optimizer_zero_grad", "configure_gradient_clipping", "lr_scheduler_step", "on_after_batch_transfer",
+}  # fmt: skip
+_MODULE -= {"on_validation_model_zero_grad"}  # releases memory under Lightning; here gradients live in one vector
+_CALLBACK = {name for name in vars(pl.Callback) if name.startswith("on_")} | {"setup", "teardown"}
+_DATA = {"setup", "teardown", "prepare_data", "on_exception"}
+
+
+def traced(base: type, hooks: set[str], who: str, trace: list[str]) -> type:
+    """Derives a class that notes each call of a hook and then does as its base."""
+
+    def noting(name: str) -> Any:
+        original = getattr(base, name)
+
+        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+            trace.append(f"{who}.{name}")
+            return original(self, *args, **kwargs)
+
+        return hook
+
+    return type("Traced" + base.__name__, (base,), {name: noting(name) for name in hooks if hasattr(base, name)})
+
+
+class Module(Classifier):
+    def configure_optimizers(self) -> Any:
+        import torch
+
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        step = {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "interval": "step"}
+        return [optimizer], [step, torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/loss", self.loss(batch))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0])
+
+
+def parts(trace: list[str], fails: bool = False) -> tuple[Any, Any, Any]:
+    class Failing(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise RuntimeError("a mistake in training_step")
+
+    module = traced(Failing if fails else Module, _MODULE, "module", trace)()
+    data = traced(FederatedDataModule, _DATA, "data", trace)(
+        points(16), BySizes(16), 1, batch_size=8, eval_batch_size=6,
+        val_dataset=points(12, seed=1), test_dataset=points(6, seed=2),
+    )  # fmt: skip
+    return module, data, traced(pl.Callback, _CALLBACK, "callback", trace)()
+
+
+def without_round_zero(trace: list[str]) -> list[str]:
+    """Leaves out the validation between the start of training and the first round."""
+    start = trace.index("module.on_train_start") + 1
+    return trace[:start] + trace[trace.index("callback.on_train_epoch_start") :]
+
+
+def traces(folder: Any, call: str, **options: Any) -> tuple[list[str], list[str]]:
+    ours: list[str] = []
+    module, data, callback = parts(ours)
+    getattr(federated_trainer(folder, callback, max_rounds=2, **options), call)(module, data)
+    theirs: list[str] = []
+    module, data, callback = parts(theirs)
+    getattr(lightning_trainer(folder, callback, max_epochs=2, **options), call)(module, data)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}])
+def test_fit(tmp_path, options):
+    ours, theirs = traces(tmp_path, "fit", **options)
+    assert "module.on_validation_start" in ours[: ours.index("module.on_train_epoch_start")]
+    # Schedules of the round step when all its clients are done, later than Lightning's after the last batch.
+    assert ours.count("module.lr_scheduler_step") == theirs.count("module.lr_scheduler_step") > 0
+    ours, theirs = ([hook for hook in trace if hook != "module.lr_scheduler_step"] for trace in (ours, theirs))
+    assert without_round_zero(ours) == theirs
+    assert theirs.count("module.training_step") == 4
+
+
+@pytest.mark.parametrize("call", ["validate", "test", "predict"])
+def test_evaluation(tmp_path, call):
+    ours, theirs = traces(tmp_path, call)
+    assert ours == theirs
+
+
+def test_failure(tmp_path):
+    ours: list[str] = []
+    module, data, callback = parts(ours, fails=True)
+    with pytest.raises(RuntimeError, match="a mistake in training_step"):
+        federated_trainer(tmp_path, callback).fit(module, data)
+    assert ours[ours.index("module.training_step") + 1 :][:2] == ["callback.on_exception", "data.on_exception"]
+    assert "module.on_fit_end" not in ours
+
+
+def test_stages_and_epochs_seen_by_hooks(tmp_path):
+    seen: list[Any] = []
+
+    class Watching(Module):
+        def setup(self, stage: str) -> None:
+            seen.append(("setup", stage, self.trainer.state.fn.value, self.trainer.training))
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            seen.append(("batch", self.current_epoch, self.global_step, self.trainer.training, self.training))
+
+        def on_validation_epoch_end(self) -> None:
+            trainer = self.trainer
+            seen.append(("val", self.current_epoch, self.global_step, trainer.validating, self.training))
+
+        def on_train_epoch_end(self) -> None:
+            seen.append(("end", self.current_epoch, self.global_step, self.trainer.training, self.training))
+
+    data = FederatedDataModule(points(24), BySizes(8, 16), 2, batch_size=8, val_dataset=points(4))
+    federated_trainer(tmp_path, max_rounds=2).fit(Watching(), data)
+    rounds = [
+        [("batch", 1, 0, True, True), ("batch", 1, 0, True, True), ("batch", 1, 1, True, True)],
+        [("val", 1, 0, True, False), ("end", 1, 0, True, True)],
+        [("batch", 2, 2, True, True), ("batch", 2, 2, True, True), ("batch", 2, 3, True, True)],
+        [("val", 2, 2, True, False), ("end", 2, 2, True, True)],
+    ]
+    assert seen == [("setup", "fit", "fit", True), ("val", 0, 0, True, False), *sum(rounds, [])]

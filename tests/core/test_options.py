@@ -1,0 +1,109 @@
+"""Every bad argument of the trainer ends with one sentence that names the option."""
+
+import math
+from datetime import timedelta
+from inspect import signature
+from typing import Any
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_fed import FederatedTrainer
+from lightning_fed.aggregators import FedAvg
+from lightning_fed.errors import FederatedError
+from lightning_fed.options import batch_limit
+from lightning_fed.sampling import UniformSampler
+
+COUNT = [0, -1, 1.5, "3", True]
+SHARE = [-1, -0.1, 1.5, "all", None, True, math.nan]
+BAD: dict[str, list[Any]] = {
+    "accelerator": ["abacus"],
+    "devices": [0, "x", 2],
+    "num_nodes": [*COUNT, None, 2],
+    "strategy": ["ring"],
+    "precision": ["16-mixed", "8", 7, None],
+    "logger": ["wandb", 3, ["csv"]],
+    "callbacks": [3, "FedAvg", [FedAvg], [FedAvg(), FedAvg()]],
+    "default_root_dir": [3, None],
+    "name": ["", "/a", "../a", "a/../b", ".", 3],
+    "seed": [-1, 1.5, "0", True],
+    "max_rounds": [*COUNT, None],
+    "clients_per_round": [*SHARE, 0, 0.0],
+    "local_epochs": COUNT,
+    "local_steps": COUNT,
+    "local_schedule": ["never", None],
+    "sampler": ["uniform", 3, UniformSampler],
+    "check_val_every_n_rounds": [*COUNT, None],
+    "check_test_every_n_rounds": COUNT,
+    "limit_val_batches": SHARE,
+    "limit_test_batches": SHARE,
+    "limit_predict_batches": SHARE,
+    "gradient_clip_val": [-1, -0.5, math.nan, "x", True, [1]],
+    "gradient_clip_algorithm": ["median", 1],
+    "accumulate_grad_batches": [*COUNT, None, {0: 2}],
+    "deterministic": ["maybe", None, 3],
+    "fast_dev_run": [-1, 1.5, "x", None],
+    "enable_progress_bar": ["x", None, 3],
+    "enable_checkpointing": ["x", None, 3],
+    "max_time": ["x", "1:2", "", 3, [1], {"foo": 1}, {"minutes": "x"}, timedelta(seconds=-1)],
+}
+CASES = [(name, value) for name, bad in BAD.items() for value in bad]
+
+
+def make(**options: Any) -> FederatedTrainer:
+    defaults = {"accelerator": "cpu", "enable_progress_bar": False, "enable_checkpointing": False}
+    return FederatedTrainer(**{**defaults, **options})
+
+
+def test_every_argument_of_the_trainer_is_covered() -> None:
+    assert set(BAD) == set(signature(FederatedTrainer.__init__).parameters) - {"self"}
+
+
+@pytest.mark.parametrize(("name", "value"), CASES, ids=[f"{name}={value!r}"[:60] for name, value in CASES])
+def test_bad_value_names_the_option(name: str, value: Any) -> None:
+    with pytest.raises(FederatedError) as caught:
+        make(**{name: value})
+    message = str(caught.value)
+    assert message.startswith("Expected ")
+    assert f"`--trainer.{name}" in message or f"`{name}`" in message
+    assert "\n" not in message
+
+
+GOOD: list[dict[str, Any]] = [
+    {"clients_per_round": 3}, {"clients_per_round": 0.1}, {"clients_per_round": 1.0},
+    {"local_steps": 5}, {"local_epochs": 2}, {"local_schedule": "continue"},
+    {"limit_val_batches": 0}, {"limit_val_batches": 0.0}, {"limit_test_batches": 7},
+    {"gradient_clip_val": 0}, {"gradient_clip_val": 1.5, "gradient_clip_algorithm": "value"},
+    {"deterministic": False}, {"fast_dev_run": True}, {"fast_dev_run": 2}, {"fast_dev_run": False},
+    {"max_time": "00:00:10:00"}, {"max_time": timedelta(minutes=1)}, {"max_time": {"hours": 1}},
+    {"name": "group/gma"}, {"name": "v1..2"}, {"seed": 0}, {"check_test_every_n_rounds": 1},
+    {"sampler": UniformSampler()}, {"logger": True}, {"logger": False}, {"logger": CSVLogger("x")},
+    {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", GOOD, ids=[str(options)[:60] for options in GOOD])
+def test_good_values_are_taken(options: dict[str, Any]) -> None:
+    make(**options)
+
+
+def test_epochs_and_steps_exclude_each_other() -> None:
+    with pytest.raises(FederatedError, match=r"--trainer\.local_epochs.*--trainer\.local_steps.*both"):
+        make(local_epochs=1, local_steps=1)
+    assert make().local_epochs == 1
+    assert make(local_steps=4).local_epochs is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "total", "expected"),
+    [(1.0, 10, None), (1.0, None, None), (0.5, 10, 5), (0.25, 10, 2), (0.0, 10, 0), (0.0, 0, 0), (1, 10, 1), (0, 10, 0),
+     (3, None, 3)],
+)  # fmt: skip
+def test_batch_limit(limit: int | float, total: int | None, expected: int | None) -> None:
+    assert batch_limit(limit, total) == expected
+
+
+@pytest.mark.parametrize(("limit", "total"), [(0.1, 5), (0.5, None), (0.9, 1)])
+def test_a_share_that_comes_to_no_batch_is_refused(limit: float, total: int | None) -> None:
+    with pytest.raises(FederatedError, match=r"--trainer\.limit_val_batches.*give a count"):
+        batch_limit(limit, total)

@@ -1,0 +1,204 @@
+"""Modules that override Lightning's optimization hooks train as they do under Lightning's Trainer."""
+
+from typing import Any
+
+import pytest
+import torch
+from core_parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, train_both
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from lightning_fed.errors import FederatedError
+
+
+class Base(Classifier):
+    """A small network under SGD with momentum and weight decay."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES)))
+        self.calls: list[str] = []
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+class WarmUp(Base):
+    """Sets the learning rate after each step, as in Lightning's own example."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer.step(closure=optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + self.trainer.global_step)
+
+
+class EverySecondBatch(Base):
+    """Steps on every second batch only, and runs the closure alone on the others."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if batch_idx % 2 == 0:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        else:
+            optimizer_closure()
+
+
+class OwnClipping(Base):
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        self.calls.append(f"{gradient_clip_val} {gradient_clip_algorithm}")
+        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="value")
+
+
+class HigherOrderBackward(Base):
+    """With ``create_graph`` torch replaces gradients instead of adding to them."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward(create_graph=True)
+
+
+class ScaledGradients(Base):
+    def on_after_backward(self) -> None:
+        for p in self.parameters():
+            p.grad = p.grad * 2
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        for p in self.net[0].parameters():
+            p.grad.mul_(0.5)
+
+
+class DropsLoss(Base):
+    """Hooks see the gradients of the step before when they are about to be zeroed."""
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        norms = [p.grad.norm().item() for p in self.parameters() if p.grad is not None]
+        self.calls.append("before zero_grad" if any(norms) else "nothing yet")
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.calls.append(f"loss {loss.item():.6f}")
+
+
+class KeepsZeroedGradients(Base):
+    """Zeroes in place, so that weight decay moves a head without gradient from its second step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(2))
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self.net(x) + self.heads[int(y[0] == 1)](x), y)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        self.calls.append(str(batch_idx))
+        optimizer.zero_grad(set_to_none=False)
+
+
+class Adversarial(Base):
+    """Runs a backward pass of its own in ``training_step``, whose gradients must not count."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        x = x.clone().requires_grad_(True)
+        F.cross_entropy(self(x), y).backward()
+        return F.cross_entropy(self((x + 0.1 * x.grad.sign()).detach()), y)
+
+
+class ZeroesInStep(Base):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.zero_grad()
+        return self.loss(batch)
+
+
+class StopsEpochEarly(Base):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 2 else None
+
+
+class StepsScheduleItself(Base):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        self.calls.append(str(metric))
+        scheduler.step()
+        scheduler.step()
+
+
+class LossInDict(Base):
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        return {"loss": self.loss(batch), "extra": batch[0].mean()}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.calls.append(f"{batch_idx} {outputs['extra']:.6f}")
+
+
+class NoBatchIndex(Base):
+    def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
+        return self.loss(batch)
+
+
+class OtherNames(Base):
+    def training_step(self, data: Any, number: int) -> Tensor:  # type: ignore[override]
+        self.calls.append(str(number))
+        return self.loss(data)
+
+
+MODULES = [
+    WarmUp, EverySecondBatch, OwnClipping, HigherOrderBackward, ScaledGradients, DropsLoss, KeepsZeroedGradients,
+    Adversarial, ZeroesInStep, StepsScheduleItself, LossInDict, NoBatchIndex, OtherNames,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module_class", MODULES)
+def test_same_weights_and_same_calls(tmp_path, module_class):
+    ours, theirs = train_both(tmp_path, module_class, federated_data(40))
+    assert ours.calls == theirs.calls
+
+
+@pytest.mark.parametrize("module_class", [DropsLoss, KeepsZeroedGradients, Adversarial, ZeroesInStep])
+def test_the_same_with_accumulation(tmp_path, module_class):
+    ours, theirs = train_both(tmp_path, module_class, federated_data(40), accumulate_grad_batches=2)
+    assert ours.calls == theirs.calls
+
+
+def test_epoch_stopped_by_the_module(tmp_path):
+    train_both(tmp_path, StopsEpochEarly, federated_data(40), epochs=1)
+
+
+class SharpnessAware(SGD):
+    """An optimizer from elsewhere that evaluates the loss twice in each step."""
+
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            closure()
+        shifts = [(p, 0.05 * p.grad.sign()) for group in self.param_groups for p in group["params"]]
+        with torch.no_grad():
+            for p, shift in shifts:
+                p.add_(shift)
+        with torch.enable_grad():
+            loss = closure()
+        with torch.no_grad():
+            for p, shift in shifts:
+                p.sub_(shift)
+        super().step()
+        return loss
+
+
+def test_optimizer_that_calls_the_closure_itself(tmp_path):
+    class Sharp(Base):
+        def configure_optimizers(self) -> Any:
+            return SharpnessAware(self.parameters(), lr=0.1)
+
+    train_both(tmp_path, Sharp, gradient_clip_val=0.1)
+
+
+def test_closure_must_be_called(tmp_path):
+    class Forgetful(Base):
+        def optimizer_step(self, *args: Any) -> None:
+            pass
+
+    with pytest.raises(FederatedError, match=r"Forgetful\.optimizer_step.*closure"):
+        federated_trainer(tmp_path).fit(Forgetful(), federated_data())

@@ -1,0 +1,170 @@
+"""Running sums over a cohort: what they are, and that they cost the same for ten clients and for a thousand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import Client, Update
+from lightning_fed.reduction import Need, RoundReducer
+
+D = 1000
+
+
+class NewStorage(TorchDispatchMode):
+    """Counts the bytes of every storage that torch makes, and never forgets one."""
+
+    def __init__(self, known: list[Tensor]) -> None:
+        super().__init__()
+        self.alive: dict[int, Any] = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in known}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(tensor, Tensor) and (at := tensor.untyped_storage().data_ptr()) not in self.alive:
+                # Held on to, so that no later storage can take the same address.
+                self.alive[at] = tensor.untyped_storage()
+                self.bytes += tensor.untyped_storage().nbytes()
+        return out
+
+
+def update(i: int, delta: Tensor, weight: float = 1.0, buffers: dict[str, Tensor] | None = None) -> Update:
+    return Update(Client(i, 5, 1), delta, 1, buffers or {}, weight)
+
+
+def bytes_of_a_round(needs: Need, clients: int, with_buffers: bool = False) -> int:
+    w, delta = torch.zeros(D), torch.ones(D)
+    buffers = {"mean": torch.ones(D), "count": torch.ones(D, dtype=torch.int64)} if with_buffers else {}
+    reducer = RoundReducer(w, needs)
+    with NewStorage([w, delta, *buffers.values()]) as storage:
+        for size in (1, clients):  # the first round shows the vectors that are made once
+            storage.bytes = 0
+            reducer.reset(size)
+            for i in range(size):
+                reducer.add(update(i, delta, buffers=buffers), average_buffers=with_buffers)
+            reduced = reducer.reduce(1)
+    return storage.bytes - reduced.weights.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("needs", [Need.MEAN, Need.SIGN_SUM, Need.MEAN | Need.SIGN_SUM], ids=str)
+def test_sums_allocate_nothing_in_a_round(needs: Need) -> None:
+    assert bytes_of_a_round(needs, 3) <= 64
+    assert bytes_of_a_round(needs, 300) <= 64
+
+
+def test_buffers_allocate_the_same_for_any_cohort() -> None:
+    small, large = (bytes_of_a_round(Need.MEAN, clients, with_buffers=True) for clients in (3, 300))
+    assert large == small
+    assert small <= 2 * 8 * D + 64
+
+
+def test_the_probe_sees_what_grows() -> None:
+    assert bytes_of_a_round(Need.UPDATES, 30) >= 30 * D * 4
+
+
+def test_vectors_are_reused_from_round_to_round() -> None:
+    reducer = RoundReducer(torch.zeros(D), Need.MEAN | Need.SIGN_SUM | Need.UPDATES)
+    places = []
+    for clients in (5, 3, 5):
+        reducer.reset(clients)
+        for i in range(clients):
+            reducer.add(update(i, torch.full((D,), float(i + 1))), average_buffers=False)
+        reduced = reducer.reduce(1)
+        places.append([t.data_ptr() for t in (reduced.mean, reduced.sign_sum, reduced.updates)])
+        assert reduced.updates.shape == (clients, D)
+        assert reduced.sign_sum.eq(clients).all()
+        assert torch.allclose(reduced.mean, torch.tensor((clients + 1) / 2))
+    assert places[0] == places[1] == places[2]
+
+
+def test_agrees_with_numpy() -> None:
+    rng = np.random.default_rng(0)
+    deltas = rng.normal(size=(6, 8)) * (rng.random((6, 8)) > 0.2)
+    weights = [3.0, 1.0, 20.0, 7.0, 2.0, 9.0]
+    buffers = rng.normal(size=(6, 4))
+    counts = rng.integers(0, 100, size=6)
+    reducer = RoundReducer(torch.zeros(8, dtype=torch.float64), Need.MEAN | Need.SIGN_SUM | Need.UPDATES)
+    reducer.reset(6)
+    for i in range(6):
+        own = {"b": torch.tensor(buffers[i]), "n": torch.tensor(counts[i]), "flag": torch.tensor(i == 2)}
+        reducer.add(update(i, torch.tensor(deltas[i]), weights[i], own), average_buffers=True)
+    reduced = reducer.reduce(4)
+    shares = np.array(weights) / sum(weights)
+    np.testing.assert_allclose(reduced.mean, shares @ deltas, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(reduced.sign_sum, np.sign(deltas).sum(0))
+    np.testing.assert_array_equal(reduced.updates, deltas)
+    np.testing.assert_allclose(reduced.weights, shares, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(reduced.buffers["b"], shares @ buffers, rtol=0, atol=1e-12)
+    assert reduced.buffers["n"].item() == counts.max()
+    assert reduced.buffers["flag"].item() is True
+    assert (reduced.round, reduced.num_clients, [c.id for c in reduced.clients]) == (4, 6, list(range(6)))
+
+
+def test_updates_are_copies_and_inputs_stay_as_they_were() -> None:
+    """δ and the buffers are live tensors that the next client overwrites."""
+    reducer = RoundReducer(torch.zeros(3), Need.UPDATES)
+    reducer.reset(2)
+    delta, live = torch.ones(3), {"b": torch.ones(2), "n": torch.tensor(4)}
+    reducer.add(update(0, delta, 2.0, live), average_buffers=True)
+    assert delta.eq(1).all()
+    assert live["b"].eq(1).all()
+    delta.fill_(5)
+    live["b"].fill_(4)
+    live["n"].fill_(1)
+    reducer.add(update(1, delta, 1.0, live), average_buffers=True)
+    reduced = reducer.reduce(1)
+    assert reduced.updates.tolist() == [[1.0] * 3, [5.0] * 3]
+    assert reduced.buffers["b"].tolist() == [2.0, 2.0]
+    assert reduced.buffers["n"].item() == 4
+    assert live["n"].item() == 1
+
+
+@pytest.mark.parametrize("needs", [Need.MEAN, Need.SIGN_SUM, Need.UPDATES, Need.NOTHING], ids=str)
+def test_only_what_is_needed_is_kept(needs: Need) -> None:
+    reducer = RoundReducer(torch.zeros(3), needs)
+    reducer.reset(1)
+    reducer.add(update(0, torch.ones(3), buffers={"b": torch.ones(1)}), average_buffers=False)
+    reduced = reducer.reduce(1)
+    found = {
+        Need.MEAN: reduced.mean.numel(), Need.SIGN_SUM: reduced.sign_sum.numel(), Need.UPDATES: reduced.updates.numel()
+    }  # fmt: skip
+    assert found == {need: 3 if need in needs else 0 for need in found}
+    assert reduced.buffers == {}
+
+
+def test_a_round_without_clients_is_zero() -> None:
+    reducer = RoundReducer(torch.zeros(3), Need.MEAN | Need.SIGN_SUM)
+    reducer.reset(1)
+    reducer.add(update(0, torch.ones(3), buffers={"b": torch.ones(1)}), average_buffers=True)
+    reducer.reduce(1)
+    reducer.reset(2)
+    reduced = reducer.reduce(2)
+    assert reduced.num_clients == 0
+    assert reduced.mean.eq(0).all()
+    assert reduced.sign_sum.eq(0).all()
+    assert reduced.buffers == {}
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [float("nan"), 1.0], [float("inf"), 1.0]])
+def test_weights_that_cannot_be_normalised_are_refused(weights: list[float]) -> None:
+    reducer = RoundReducer(torch.zeros(3), Need.MEAN)
+    reducer.reset(2)
+    for i, weight in enumerate(weights):
+        reducer.add(update(i, torch.ones(3), weight), average_buffers=False)
+    with pytest.raises(FederatedError, match="client_weight"):
+        reducer.reduce(1)
+
+
+@pytest.mark.parametrize("clients", [3, 10, 77])
+def test_a_buffer_that_all_agree_on_comes_out_to_the_bit(clients: int) -> None:
+    value = torch.linspace(-1, 1, 500) * 0.1307
+    reducer = RoundReducer(torch.zeros(3), Need.NOTHING)
+    reducer.reset(clients)
+    for i in range(clients):
+        reducer.add(update(i, torch.ones(3), float(3 + 7 * i), {"b": value}), average_buffers=True)
+    assert torch.equal(reducer.reduce(1).buffers["b"].float(), value)

@@ -1,0 +1,91 @@
+"""Seeds depend on (seed, purpose, round, client) and on nothing else."""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.seeding import Purpose, generator_for, numpy_generator_for, run_seed, seed_everywhere, seed_for
+
+# Values of the first release: a change here changes the numbers of every run there has been.
+KNOWN = {
+    (0, Purpose.SPLIT, 0, 0): 7896617691693857887,
+    (0, Purpose.SHUFFLE, 1, 2): 5975187269406873824,
+    (42, Purpose.LOCAL, 200, 99): 7953329676128479599,
+    (2**40, Purpose.PREDICT, 0, 0): 8019228281482454039,
+}
+SNIPPET = "from lightning_fed.seeding import *; print([seed_for({}, p, 3, 4) for p in Purpose], hash('a'))"
+
+
+@pytest.mark.parametrize("place", KNOWN, ids=str)
+def test_seeds_are_those_of_the_first_release(place: tuple[int, Purpose, int, int]) -> None:
+    assert seed_for(*place) == KNOWN[place]
+
+
+def test_purposes_keep_their_numbers() -> None:
+    names = ["SPLIT", "SAMPLE", "SHUFFLE", "LOCAL", "EVALUATE", "PREDICT"]
+    assert [(p.name, p.value) for p in Purpose] == [(name, i) for i, name in enumerate(names)]
+
+
+def test_seeds_differ_by_seed_purpose_round_and_client() -> None:
+    places = list(itertools.product((0, 1, 2**32, 2**32 + 1), Purpose, range(12), range(12)))
+    seeds = [seed_for(*place) for place in places]
+    assert len(set(seeds)) == len(places)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_streams_differ_too_and_torch_agrees_with_numpy_on_none_of_them() -> None:
+    places = list(itertools.product((0, 7), Purpose, range(4), range(4)))
+    permutations = {tuple(torch.randperm(50, generator=generator_for(*place)).tolist()) for place in places}
+    permutations |= {tuple(numpy_generator_for(*place).permutation(50).tolist()) for place in places}
+    assert len(permutations) == 2 * len(places)
+
+
+def test_global_state_is_neither_read_nor_changed() -> None:
+    seed_everywhere(5)
+    first = seed_for(1, Purpose.LOCAL, 2, 3), generator_for(1, Purpose.SHUFFLE).initial_seed()
+    before = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+    seed_everywhere(6)
+    assert (seed_for(1, Purpose.LOCAL, 2, 3), generator_for(1, Purpose.SHUFFLE).initial_seed()) == first
+    seed_everywhere(5)
+    torch.rand(3, generator=generator_for(9, Purpose.LOCAL))
+    numpy_generator_for(9, Purpose.LOCAL).random(3)
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == before  # noqa: NPY002
+
+
+def test_seed_everywhere_takes_any_derived_seed() -> None:
+    seed_everywhere(2**63 - 1)
+    first = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+    seed_everywhere(2**63 - 2)
+    second = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_seeds_do_not_depend_on_pythons_hashes() -> None:
+    seed = 11
+    command = [sys.executable, "-c", SNIPPET.format(seed)]
+    env = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    found = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+    expected = str([seed_for(seed, p, 3, 4) for p in Purpose])
+    assert found.startswith(expected)
+    assert found != f"{expected} {hash('a')}", "the other process must have other hashes"
+
+
+def test_run_seed_is_the_one_that_lightning_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    assert run_seed() == 0
+    monkeypatch.setenv("PL_GLOBAL_SEED", "42")
+    assert run_seed() == 42
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "1.5", "", "²"])
+def test_a_bad_run_seed_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", text)
+    with pytest.raises(FederatedError, match="seed_everything"):
+        run_seed()

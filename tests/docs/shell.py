@@ -1,0 +1,97 @@
+"""Runs the command lines of the documentation in this process, in a folder of its own, and short."""
+
+import re
+import runpy
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pages import REPOSITORY, Block
+
+from lightning_fed.cli import main
+
+SHORT = ["--trainer.max_rounds", "2"]
+_COMMANDS_WITH_TRAINER = ("fit", "validate", "test", "predict")
+_NEEDS_FILES = re.compile(r"mnist", re.IGNORECASE)
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Yields the words of each command; lines that end in a backslash go on."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            yield words
+
+
+class Shell:
+    """Understands the few commands that the documentation uses, and fails on any other.
+
+    Args:
+        monkeypatch: Sets variables until the end of the test.
+        has_data: Whether the folder of real data sets is there; commands that need it are only parsed otherwise.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, has_data: bool) -> None:
+        self.monkeypatch = monkeypatch
+        self.has_data = has_data
+
+    def run(self, block: Block) -> None:
+        """Runs every line of a block."""
+        for words in command_lines(block.text):
+            self.run_line(words, block.place)
+
+    def run_line(self, words: list[str], place: str) -> None:
+        """Runs one command."""
+        with self.monkeypatch.context() as variables:
+            while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                variables.setenv(*words.pop(0).split("=", 1))
+            runner = self._runner(words)
+            if runner is None:
+                raise AssertionError(f"{place}: no rule for {shlex.join(words)!r}; mark the block if it cannot be run")
+            try:
+                runner()
+            except SystemExit as end:
+                assert end.code in (None, 0), f"{place}: {shlex.join(words)!r} ended with {end.code}"
+            else:
+                assert "fit" not in words[:4] or self._has_run(), f"{place}: {shlex.join(words)!r} has left no run"
+
+    def _runner(self, words: list[str]) -> Callable[[], object] | None:
+        if words[0] == "lightning-fed" or words[:2] == ["python", "cli.py"]:
+            rest = words[1:] if words[0] == "lightning-fed" else words[2:]
+            return lambda: main(self._short(rest))
+        if words[:3] == ["python", "-m", "lightning_fed"]:
+            return lambda: main(self._short(words[3:]))
+        if words[0] == "python" and len(words) == 2 and Path(words[1]).is_file():
+            return lambda: runpy.run_path(words[1], run_name="__main__")
+        if words[0] == "make":
+            return lambda: _expect_targets(words[1:])
+        if words[:2] == ["pip", "install"]:
+            return lambda: _expect_installable(words[2:])
+        return None
+
+    @staticmethod
+    def _has_run() -> bool:
+        """Whether the newest run has got to its last round."""
+        tables = sorted(Path("runs").rglob("metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+        return bool(tables) and tables[-1].read_text().splitlines()[-1].startswith(f"{SHORT[1]},")
+
+    def _short(self, words: list[str]) -> list[str]:
+        if words[:1] and words[0] in _COMMANDS_WITH_TRAINER:
+            if _NEEDS_FILES.search(" ".join(words)) and not self.has_data:
+                return [*words, "--print_config"]
+            return words if "--print_config" in words else [*words, *SHORT]
+        return words
+
+
+def _expect_targets(words: list[str]) -> None:
+    targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    for word in words:
+        assert "=" in word or word in targets, f"the Makefile has no target {word}"
+
+
+def _expect_installable(words: list[str]) -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    match = re.fullmatch(r"-e \.(?:\[(\w+)\])?", " ".join(words))
+    assert match is not None, f"expected an editable install of this folder, got pip install {words}"
+    assert match[1] is None or re.search(rf"^{match[1]} = \[", project, re.MULTILINE), f"there is no extra {match[1]}"

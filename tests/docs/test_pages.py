@@ -1,0 +1,116 @@
+"""Everything that README and documentation show is run, and every link leads somewhere."""
+
+import gc
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
+from pydoc import locate
+
+import pytest
+import yaml
+from pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
+from shell import Shell
+
+from lightning_fed import FederatedTrainer
+
+# Blocks that a test cannot run: they need an account or a network. A new one must be added here on purpose.
+NOT_RUN = {"docs/data.md": 1, "docs/logging.md": 1}
+
+PAGES = pages()
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    """A folder with the files of a checkout; modules and variables made in it are gone afterwards."""
+    for entry in ("configs", "cli.py"):
+        (tmp_path / entry).symlink_to(REPOSITORY / entry)
+    default = REPOSITORY.parent / "shared" / "data"
+    root = Path(os.environ.get("LIGHTNING_FED_DATA") or default)
+    monkeypatch.setenv("LIGHTNING_FED_DATA", str(root))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # so that what `seed_everything` leaves behind is taken back
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = set(sys.modules)
+    yield Shell(monkeypatch, has_data=(root / "FashionMNIST" / "raw").is_dir() and (root / "MNIST" / "raw").is_dir())
+    for module in set(sys.modules) - before:
+        file = getattr(sys.modules[module], "__file__", None) or ""
+        if Path(file).parent == tmp_path:
+            del sys.modules[module]
+    gc.collect()
+
+
+def _expect_mistake(shell: Shell, block: Block, said: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    with pytest.raises(AssertionError, match="ended with [12]$"):
+        shell.run(block)
+    assert said.language == "text", f"{said.place}: expected the sentence that {block.place} ends with"
+    assert capsys.readouterr().err.splitlines()[-1] == said.text, said.place
+
+
+def _run(shell: Shell, block: Block) -> None:
+    if block.title:
+        Path(block.title).write_text(block.text + "\n")
+    if block.language == "yaml":
+        assert isinstance(yaml.safe_load(block.text), dict), block.place
+    elif block.language == "python":
+        exec(compile(block.text, block.place, "exec"), {"__name__": Path(block.title or "example").stem})
+    elif block.language == "bash":
+        shell.run(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_runs(page: Path, shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    found = blocks(page)
+    for index, block in enumerate(found):
+        if block.mark == "fails":
+            _expect_mistake(shell, block, found[index + 1], capsys)
+        elif block.mark != "no-run":
+            _run(shell, block)
+    if name(page) == "docs/logging.md":
+        _expect_columns(page)
+
+
+def _expect_columns(page: Path) -> None:
+    """What the commands of the page wrote has no column that the page does not explain."""
+    tables = list(Path("runs").rglob("metrics.csv"))
+    assert tables
+    columns = {column for table in tables for column in table.read_text().splitlines()[0].split(",")}
+    explained = set(re.findall(r"`([\w/]+)`", prose(page)))
+    assert columns - explained == set()
+
+
+def test_what_is_not_run_is_counted() -> None:
+    not_run = Counter(block.page for page in PAGES for block in blocks(page) if block.mark == "no-run")
+    assert not_run == NOT_RUN
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), f"{name(page)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name(page)}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_options_and_references_exist(page: Path) -> None:
+    known = set(signature(FederatedTrainer).parameters)
+    text = page.read_text(encoding="utf-8")
+    correct = re.sub(r"^```\{\.bash \.fails\}.*?^```$\n+^```text$.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"(?<![\w.])(?:--)?trainer\.(\w+)", prose(page)))
+    named |= set(re.findall(r"--trainer\.(\w+)", correct))
+    live = {"vector", "weights", "py"}
+    assert named - known - live == set()
+    assert [reference for reference in references(page) if locate(reference) is None] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (REPOSITORY / "mkdocs.yml").read_text()
+    navigation = set(re.findall(r": ([\w/-]+\.md)$", text, re.MULTILINE))
+    assert navigation == {page.relative_to(REPOSITORY / "docs").as_posix() for page in PAGES[1:]}

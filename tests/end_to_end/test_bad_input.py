@@ -1,0 +1,181 @@
+"""Each mistake ends with one sentence that names the option, no traceback, and keeps the work already done."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+from runs import QUICKSTART, REPOSITORY, rows, run_folders
+
+from lightning_fed.cli import main
+
+MODULES = """
+import torch
+from lightning_fed.models import ImageClassifier
+
+class ReturnsNone(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        return None
+
+class NotScalar(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="none")
+
+class TurnsNaN(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (float("nan") if self.current_epoch == 3 else 1.0)
+
+class Fails(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        raise RuntimeError("a mistake in the user's own code")
+"""
+BACKBONE = ("--model.backbone=MLP", "--model.backbone.in_features=64", "--model.backbone.hidden=[8]")
+
+
+def _fit(root: Path, *more: str) -> None:
+    words = [
+        f"--trainer.default_root_dir={root}",
+        "--trainer.name=run",
+        "--trainer.logger=[]",
+        "--trainer.max_rounds=4",
+    ]
+    main(["fit", f"--config={QUICKSTART}", *words, *more])
+
+
+def _mistake(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> str:
+    """Runs a command that must fail; returns the last line on stderr."""
+    with pytest.raises(SystemExit) as stopped:
+        _fit(root, *more)
+    assert stopped.value.code not in (0, None)
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert "usage:" not in error
+    return error.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--trainer.max_rounds=-1"], ["--trainer.max_rounds", "-1"]),
+        (["--trainer.clients_per_round=21"], ["--trainer.clients_per_round", "20", "21"]),
+        (["--trainer.clients_per_round=0"], ["--trainer.clients_per_round"]),
+        (["--trainer.clients_per_round=1.5"], ["--trainer.clients_per_round", "1.5"]),
+        (["--data.partitioner.classes_per_client=11"], ["classes_per_client", "11", "10"]),
+        (["--data.num_clients=5000"], ["--data.num_clients", "5000"]),
+        (["--data.num_clients=-3"], ["--data.num_clients", "-3"]),
+        (["--aggregator.mask=SignAgreement", "--aggregator.mask.threshold=1.5"], ["threshold", "1.5"]),
+        (["--aggregator.lr=0"], ["--aggregator.lr"]),
+        (["--trainer.local_steps=2"], ["--trainer.local_epochs", "--trainer.local_steps"]),
+        (["--trainer.callbacks=FedAvg"], ["FedAvg and FedAvg", "--aggregator"]),
+        (["--trainer.callbacks=ModelCheckpoint"], ["ModelCheckpoint", "FederatedCheckpoint"]),
+        (["--trainer.devices=2"], ["--trainer.devices"]),
+        (["--trainer.precision=16-mixed"], ["--trainer.precision", "bf16-mixed"]),
+        (["--trainer.max_time=soon"], ["--trainer.max_time", "soon"]),
+        (["--weights=a", "--ckpt_path=b"], ["--weights", "--ckpt_path"]),
+    ],
+)
+def test_impossible_options(
+    words: list[str], parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = _mistake(capsys, tmp_path, *words)
+    for part in parts:
+        assert part in last
+    assert run_folders(tmp_path) == [], "a mistake found before training leaves no run folder behind"
+
+
+@pytest.mark.parametrize(("name", "got"), [("ReturnsNone", "None"), ("NotScalar", "shape (10,)")])
+def test_training_step_without_a_loss(
+    name: str, got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "no_loss.py").write_text(MODULES)
+    last = _mistake(capsys, tmp_path, f"--model=no_loss.{name}", *BACKBONE)
+    assert f"`{name}.training_step`" in last
+    assert got in last
+
+
+def test_nan_loss_names_client_and_round_and_keeps_finished_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "turns_nan.py").write_text(MODULES)
+    last = _mistake(capsys, tmp_path, "--model=turns_nan.TurnsNaN", *BACKBONE)
+    assert "diverged in round 3" in last
+    assert "learning rate" in last
+    (folder,) = run_folders(tmp_path)
+    assert [row["round"] for row in rows(folder)] == ["0", "1", "2"]
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["epoch"] == 2
+    assert all(torch.isfinite(value).all() for value in checkpoint["state_dict"].values())
+
+
+def test_a_mistake_in_the_users_code_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fails.py").write_text(MODULES)
+    with pytest.raises(RuntimeError, match="the user's own code"):
+        _fit(tmp_path, "--model=fails.Fails", *BACKBONE)
+
+
+def _fmnist(root: Path) -> list[str]:
+    configs = REPOSITORY / "configs"
+    return [
+        f"--config={configs / 'data' / 'fmnist_2class_100.yaml'}", f"--config={configs / 'model' / 'lenet.yaml'}",
+        f"--data.root={root}",
+    ]  # fmt: skip
+
+
+def test_missing_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = _mistake(capsys, tmp_path, *_fmnist(tmp_path / "nowhere"))
+    assert "nowhere/FashionMNIST/raw/train-images-idx3-ubyte" in last
+    assert "--data.root" in last
+    assert "--data.download true" in last
+
+
+def test_truncated_data_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    whole = gzip.compress(b"\x00\x00\x08\x03" + b"\x00\x00\x00\x0a" + b"\x00\x00\x00\x1c" * 2 + bytes(7840))
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (raw / f"{name}-ubyte.gz").write_bytes(whole[: len(whole) // 2])
+    last = _mistake(capsys, tmp_path, *_fmnist(tmp_path))
+    assert "train-images-idx3-ubyte.gz" in last
+    assert "truncated" in last
+
+
+def _write_checkpoints(folder: Path) -> dict[str, Path]:
+    paths = {name: folder / f"{name}.ckpt" for name in ("missing", "damaged", "foreign", "list")}
+    torch.save({"state_dict": {"layer.weight": torch.zeros(3)}}, paths["foreign"])
+    paths["damaged"].write_bytes(paths["foreign"].read_bytes()[:-200])
+    torch.save([1, 2], paths["list"])
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("missing", "no such file"),
+        ("damaged", "damaged"),
+        ("foreign", "weights of this ImageClassifier"),
+        ("list", "list"),
+    ],
+)
+@pytest.mark.parametrize("option", ["ckpt_path", "weights"])
+def test_checkpoints_that_cannot_be_used(
+    kind: str, part: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _write_checkpoints(tmp_path)[kind]
+    last = _mistake(capsys, tmp_path, f"--{option}={path}")
+    assert str(path) in last
+    assert part in last
+    assert f"--{option}" in last
+
+
+def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _fit(tmp_path, "--trainer.max_rounds=1")
+    (folder,) = run_folders(tmp_path)
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    del checkpoint["federated"]
+    torch.save(checkpoint, tmp_path / "central.ckpt")
+    last = _mistake(capsys, tmp_path, f"--ckpt_path={tmp_path / 'central.ckpt'}")
+    assert "--weights" in last
+    _fit(tmp_path, "--trainer.max_rounds=1", f"--weights={tmp_path / 'central.ckpt'}")

@@ -1,0 +1,85 @@
+"""Every file under configs/ parses, builds and trains; a saved config does its run again."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import REPOSITORY, fit_words, rows, run_folders
+
+from lightning_fed.cli import FederatedCLI, main
+
+CONFIGS = REPOSITORY / "configs"
+FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
+
+# What a fragment is laid over or beside; a file in another folder stands on its own.
+COMPANIONS = {
+    "data": "model/lenet.yaml",
+    "model": "data/mnist_iid_100.yaml",
+    "aggregator": "quickstart.yaml",
+    "client": "quickstart.yaml",
+}
+COMPLETE = ("", "papers")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+
+def config_words(name: str) -> list[str]:
+    """Words that name a file, after what it needs."""
+    folder = name.rpartition("/")[0]
+    assert folder in COMPANIONS or folder in COMPLETE, f"say in COMPANIONS or COMPLETE what configs/{folder} needs"
+    files = [COMPANIONS[folder], name] if folder in COMPANIONS else [name]
+    return [f"--config={CONFIGS / file}" for file in files]
+
+
+def needs_files(name: str) -> bool:
+    """Whether a file, with its companion, asks for data that do not come with a package."""
+    texts = [Path(word.partition("=")[2]).read_text() for word in config_words(name)]
+    return any("MNIST" in text for text in texts)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_config_trains_a_round(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if needs_files(name):
+        monkeypatch.setenv("LIGHTNING_FED_DATA", str(request.getfixturevalue("data_root")))
+    cli = FederatedCLI(["fit", *config_words(name), "--trainer.fast_dev_run=true"])
+    assert cli.trainer.round == 1
+    assert cli.trainer.callback_metrics["train/loss"] > 0
+    assert cli.trainer.totals["samples"] == 2 * cli.datamodule.batch_size
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_value_of_a_fragment_reaches_the_run() -> None:
+    words = ["fit", *config_words("quickstart.yaml"), *config_words("aggregator/gma.yaml")[1:]]
+    config = FederatedCLI([*words, "--trainer.fast_dev_run=true"]).trainer.run_config
+    given = yaml.safe_load((CONFIGS / "aggregator" / "gma.yaml").read_text())["aggregator"]["init_args"]
+    built = config["aggregator"]["init_args"]
+    assert built["lr"] == given["lr"]
+    assert built["mask"]["class_path"].endswith(given["mask"]["class_path"])
+    assert built["mask"]["init_args"] == {**given["mask"]["init_args"], "binary": False}
+
+
+def test_saved_config_does_the_run_again(tmp_path: Path) -> None:
+    mask = f"--config={CONFIGS / 'aggregator' / 'gma.yaml'}"
+    main(fit_words(tmp_path, 3, mask, "--seed_everything=5", "--aggregator.mask.threshold=0.2"))
+    (first,) = run_folders(tmp_path)
+    main(["fit", f"--config={first / 'config.yaml'}"])
+    _, second = run_folders(tmp_path)
+    assert (second / "config.yaml").read_text() == (first / "config.yaml").read_text()
+    assert rows(second) == rows(first)
+    assert [row["round"] for row in rows(first)] == ["0", "1", "2", "3"]
+    assert {"mask/mean", "val/acc", "test/acc", "train/loss"} <= rows(first)[0].keys()
+
+
+def test_another_seed_gives_other_numbers(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        main(fit_words(tmp_path, 1, f"--seed_everything={seed}"))
+    one, other = (rows(folder)[-1] for folder in run_folders(tmp_path))
+    assert one["train/loss"] != other["train/loss"]
