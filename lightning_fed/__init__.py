@@ -1,9 +1,13 @@
 """Federated learning on PyTorch Lightning."""
 
-from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, Cohort, FederatedCallback, Update
-from lightning_fed.reduction import Need, ReducedUpdate
-from lightning_fed.trainer import FederatedTrainer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_fed.errors import FederatedError
+    from lightning_fed.hooks import Client, Cohort, FederatedCallback, Update
+    from lightning_fed.reduction import Need, ReducedUpdate
+    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = [
     "Client",
@@ -16,3 +20,27 @@ __all__ = [
     "Update",
 ]
 __version__ = "0.1.0"
+
+# Loaded on first use: commands that need no trainer, such as `lightning-fed report`, start without Lightning.
+_HOME = {
+    "Client": "hooks",
+    "Cohort": "hooks",
+    "FederatedCallback": "hooks",
+    "FederatedError": "errors",
+    "FederatedTrainer": "trainer",
+    "Need": "reduction",
+    "ReducedUpdate": "reduction",
+    "Update": "hooks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name from its module."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.options import batch_limit
@@ -149,6 +151,8 @@ def _run_batches(
     for batch_idx, batch in enumerate(loader):
         if most is not None and batch_idx >= most:
             break
+        if resident:  # slices of the data itself, which a step may change in place
+            batch = apply_to_collection(batch, Tensor, torch.clone)
         if transfer is not None:
             batch = transfer(batch, index)
         recorder.batch, recorder.batch_size = batch, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,14 +176,30 @@ def _sort(options: dict[str, LogOptions], floats: dict[str, float]) -> LoggedMet
 def recording(module: LightningModule, recorder: MetricRecorder) -> Iterator[MetricRecorder]:
     """Sends ``self.log`` of a module, and of the LightningModules inside it, to a recorder within the block."""
     owners = [m for m in module.modules() if isinstance(m, LightningModule)]
-    before = [owner.__dict__.get("log") for owner in owners]
-    for owner in owners:
+    plain = [owner for owner in owners if type(owner).log is LightningModule.log]
+    before = [owner.__dict__.get("log") for owner in plain]
+    for owner in plain:
         owner.__dict__["log"] = recorder.log
     try:
-        yield recorder
+        # A module's own `log` runs as it is; its `super().log` is what goes to the recorder.
+        with _base_log(recorder) if len(plain) < len(owners) else nullcontext():
+            yield recorder
     finally:
-        for owner, former in zip(owners, before, strict=True):
+        for owner, former in zip(plain, before, strict=True):
             if former is None:
                 owner.__dict__.pop("log", None)
             else:
                 owner.__dict__["log"] = former
+
+
+@contextmanager
+def _base_log(recorder: MetricRecorder) -> Iterator[None]:
+    def log(self: LightningModule, *args: Any, **kwargs: Any) -> None:
+        recorder.log(*args, **kwargs)
+
+    former = LightningModule.log
+    LightningModule.log = log  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LightningModule.log = former  # type: ignore[method-assign]

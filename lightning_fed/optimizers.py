@@ -8,11 +8,12 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.frozen import FrozenParameters
 
 __all__ = ["LocalOptimizer"]
 
@@ -47,17 +48,21 @@ class LocalOptimizer:
         self.needs_closure = not stock or isinstance(self.optimizer, LBFGS)
         # Most optimizers start with no state, but some, such as Adagrad, fill it when they are built.
         self._initial = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
-        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        self._frozen = FrozenParameters(module)
         self.start_round()
 
     def start_round(self) -> None:
         """Remembers hyper-parameters and step schedules as every client of the round finds them."""
-        _expect_frozen(self._module, self._frozen)
+        self._frozen.expect_frozen()
         self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
         self._step_states = [deepcopy(c.scheduler.state_dict()) for c in self.step_schedulers]
 
     def start_client(self) -> None:
         """Forgets the last client: puts state, hyper-parameters and step schedules back."""
+        self._frozen.expect_unchanged()
+        self._restore()
+
+    def _restore(self) -> None:
         self.optimizer.state.clear()
         for p, state in self._initial.items():
             self.optimizer.state[p] = deepcopy(state)
@@ -113,7 +118,7 @@ class LocalOptimizer:
         self._step_states = state["step_schedulers"]
         for config, scheduler in zip(self.round_schedulers, state["round_schedulers"], strict=True):
             config.scheduler.load_state_dict(scheduler)
-        self.start_client()
+        self._restore()
 
 
 def _expect_own_parameters(module: LightningModule, optimizer: Optimizer) -> None:
@@ -125,16 +130,6 @@ def _expect_own_parameters(module: LightningModule, optimizer: Optimizer) -> Non
             f"Expected the optimizer of `{type(module).__name__}.configure_optimizers` to hold parameters of the "
             f"module alone, got a tensor of shape {tuple(foreign[0].shape)} that is none: register it as nn.Parameter."
         )
-
-
-def _expect_frozen(module: LightningModule, frozen: list[tuple[str, nn.Parameter]]) -> None:
-    """Refuses parameters unfrozen after the start: they are not part of the vector that clients send back."""
-    for name, parameter in frozen:
-        if parameter.requires_grad:
-            raise FederatedError(
-                f"Expected `{name}` of {type(module).__name__} to stay frozen as it was when `fit` began, but it "
-                "requires a gradient now: unfreeze it in `__init__` or `configure_model`."
-            )
 
 
 def _parse(module: LightningModule, configured: Any) -> tuple[Optimizer, list[LRSchedulerConfig]]:

@@ -59,7 +59,7 @@ def seed_everywhere(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # user transforms may draw from the global stream
     # Not torch.manual_seed: before CUDA is initialised it walks the whole call stack, 0.3 ms each time.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         torch.cuda.manual_seed_all(seed)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)

@@ -107,6 +107,7 @@ class TrainerSession(TrainerFacade):
                     f"{self.default_root_dir / self.name}, found none: run `fit` first or give a path as `--ckpt_path`."
                 )
             weights, option = str(path), "--ckpt_path"
+        self.metrics = LoggedMetrics({}, {}, {})
         self._set_up_data(name)
         self._set_up(name)
         if weights is not None:
@@ -137,7 +138,7 @@ class TrainerSession(TrainerFacade):
             self.state.status = TrainerStatus.FINISHED
         except KeyboardInterrupt:
             self.state.status = TrainerStatus.INTERRUPTED
-            self._report_stop(signal.SIGINT)
+            self._report_end(signal.SIGINT)
         except BaseException as error:
             self.state.status = TrainerStatus.INTERRUPTED
             for callback in self.callbacks:
@@ -227,7 +228,7 @@ class TrainerSession(TrainerFacade):
         if source is not None and source[0] is None:
             rank_zero_info(f"No `{ckpt_path}` checkpoint of a run with this config was found: starting a new run.")
         run = create_run(self.default_root_dir, self.name, self._config(), self.label, self.seed)
-        if source is not None and source[1] is not None:
+        if source is not None and source[1] is not None and source[1].metrics.is_file():
             shutil.copyfile(source[1].metrics, run.metrics)
         return run
 
@@ -245,9 +246,12 @@ class TrainerSession(TrainerFacade):
             figure.savefig(self.run.path / "split.png")
             log.log_figure("split", figure)
 
-    def _report_stop(self, signum: int | None) -> None:
-        """Says how to resume a run that a signal stopped."""
+    def _report_end(self, signum: int | None) -> None:
+        """Says where a finished run lies, or how to resume one that a signal stopped."""
         if signum is None or self.round >= self.max_rounds:
+            if self.run is not None:
+                shown = [f"{k} {v:.4g}" for k, v in sorted(self.metrics.progress_bar.items())]
+                rank_zero_info(f"{self.round} rounds in {self.run.path}: {', '.join(shown) or 'done'}")
             return
         self.interrupted = int(signum)
         self.state.status = TrainerStatus.INTERRUPTED

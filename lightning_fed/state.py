@@ -68,8 +68,8 @@ def _out_of_time(trainer: FederatedTrainer) -> bool:
     return any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
 
 
-def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint so that the file is whole at every moment."""
+def save_checkpoint(checkpoint: Any, path: Path) -> None:
+    """Writes a checkpoint, or predictions, so that the file is whole at every moment."""
     content = io.BytesIO()
     torch.save(checkpoint, content)
     write_atomically(path, content.getvalue())

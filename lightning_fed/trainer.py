@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
@@ -25,7 +26,7 @@ from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.session import TrainerSession
 from lightning_fed.setup import expect_datamodule, expect_module, make_fabric, set_determinism
 from lightning_fed.signals import graceful_stop
-from lightning_fed.state import read_checkpoint
+from lightning_fed.state import read_checkpoint, save_checkpoint
 
 __all__ = ["FederatedTrainer"]
 
@@ -179,6 +180,10 @@ class FederatedTrainer(TrainerSession):
             self.log_dir = str(self.run.path) if self.run is not None else None
             self._set_up("fit")
             self._set_up_training(weights, checkpoint, str(path))
+            if ckpt_path != "last":  # a changed config may have changed what stopped the run
+                self.should_stop = False
+            if self.resumed and (self.should_stop or self.round >= self.max_rounds):
+                rank_zero_info(f"The run already ended at round {self.round}: raise `--trainer.max_rounds` to go on.")
             log = RunLog(self.logger_choice, self.run, resumed_at)
             self.loggers = log.loggers
             status = "failed"
@@ -188,7 +193,7 @@ class FederatedTrainer(TrainerSession):
                 status = "success"
             finally:
                 log.close(status)
-            self._report_stop(stop.signum)
+            self._report_end(stop.signum)
 
     def validate(
         self,
@@ -240,6 +245,7 @@ class FederatedTrainer(TrainerSession):
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
         weights: str | None = None,
+        output: str | None = None,
     ) -> list[Any]:
         """Runs ``predict_step`` over the prediction set.
 
@@ -248,6 +254,7 @@ class FederatedTrainer(TrainerSession):
             datamodule: Gives the prediction set.
             ckpt_path: Checkpoint to use: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to use, a checkpoint or a saved state_dict.
+            output: File to save the predictions in, read with ``torch.load``.
 
         Returns:
             What ``predict_step`` returned for each batch; a list of such lists for several prediction sets.
@@ -256,7 +263,12 @@ class FederatedTrainer(TrainerSession):
         with self._attached(model, expect_datamodule(datamodule), TrainerFn.PREDICTING):
             loaders = self._set_up_evaluation("predict", ckpt_path, weights)
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
-            return predict(self, loaders, self.limit_predict_batches)
+            predictions = predict(self, loaders, self.limit_predict_batches)
+        if output is not None:
+            save_checkpoint(predictions, Path(output))
+        elif self.run_config is not None:
+            rank_zero_info("The predictions were not kept: give a file as `--output` to save them.")
+        return predictions
 
     def _evaluate(
         self, model: LightningModule, datamodule: LightningDataModule | None, stage: RunningStage,

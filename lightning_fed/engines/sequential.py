@@ -104,12 +104,18 @@ class SequentialEngine:
     def _run_local_steps(self, client: Client) -> int:
         """Runs local epochs or steps; returns the optimizer steps taken."""
         most, window, steps, filled = self.trainer.local_steps, self.step.accumulate, 0, 0
+        skipping = False
         for batch, batch_idx, last in self._batches(client):
+            skipping = skipping and batch_idx > 0
+            if skipping:
+                continue
             if filled == 0:
                 self._start_local_step(client, steps)
-            skip = self._start_batch(batch, batch_idx)
-            if skip:
-                break
+            if self._start_batch(batch, batch_idx):  # the module skips the rest of the epoch
+                skipping, filled = True, 0
+                if most is not None and batch_idx == 0:
+                    break
+                continue
             filled += 1
             if filled < window and not last:
                 output = self.step.accumulate_only(batch, batch_idx, first=filled == 1)

@@ -15,7 +15,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederatedError
 
 
-class Tested(Classifier):
+class Measured(Classifier):
     def __init__(self) -> None:
         super().__init__()
         self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
@@ -32,7 +32,7 @@ class Tested(Classifier):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._shared(batch, "test")
-        self.log("index", float(dataloader_idx), add_dataloader_idx=False, reduce_fx="max")
+        self.log(f"index{dataloader_idx}", float(dataloader_idx), add_dataloader_idx=False)
 
     def on_test_epoch_end(self) -> None:
         self.log("sets", 5.0)
@@ -49,7 +49,7 @@ def loss_and_accuracy(module: nn.Module, data: TensorDataset) -> tuple[float, fl
 
 
 def test_validate_returns_a_list_of_dicts(tmp_path):
-    module = Tested()
+    module = Measured()
     trainer = federated_trainer(tmp_path)
     results = trainer.validate(module, federated_data())
     loss, acc = loss_and_accuracy(module, points(12, seed=1))
@@ -63,16 +63,16 @@ def test_validate_returns_a_list_of_dicts(tmp_path):
 
 def test_named_test_sets_have_suffixes(tmp_path, capsys):
     sets = {"seen": points(12, seed=2), "unseen": points(9, seed=3)}
-    module = Tested()
+    module = Measured()
     results = federated_trainer(tmp_path).test(module, federated_data(test_dataset=sets))
     for index, (name, data) in enumerate(sets.items()):
         loss, acc = loss_and_accuracy(module, data)
         assert results[index][f"test/loss_epoch/{name}"] == pytest.approx(loss, rel=1e-5)
         assert results[index][f"test/acc/{name}"] == pytest.approx(acc)
         assert set(results[index]) == {
-            f"test/acc/{name}", f"test/loss_step/{name}", f"test/loss_epoch/{name}", "index", "sets",
+            f"test/acc/{name}", f"test/loss_step/{name}", f"test/loss_epoch/{name}", f"index{index}", "sets",
         }  # fmt: skip
-        assert results[index]["index"] == index
+        assert results[index][f"index{index}"] == index
         assert results[index]["sets"] == 5
     printed = capsys.readouterr().out
     assert printed.index("seen:") < printed.index("unseen:")
@@ -88,33 +88,38 @@ def test_names_are_those_of_lightning(tmp_path):
 
         predict_dataloader = test_dataloader
 
-    module = Tested()
+    module = Measured()
     ours = federated_trainer(tmp_path).test(module, Lists(), verbose=False)
     theirs = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
     expected = theirs.test(module, Lists(), verbose=False)
-    steps = "test/loss_step"  # Lightning logs these for each batch and leaves them out of what it returns
-    ours = [{key: value for key, value in result.items() if steps not in key} for result in ours]
+    # Lightning logs values of steps for each batch and leaves them out of what it returns; and a metric object that
+    # two sets share goes on from one to the next there, so that its value for the second set is one of both.
+    ours = [{key: value for key, value in result.items() if "test/loss_step" not in key} for result in ours]
+    assert [set(result) for result in ours] == [set(result) for result in expected]
+    shared = "test/acc/dataloader_idx_1"
+    assert ours[1].pop(shared) == pytest.approx(loss_and_accuracy(module, points(9, seed=3))[1])
+    assert expected[1].pop(shared) is not None
     assert ours == [pytest.approx(result, rel=1e-6) for result in expected]
     predictions = federated_trainer(tmp_path).predict(module, Lists())
     assert [len(batches) for batches in predictions] == [3, 3]
 
 
 def test_single_named_set_has_no_suffix(tmp_path):
-    results = federated_trainer(tmp_path).test(Tested(), federated_data(test_dataset={"only": points(4)}))
+    results = federated_trainer(tmp_path).test(Measured(), federated_data(test_dataset={"only": points(4)}))
     assert "test/acc" in results[0]
 
 
 def test_several_sets_during_fit(tmp_path):
     sets = {"seen": points(12, seed=2), "unseen": points(9, seed=3)}
     trainer = federated_trainer(tmp_path, check_test_every_n_rounds=1)
-    module = Tested()
+    module = Measured()
     trainer.fit(module, federated_data(test_dataset=sets))
     _, acc = loss_and_accuracy(module, sets["unseen"])
     assert trainer.callback_metrics["test/acc/unseen"].item() == pytest.approx(acc)
 
 
 def test_predict_returns_what_the_step_returns(tmp_path):
-    module, data = Tested(), points(20, seed=4)
+    module, data = Measured(), points(20, seed=4)
     outputs = federated_trainer(tmp_path).predict(module, federated_data(predict_dataset=data))
     assert [output["index"] for output in outputs] == [0, 1, 2]
     assert torch.equal(torch.cat([output["y"] for output in outputs]), module(data.tensors[0]).argmax(1))
@@ -134,10 +139,18 @@ def test_predict_without_predict_step(tmp_path):
     assert torch.equal(torch.cat(outputs), data.tensors[0].sum(1))
 
 
+def test_metrics_of_an_earlier_call_are_gone(tmp_path):
+    trainer, module = federated_trainer(tmp_path), Measured()
+    trainer.fit(module, federated_data())
+    assert "train/loss" in trainer.callback_metrics
+    trainer.validate(module, federated_data(), verbose=False)
+    assert set(trainer.callback_metrics) == {"val/acc", "val/hidden", "val/loss", "val/loss_step", "val/loss_epoch"}
+
+
 def test_limits(tmp_path):
     seen: list[str] = []
 
-    class Counted(Tested):
+    class Counted(Measured):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             seen.append("val")
 
@@ -251,7 +264,7 @@ def test_steps_may_change_their_batch(tmp_path):
 def test_no_data_and_no_step(tmp_path):
     data = FederatedDataModule(points(8), num_clients=1)
     with pytest.raises(FederatedError, match="val_dataloader"):
-        federated_trainer(tmp_path).validate(Tested(), data)
+        federated_trainer(tmp_path).validate(Measured(), data)
     with pytest.raises(FederatedError, match=r"Classifier.*test_step"):
         federated_trainer(tmp_path).test(Classifier(), federated_data(test_dataset=points(4)))
     with pytest.raises(FederatedError, match=r"Classifier.*test_step"):

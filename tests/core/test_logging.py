@@ -220,6 +220,25 @@ def test_hooks_and_child_modules_log(tmp_path):
     assert {key: seen[key] for key in expected} == expected
 
 
+def test_own_log_method(tmp_path):
+    class Prefixed(Still):
+        def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+            super().log(f"mine/{name}", *args, **kwargs)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("x", batch[0].mean(), prog_bar=True)
+            self.log_dict({"y": 2.0})
+            return self.loss(batch)
+
+    original = pl.LightningModule.log
+    rows = run(tmp_path, Prefixed(), 20)
+    assert rows.rows[0]["mine/x"] == pytest.approx(points(20).tensors[0].mean().item())
+    assert rows.bar["mine/x"] == pytest.approx(rows.rows[0]["mine/x"])
+    assert rows.rows[0]["mine/y"] == 2
+    assert "mine/val/loss" in rows.rows[0]
+    assert pl.LightningModule.log is original
+
+
 @pytest.mark.parametrize(
     ("value", "options", "message"),
     [

@@ -114,6 +114,9 @@ class StopsEpochEarly(Base):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         return -1 if batch_idx == 2 else None
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.calls.append(str(batch_idx))
+
 
 class StepsScheduleItself(Base):
     def configure_optimizers(self) -> Any:
@@ -165,7 +168,19 @@ def test_the_same_with_accumulation(tmp_path, module_class):
 
 
 def test_epoch_stopped_by_the_module(tmp_path):
-    train_both(tmp_path, StopsEpochEarly, federated_data(40), epochs=1)
+    ours, theirs = train_both(tmp_path, StopsEpochEarly, federated_data(40), epochs=2)
+    assert ours.calls == theirs.calls == ["0", "1", "0", "1"]
+
+
+def test_local_steps_end_where_the_module_skips_every_epoch(tmp_path):
+    class NeverStarts(Base):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+            return -1
+
+    module = NeverStarts()
+    start = module.net[0].weight.detach().clone()
+    federated_trainer(tmp_path, local_steps=5).fit(module, federated_data(40))
+    assert torch.equal(module.net[0].weight, start)
 
 
 class SharpnessAware(SGD):

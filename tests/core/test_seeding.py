@@ -67,6 +67,14 @@ def test_seed_everywhere_takes_any_derived_seed() -> None:
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("seed", [0, 7, 2**40 + 3])
+def test_seed_everywhere_seeds_torch_as_manual_seed_does(seed: int) -> None:
+    torch.manual_seed(seed)
+    expected = torch.rand(5)
+    seed_everywhere(seed)
+    assert torch.equal(torch.rand(5), expected)
+
+
 def test_seeds_do_not_depend_on_pythons_hashes() -> None:
     seed = 11
     command = [sys.executable, "-c", SNIPPET.format(seed)]

@@ -78,8 +78,8 @@ def _block(page: str, line: int, info: str, text: str) -> Block:
     language, marks = (words[0] if words else ""), words[1:]
     if language not in LANGUAGES or len(marks) > 1 or not MARKS.issuperset(marks):
         raise AssertionError(
-            f"{page}:{line}: expected a block of {', '.join(sorted(LANGUAGES))}, marked {' or '.join(sorted(MARKS))} or "
-            f"not at all, got {info!r}"
+            f"{page}:{line}: expected a block of {', '.join(sorted(LANGUAGES))}, marked {' or '.join(sorted(MARKS))} "
+            f"or not at all, got {info!r}"
         )
     return Block(page, line, language, marks[0] if marks else "", title[1] if title else "", text)
 

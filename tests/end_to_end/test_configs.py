@@ -66,6 +66,12 @@ def test_every_value_of_a_fragment_reaches_the_run() -> None:
     assert built["mask"]["init_args"] == {**given["mask"]["init_args"], "binary": False}
 
 
+def test_the_baseline_fragment_takes_the_mask_away() -> None:
+    over = f"--config={CONFIGS / 'aggregator' / 'fedavg.yaml'}"
+    config = FederatedCLI(["fit", *config_words("aggregator/gma.yaml"), over, "--trainer.fast_dev_run=true"])
+    assert config.trainer.run_config["aggregator"]["init_args"]["mask"] is None
+
+
 def test_saved_config_does_the_run_again(tmp_path: Path) -> None:
     mask = f"--config={CONFIGS / 'aggregator' / 'gma.yaml'}"
     main(fit_words(tmp_path, 3, mask, "--seed_everything=5", "--aggregator.mask.threshold=0.2"))

@@ -1,0 +1,234 @@
+"""Lightning's own callbacks and the user's: those that work do as under Lightning, others are refused by name."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from core_parts import Classifier, federated_data, federated_trainer
+from lightning.pytorch import callbacks as stock
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelSummary, RichModelSummary, Timer
+from torch import Tensor, nn
+
+from lightning_fed.aggregators import FedAvg
+from lightning_fed.callbacks import FederatedCheckpoint
+from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback
+
+
+class Scored(Classifier):
+    """Logs one score per round; where, is said by ``where``."""
+
+    def __init__(self, scores: list[float], where: str = "validation_step") -> None:
+        super().__init__()
+        self.scores, self.where = scores, where
+
+    def _log(self, where: str) -> None:
+        if where == self.where:
+            self.log("score", self.scores[self.current_epoch])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self._log("training_step")
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._log("validation_step")
+
+    def on_validation_epoch_end(self) -> None:
+        self._log("on_validation_epoch_end")
+
+    def on_train_epoch_end(self) -> None:
+        self._log("on_train_epoch_end")
+
+
+@pytest.mark.parametrize("where", ["training_step", "validation_step", "on_validation_epoch_end", "on_train_epoch_end"])
+def test_early_stopping_stops_at_the_right_round(tmp_path, where):
+    stopping = EarlyStopping("score", patience=2, mode="max")
+    trainer = federated_trainer(tmp_path, stopping, max_rounds=9)
+    trainer.fit(Scored([0, 1, 2, 3, 2.5, 2.9, 9, 9, 9, 9], where), federated_data())
+    assert trainer.current_epoch == stopping.stopped_epoch == 5
+    assert stopping.best_score == 3
+    assert trainer.should_stop
+
+
+def test_early_stopping_counts_validations(tmp_path):
+    stopping = EarlyStopping("score", patience=2, mode="min")
+    trainer = federated_trainer(tmp_path, stopping, max_rounds=20, check_val_every_n_rounds=3)
+    trainer.fit(Scored([0.5] * 3 + [0.1] * 18), federated_data())
+    assert trainer.current_epoch == 9  # best at 3, no better at 6 and 9
+
+
+def test_early_stopping_on_divergence_and_thresholds(tmp_path):
+    trainer = federated_trainer(tmp_path, EarlyStopping("score", stopping_threshold=0.15), max_rounds=9)
+    trainer.fit(Scored([1 / (1 + i) for i in range(10)]), federated_data())
+    assert trainer.current_epoch == 6
+
+
+def test_early_stopping_without_its_metric(tmp_path):
+    with pytest.raises(RuntimeError, match="missing"):
+        federated_trainer(tmp_path, EarlyStopping("missing")).fit(Classifier(), federated_data())
+
+
+class Slow(Classifier):
+    def on_train_epoch_start(self) -> None:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options"),
+    [
+        ([Timer(timedelta(seconds=0.05), interval="epoch")], {}),
+        ([Timer(timedelta(seconds=0.05), interval="step")], {}),
+        ([], {"max_time": timedelta(seconds=0.05)}),
+    ],
+    ids=["timer", "timer_by_step", "max_time"],
+)
+def test_timer_stops_between_rounds(tmp_path, callbacks, options):
+    trainer = federated_trainer(tmp_path, *callbacks, max_rounds=500, **options)
+    trainer.fit(Slow(), federated_data())
+    assert 1 <= trainer.current_epoch <= 4
+
+
+def test_max_time_as_text_and_dict(tmp_path):
+    for max_time in ("00:00:00:30", {"seconds": 30}):
+        trainer = federated_trainer(tmp_path, max_rounds=2, max_time=max_time)
+        trainer.fit(Classifier(), federated_data())
+        assert trainer.current_epoch == 2
+        timer = next(cb for cb in trainer.callbacks if isinstance(cb, Timer))
+        assert 25 < timer.time_remaining() < 30
+
+
+def test_lambda_callback_and_summaries(tmp_path, capsys):
+    seen: list[str] = []
+    lambdas = LambdaCallback(
+        setup=lambda trainer, module, stage: seen.append(f"setup {stage}"),
+        on_train_epoch_end=lambda trainer, module: seen.append(f"round {trainer.current_epoch}"),
+    )
+    trainer = federated_trainer(tmp_path, lambdas, ModelSummary(), RichModelSummary(), max_rounds=2)
+    trainer.fit(Classifier(), federated_data())
+    assert seen == ["setup fit", "round 1", "round 2"]
+    assert "Linear" in capsys.readouterr().out
+
+
+REFUSED = [
+    "ModelCheckpoint", "TQDMProgressBar", "RichProgressBar", "ProgressBar", "LearningRateMonitor",
+    "DeviceStatsMonitor", "GradientAccumulationScheduler", "ThroughputMonitor", "OnExceptionCheckpoint",
+]  # fmt: skip
+
+
+def _stock(name: str) -> Callback:
+    made: dict[str, Any] = {
+        "GradientAccumulationScheduler": lambda cls: cls({0: 2}),
+        "OnExceptionCheckpoint": lambda cls: cls("."),
+        "ThroughputMonitor": lambda cls: cls(lambda batch: 1),
+        "LearningRateMonitor": lambda cls: cls(),
+    }
+    return made.get(name, lambda cls: cls())(getattr(stock, name))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(tmp_path, name):
+    with pytest.raises(FederatedError, match=rf"got {name}, .*callbacks`; "):
+        federated_trainer(tmp_path, _stock(name))
+
+
+def test_refused_with_arguments_and_as_subclass(tmp_path):
+    class MyBar(stock.ProgressBar):
+        pass
+
+    class MyFinetuning(stock.BackboneFinetuning):
+        pass
+
+    for callback in (stock.StochasticWeightAveraging(0.1), stock.BatchSizeFinder(), MyBar(), MyFinetuning()):
+        with pytest.raises(FederatedError, match=f"got {type(callback).__name__}"):
+            federated_trainer(tmp_path, callback)
+
+
+def test_no_callback_at_all(tmp_path):
+    with pytest.raises(FederatedError, match=r"--trainer\.callbacks.*got Linear"):
+        federated_trainer(tmp_path, nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+def test_two_aggregators_are_refused_by_name(tmp_path):
+    class Other(FedAvg):
+        pass
+
+    with pytest.raises(FederatedError, match=r"one aggregator, got FedAvg and Other"):
+        federated_trainer(tmp_path, FedAvg(), Other())
+
+
+def test_order_whatever_the_list(tmp_path):
+    class Algorithm(ClientAlgorithm):
+        pass
+
+    class Own(Callback):
+        pass
+
+    given = [FederatedCheckpoint(), FedAvg(), Own(), None, [Algorithm()]]
+    trainer = federated_trainer(tmp_path, *given, enable_progress_bar=True, enable_checkpointing=True)
+    names = [type(cb).__name__ for cb in trainer.callbacks]
+    assert names == ["Algorithm", "Own", "FederatedProgressBar", "FedAvg", "FederatedCheckpoint"]
+    assert type(federated_trainer(tmp_path).aggregator) is FedAvg
+    assert type(federated_trainer(tmp_path, None).aggregator) is FedAvg
+
+
+def test_callbacks_of_the_module(tmp_path):
+    class Brings(Scored):
+        def configure_callbacks(self) -> Any:
+            return [EarlyStopping("score", patience=1), FederatedCheckpoint(monitor="score")]
+
+    given = EarlyStopping("score", patience=100)
+    trainer = federated_trainer(tmp_path, given, max_rounds=9, enable_checkpointing=True)
+    trainer.fit(Brings([1.0] * 10), federated_data())
+    assert trainer.current_epoch == 2
+    assert given not in trainer.callbacks
+    assert sum(isinstance(cb, FederatedCheckpoint) for cb in trainer.callbacks) == 1
+    assert trainer.early_stopping_callback.patience == 1
+    assert trainer.checkpoint_callback.monitor == "score"
+    trainer.fit(Brings([1.0] * 10), federated_data())
+    assert len(trainer.early_stopping_callbacks) == 1
+
+
+@pytest.mark.parametrize("callback", [FedAvg(), stock.LearningRateMonitor()])
+def test_callbacks_that_a_module_cannot_bring(tmp_path, callback):
+    class Brings(Classifier):
+        def configure_callbacks(self) -> Any:
+            return callback
+
+    with pytest.raises(FederatedError, match=type(callback).__name__):
+        federated_trainer(tmp_path).fit(Brings(), federated_data())
+
+
+def test_state_seen_by_federated_hooks(tmp_path):
+    """A round's hooks come in the documented order, with the right model in place."""
+    calls: list[str] = []
+
+    class Watching(FederatedCallback):
+        def on_round_start(self, trainer: Any, pl_module: pl.LightningModule, cohort: Any) -> None:
+            calls.append(f"start {cohort.round} {[c.id for c in cohort.clients]}")
+            self.start = trainer.vector.data.clone()
+
+        def on_client_start(self, trainer: Any, pl_module: pl.LightningModule, client: Any) -> None:
+            assert bool((trainer.vector.data == self.start).all())
+            calls.append(f"client {client.id}")
+
+        def on_local_step_start(self, trainer: Any, pl_module: pl.LightningModule, client: Any, step: int) -> None:
+            calls.append(f"step {step}")
+
+        def on_client_end(self, trainer: Any, pl_module: pl.LightningModule, update: Any) -> None:
+            calls.append(f"end {update.num_steps}")
+
+        def on_before_server_step(self, trainer: Any, pl_module: pl.LightningModule, update: Any) -> None:
+            assert bool((trainer.weights == self.start).all())
+            calls.append("before")
+
+        def on_after_server_step(self, trainer: Any, pl_module: pl.LightningModule, update: Any) -> None:
+            assert not bool((trainer.weights == self.start).all())
+            assert bool((trainer.vector.data == trainer.weights).all())
+            calls.append("after")
+
+    federated_trainer(tmp_path, Watching()).fit(Classifier(), federated_data(8, 12))
+    clients = ["client 0", "step 0", "end 1", "client 1", "step 0", "step 1", "end 2"]
+    assert calls == ["start 1 [0, 1]", *clients, "before", "after"]

@@ -1,0 +1,156 @@
+"""Modules that cannot be trained by clients are refused in one sentence that says what to change."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from core_parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from lightning_fed.errors import FederatedError
+
+
+class Manual(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class NoOptimizerHook(pl.LightningModule):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return batch[0].mean()
+
+
+class NoStep(pl.LightningModule):
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+class AllFrozen(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.requires_grad_(False)
+
+
+class MixedTypes(Classifier):
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES).double()))
+
+
+def _returning(value: Any) -> type:
+    class Returns(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return value(self.loss(batch))
+
+    return Returns
+
+
+def _optimizer(configure: Any) -> Any:
+    return lambda: Classifier(optimizer=configure)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Manual, "Manual to use automatic optimization"),
+        (NoStep, "NoStep to define `training_step`"),
+        (NoOptimizerHook, "NoOptimizerHook to define `configure_optimizers`"),
+        (AllFrozen, "AllFrozen to have trainable parameters"),
+        (MixedTypes, r"MixedTypes to share one dtype and device, got torch\.float32 on cpu, torch\.float64 on cpu"),
+        (lambda: nn.Linear(1, 1), "LightningModule, got Linear"),
+        (_returning(lambda loss: None), "training_step` to return a scalar loss.*got None"),
+        (_returning(lambda loss: 1.5), "got 'float'"),
+        (_returning(lambda loss: {"log": 1}), "dict without a tensor under 'loss'"),
+        (_returning(lambda loss: loss.repeat(2)), r"tensor of shape \(2,\): reduce it"),
+        (_returning(lambda loss: loss.detach()), "does not depend on any trainable parameter"),
+        (_returning(lambda loss: loss * float("nan")), r"client 0 diverged in round 1.*learning rate"),
+        (_optimizer(lambda m: None), "torch optimizer, got NoneType"),
+        (_optimizer(lambda m: []), "torch optimizer, got an empty list"),
+        (_optimizer(lambda m: [SGD(m.parameters(), 1), SGD(m.parameters(), 1)]), "one optimizer, got 2"),
+        (_optimizer(lambda m: [{"optimizer": SGD(m.parameters(), 1)}] * 2), "one optimizer, got 2"),
+        (_optimizer(lambda m: ([SGD(m.parameters(), 1)] * 2, [])), "one optimizer, got 2"),
+        (_optimizer(lambda m: SGD([nn.Parameter(torch.ones(7))], 1)), r"shape \(7,\) that is none"),
+    ],
+)
+def test_refused_with_one_sentence(tmp_path, make, message):
+    with pytest.raises(FederatedError, match=message) as error:
+        federated_trainer(tmp_path).fit(make(), federated_data())
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith(".")
+
+
+def test_lazy_modules_are_refused(tmp_path):
+    class Lazy(Classifier):
+        def __init__(self) -> None:
+            super().__init__(nn.LazyLinear(CLASSES))
+
+    with pytest.raises(FederatedError, match=r"`net\.(weight|bias)` is lazy"):
+        federated_trainer(tmp_path).fit(Lazy(), federated_data())
+
+
+def test_parameters_unfrozen_during_training_are_refused(tmp_path):
+    class Unfreezes(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net.bias.requires_grad_(False)
+
+        def on_train_epoch_start(self) -> None:
+            self.net.bias.requires_grad_(self.current_epoch == 2)
+
+    with pytest.raises(FederatedError, match=r"`net\.bias` of Unfreezes to stay frozen"):
+        federated_trainer(tmp_path, max_rounds=3).fit(Unfreezes(), federated_data())
+
+
+@pytest.mark.parametrize("through_data", [True, False])
+def test_moving_averages_in_frozen_parameters_are_refused(tmp_path, through_data):
+    class Teacher(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = nn.Linear(FEATURES, CLASSES).requires_grad_(False)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            teacher = self.teacher.weight.data if through_data else self.teacher.weight
+            with torch.no_grad():
+                teacher.lerp_(self.net.weight, 0.01)
+
+    with pytest.raises(FederatedError, match=r"`teacher\.weight` of Teacher.*register_buffer"):
+        federated_trainer(tmp_path).fit(Teacher(), federated_data(8, 8))
+
+
+def test_parameters_frozen_during_training_stay_put(tmp_path):
+    biases: list[Tensor] = []
+
+    class Freezes(Classifier):
+        def on_train_epoch_start(self) -> None:
+            self.net.bias.requires_grad_(self.current_epoch == 1)
+            biases.append(self.net.bias.detach().clone())
+
+    module = Freezes(optimizer=lambda m: SGD(m.parameters(), lr=0.1, weight_decay=0.5))
+    federated_trainer(tmp_path, max_rounds=3).fit(module, federated_data(8, 12))
+    assert not torch.equal(biases[0], biases[1])
+    assert torch.equal(biases[1], biases[2])
+    assert torch.equal(module.net.bias, biases[1])
+
+
+def test_modules_of_the_other_package_are_refused_by_its_name(tmp_path):
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Foreign(other.LightningModule):  # type: ignore[misc,name-defined]
+        pass
+
+    with pytest.raises(FederatedError, match="not from the package pytorch_lightning"):
+        federated_trainer(tmp_path).fit(Foreign(), federated_data())
+
+
+def test_data_without_clients_is_refused(tmp_path):
+    with pytest.raises(FederatedError, match="FederatedDataModule, which splits.*got LightningDataModule"):
+        federated_trainer(tmp_path).fit(Classifier(), pl.LightningDataModule())
+    with pytest.raises(FederatedError, match="--data"):
+        federated_trainer(tmp_path).fit(Classifier())
+
+
+def test_precision_that_couples_clients_is_refused(tmp_path):
+    with pytest.raises(FederatedError, match="loss scale"):
+        federated_trainer(tmp_path, precision="16-mixed")
