@@ -102,7 +102,8 @@ class MetricRecorder:
         if series is None:
             series = self._series[name] = Series(LogOptions(name, "", True, True, False), is_default=True)
         if series.is_default:
-            series.add(value.detach().reshape(()), self._weight())
+            value = value.detach()
+            series.add(value.reshape(()) if value.ndim else value, self._weight())
 
     def _weight(self) -> float:
         if self.batch_size is None:

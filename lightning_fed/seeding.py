@@ -39,8 +39,8 @@ def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> in
     Returns:
         An integer in [0, 2**63).
     """
-    state = np.random.SeedSequence([seed, int(purpose), round, client]).generate_state(1, np.uint64)
-    return int(state[0]) >> 1
+    low, high = np.random.SeedSequence([seed, int(purpose), round, client]).generate_state(2).tolist()
+    return (high << 32 | low) >> 1
 
 
 def generator_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> torch.Generator:

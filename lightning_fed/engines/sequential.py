@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class SequentialEngine:
         self.optimizer = trainer.local_optimizer
         self.step = LocalStep(trainer, module, recorder)
         self.delta = torch.empty_like(trainer.weights)
-        self.transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=hasattr(source, "tensors"))
+        self.transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
         self.step_start_hooks = overriding_hooks(trainer, "on_local_step_start")
         self.batch_start_hooks = overriding_hooks(trainer, "on_train_batch_start")
         self.batch_end_hooks = overriding_hooks(trainer, "on_train_batch_end")
@@ -162,7 +163,7 @@ class SequentialEngine:
         """Refuses an update with NaN or infinity, by one read from the device for each client."""
         loss = self.recorder.peek("train/loss")
         size: Tensor = self.delta.norm() if loss is None else self.delta.norm() + loss
-        if not torch.isfinite(size):
+        if not math.isfinite(size.item()):  # the one read from the device for each client
             raise FederatedError(
                 f"Expected finite losses and updates, but client {client.id} diverged in round {client.round}: lower "
                 "the learning rate in the model's optimizer, set `--trainer.gradient_clip_val`, or check its data."

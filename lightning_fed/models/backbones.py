@@ -158,9 +158,9 @@ def _check_counts(backbone: Backbone, **counts: int) -> None:
 
 
 def _check_features(backbone: Backbone, x: Tensor, in_features: int) -> None:
-    # A tensor without a batch dimension has no features to count.
-    features = x[0].numel() if x.ndim > 1 and len(x) else in_features if x.ndim > 1 else 0
-    if features != in_features:
+    # Every local step comes here: one comparison, and words only for a mistake.
+    if x.ndim < 2 or x.numel() != x.shape[0] * in_features:
+        features = x[0].numel() if x.ndim > 1 else 0
         raise FederatedError(
             f"{type(backbone).__name__} expected {in_features} values per image, got {features} (a batch of shape "
             f"{tuple(x.shape)}): set `--model.backbone.in_features {features}`, or choose other data."

@@ -12,6 +12,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from lightning_fed.hooks import FederatedCallback
+from lightning_fed.transfer import batch_transfer
 
 
 def test_names_of_the_trainer(tmp_path):
@@ -205,6 +206,16 @@ def test_fast_dev_run(tmp_path):
     assert [step.split()[0] for step in seen] == ["val", "train", "train", "val"]
     assert seen[1] != seen[2]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_resident_batches_are_handed_over_as_they_are(tmp_path):
+    fabric = federated_trainer(tmp_path).fabric
+    assert batch_transfer(fabric, Classifier(), None, resident=True) is None
+    assert batch_transfer(fabric, Classifier(), None, resident=False) is not None
+    double = federated_trainer(tmp_path, precision="64-true").fabric
+    transfer = batch_transfer(double, Classifier(), None, resident=True)
+    assert transfer is not None
+    assert transfer([torch.ones(1), torch.ones(1, dtype=torch.int64)], 0) == [torch.ones(1, dtype=torch.float64), 1]
 
 
 def test_batch_transfer_hooks(tmp_path):

@@ -111,8 +111,10 @@ class ZeroesInStep(Base):
 
 
 class StopsEpochEarly(Base):
+    last = 2
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        return -1 if batch_idx == 2 else None
+        return -1 if batch_idx == self.last else None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.calls.append(str(batch_idx))
@@ -170,6 +172,14 @@ def test_the_same_with_accumulation(tmp_path, module_class):
 def test_epoch_stopped_by_the_module(tmp_path):
     ours, theirs = train_both(tmp_path, StopsEpochEarly, federated_data(40), epochs=2)
     assert ours.calls == theirs.calls == ["0", "1", "0", "1"]
+
+
+def test_epoch_stopped_within_an_accumulation_window(tmp_path):
+    class StopsLater(StopsEpochEarly):
+        last = 3
+
+    ours, theirs = train_both(tmp_path, StopsLater, federated_data(40), epochs=2, accumulate_grad_batches=2)
+    assert ours.calls == theirs.calls == ["0", "1", "2"] * 2
 
 
 def test_local_steps_end_where_the_module_skips_every_epoch(tmp_path):
