@@ -78,4 +78,4 @@ docs: $(INSTALLED_DOCS) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 bench: $(INSTALLED) ## time a round against a plain PyTorch loop
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py --repeats 15

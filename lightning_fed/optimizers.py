@@ -50,6 +50,7 @@ class LocalOptimizer:
         self._initial = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
         self._frozen = FrozenParameters(module)
         self.start_round()
+        self._built = [{k: repr(v) for k, v in group.items()} for group in self._groups]
 
     def start_round(self) -> None:
         """Remembers hyper-parameters and step schedules as every client of the round finds them."""
@@ -107,18 +108,38 @@ class LocalOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Returns hyper-parameters and schedules between rounds; no client's optimizer state outlives its round."""
         return {
+            "built": self._built,
             "groups": self._groups,
             "step_schedulers": self._step_states,
             "round_schedulers": [c.scheduler.state_dict() for c in self.round_schedulers],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restores what ``state_dict`` returned.
+
+        Raises:
+            FederatedError: If the module now configures its optimizer otherwise: the run would go on as before and
+                the change would be lost.
+        """
+        self._expect_same(state["built"])
         self._groups = state["groups"]
         self._step_states = state["step_schedulers"]
         for config, scheduler in zip(self.round_schedulers, state["round_schedulers"], strict=True):
             config.scheduler.load_state_dict(scheduler)
         self._restore()
+
+    def _expect_same(self, built: list[dict[str, str]]) -> None:
+        if len(built) != len(self._built):
+            changed = [("number of parameter groups", str(len(built)), str(len(self._built)))]
+        else:
+            pairs = zip(built, self._built, strict=True)
+            changed = [(k, was[k], now[k]) for was, now in pairs for k in was.keys() & now.keys() if was[k] != now[k]]
+        if changed:
+            name, was, now = sorted(changed)[0]
+            raise FederatedError(
+                f"Expected the optimizer of the run that the checkpoint is from, with {name} {was}, got {now}: a "
+                "resumed run keeps its options, start a new one with `--weights` instead of `--ckpt_path`."
+            )
 
 
 def _expect_own_parameters(module: LightningModule, optimizer: Optimizer) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -220,8 +221,9 @@ class TrainerSession(TrainerFacade):
         return find_checkpoint(self.default_root_dir, self.name, fingerprint(self._config()), ckpt_path)
 
     def _choose_run(self, ckpt_path: str | None, source: tuple[Path | None, Run | None] | None) -> Run | None:
-        """Continues the folder of a run found as ``last``; makes a new one otherwise."""
-        if self.fast_dev_run:
+        """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise."""
+        saves = any(isinstance(cb, Checkpoint) for cb in self.callbacks)
+        if self.fast_dev_run or (self.logger_choice is False and not saves and self.run_config is None):
             return None
         if ckpt_path == "last" and source is not None and source[1] is not None:
             return source[1]
