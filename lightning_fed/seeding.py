@@ -39,7 +39,7 @@ def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> in
     Returns:
         An integer in [0, 2**63).
     """
-    low, high = np.random.SeedSequence([seed, int(purpose), round, client]).generate_state(2).tolist()
+    low, high = (int(word) for word in np.random.SeedSequence([seed, int(purpose), round, client]).generate_state(2))
     return (high << 32 | low) >> 1
 
 
