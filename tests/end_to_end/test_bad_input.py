@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import QUICKSTART, REPOSITORY, rows, run_folders
+from command import QUICKSTART, REPOSITORY, rows, run_folders
 
 from lightning_fed.cli import main
 

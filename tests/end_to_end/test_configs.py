@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import REPOSITORY, fit_words, rows, run_folders
+from command import REPOSITORY, fit_words, rows, run_folders
 
 from lightning_fed.cli import FederatedCLI, main
 

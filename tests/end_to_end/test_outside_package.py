@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import environment, rows
+from command import environment, rows
 
 from lightning_fed.cli import main
 

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import QUICKSTART, rows, run_folders
+from command import QUICKSTART, rows, run_folders
 from wandb_file import config, history, metric_axes, records
 
 from lightning_fed.cli import main
