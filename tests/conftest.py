@@ -3,6 +3,10 @@
 import os
 from pathlib import Path
 
+# Before torch is loaded: the number of threads decides how sums are split, and runs of the tests are compared with runs
+# in processes that they start.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 
 
