@@ -2,6 +2,7 @@
 # has changed.
 PYTHON ?= python3
 VENV ?= .venv
+PYTHON_LOWEST ?= python3.10
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
@@ -15,7 +16,7 @@ CONFIGS_fedavg := --config configs/quickstart.yaml
 CONFIGS_gma := --config configs/quickstart.yaml --config configs/aggregator/gma.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-all lint format docs bench $(QUICKSTART_TARGETS)
+.PHONY: help install install-dev quickstart test test-all test-lowest lint format docs bench $(QUICKSTART_TARGETS)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +65,11 @@ test: $(INSTALLED_DEV) ## run the tests, without the slow ones
 
 test-all: $(INSTALLED_DEV) ## run all tests
 	$(BIN)/python -m pytest -m ""
+
+test-lowest: ## run the tests with the lowest versions that pyproject.toml allows (needs Python 3.10)
+	$(PYTHON_LOWEST) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install -c tests/lowest.txt -e ".[dev]"
+	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs
 
 lint: $(INSTALLED_DEV) ## check style, format and types
 	$(BIN)/ruff check .

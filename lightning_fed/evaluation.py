@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torchmetrics import Metric
 
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.options import batch_limit
@@ -83,7 +84,8 @@ def evaluate(
     if limit == 0:
         return []
     results: list[LoggedMetrics] = []
-    epoch = MetricRecorder()
+    epoch = recorder = MetricRecorder()
+    held: list[tuple[Metric, dict[str, Any]]] = []
     with _stage(trainer, stage), _eval_mode(module, name):
         with recording(module, epoch):
             trainer.call(f"on_{name}_start")
@@ -95,9 +97,16 @@ def evaluate(
                     pass
             results.append(recorder.compute())
             trainer.metrics.update(results[-1])
+            if index < len(loaders) - 1:  # the next set counts for itself
+                held += recorder.set_metrics_aside()
+        recorder.take_metrics_back(held)
         with recording(module, epoch):
             trainer.call(f"on_{name}_epoch_end")
         shared = epoch.compute()
+        recorder.reset_metrics()
+        epoch.reset_metrics()
+        for metric, _ in held:
+            metric.reset()
         for metrics in (*results, trainer.metrics):
             metrics.update(shared)
         trainer.call(f"on_{name}_end")
@@ -168,7 +177,7 @@ def _run_batches(
 def print_results(names: list[str], results: list[dict[str, float]]) -> None:
     """Prints the metrics of an evaluation, one line each, under the name of their data set."""
     width = max((len(key) for metrics in results for key in metrics), default=0)
-    for name, metrics in zip(names, results, strict=True):
+    for name, metrics in zip(names, results, strict=False):  # a limit of 0 batches gives no results
         if name:
             print(f"{name}:")
         for key, value in sorted(metrics.items()):

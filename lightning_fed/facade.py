@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fed.errors import FederatedError
 from lightning_fed.lightning_names import LightningNames
 from lightning_fed.metrics import LoggedMetrics
 from lightning_fed.optimizers import LocalOptimizer
@@ -113,7 +114,12 @@ class TrainerFacade(LightningNames):
                 continue
             method: Callable[..., Any] | None = getattr(callback, hook, None)
             if method is not None:
-                method(self, self.lightning_module, *args)
+                try:
+                    method(self, self.lightning_module, *args)
+                except RuntimeError as error:
+                    if isinstance(callback, EarlyStopping):  # a monitor that nobody logs
+                        raise FederatedError(f"EarlyStopping cannot go on: {' '.join(str(error).split())}") from error
+                    raise
         if module:
             own: Callable[..., Any] | None = getattr(self.lightning_module, hook, None)
             if own is not None:

@@ -86,6 +86,11 @@ class Update:
         num_steps: Optimizer steps taken, K_i.
         buffers: The client's buffers after training, by name; live tensors of the module, not copies.
         weight: Aggregation weight before normalisation (samples or 1), set by the aggregator's weighting.
+        distance: a_i, what the client's optimizer does in K_i steps to a scalar whose gradient is always 1, weight
+            decay off (K_i times the learning rate for plain SGD); computed where ``Need.NORMALIZED_MEAN`` is asked for.
+        gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
+            ``delta`` and reused like it; None unless asked for.
+        loss: f_i, the client's mean loss where g_i was taken, shape ().
     """
 
     client: Client
@@ -93,6 +98,9 @@ class Update:
     num_steps: int
     buffers: dict[str, Tensor] = field(default_factory=dict)
     weight: float = 1.0
+    distance: float = 1.0
+    gradient: Tensor | None = None
+    loss: Tensor | None = None
 
 
 class FederatedCallback(Callback):

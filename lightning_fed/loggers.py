@@ -7,12 +7,12 @@ import io
 import netrc
 import os
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.run import Run, write_atomically
@@ -49,7 +49,9 @@ class RoundCSVLogger(Logger):
         """Does nothing: the config is saved beside the file."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Appends a row; ``round`` is the first column."""
+        """Appends a round's row, ``round`` first; what a module logs by itself has no row here."""
+        if "round" not in metrics:
+            return
         new = [key for key in metrics if key not in self._columns]
         if new:
             self._columns = sorted({*self._columns, *new}, key=lambda key: (key != "round", key))
@@ -103,8 +105,8 @@ def _wandb_mode() -> str:
     return "offline"
 
 
-class RoundWandbLogger(Logger):
-    """Logs rounds to Weights & Biases through Lightning's WandbLogger, with ``round`` as the axis of every chart.
+class RoundWandbLogger(WandbLogger):
+    """Lightning's WandbLogger with ``round`` as the axis of every chart.
 
     Online when the user is logged in, else offline. A run that is resumed keeps its id; its earlier rounds are
     replayed from metrics.csv, unless the server holds them already.
@@ -116,51 +118,28 @@ class RoundWandbLogger(Logger):
 
     def __init__(self, run: Run, project: str = "lightning_fed") -> None:
         import wandb
-        from lightning.pytorch.loggers import WandbLogger
 
-        super().__init__()
-        mode = _wandb_mode()
-        self._logger = WandbLogger(
+        super().__init__(
             name=f"{run.name}/{run.path.name}",
             save_dir=str(run.path),
             version=run.wandb_id,
             project=os.environ.get("WANDB_PROJECT", project),
             group=run.label,
-            mode=mode,
+            mode=_wandb_mode(),
             settings=wandb.Settings(silent=True, console="off"),
         )
         # Lightning passes this setting, unset, to every wandb; newer ones warn that they no longer know it.
-        self._logger._wandb_init.pop("anonymous", None)
-        experiment = self._logger.experiment
-        experiment.define_metric("round")
-        experiment.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
+        self._wandb_init.pop("anonymous", None)
+        self.experiment.define_metric("round")
+        self.experiment.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
         # An online run that is resumed already holds rounds: they are the same numbers, and are not sent again.
-        self._sent = int(experiment.summary.get("round", -1)) if getattr(experiment, "resumed", False) else -1
+        resumed = getattr(self.experiment, "resumed", False)
+        self._already_there = int(self.experiment.summary.get("round", -1)) if resumed else -1
 
-    @property
-    def name(self) -> str:
-        """``wandb``."""
-        return "wandb"
-
-    @property
-    def version(self) -> str:
-        """Id of the W&B run."""
-        return str(self._logger.version)
-
-    @property
-    def experiment(self) -> Any:
-        """The wandb run, for ``self.logger.experiment`` in a module."""
-        return self._logger.experiment
-
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Puts the config into the run."""
-        self._logger.log_hyperparams(params)
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Logs the row of a round once."""
-        if step is None or step > self._sent:
-            self._logger.log_metrics(metrics, step=step)
-            self._sent = self._sent if step is None else step
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Logs a round's row, or whatever else a module logs by itself."""
+        if metrics.get("round", float("inf")) > self._already_there:
+            super().log_metrics(metrics, step=step)
 
     def log_figure(self, key: str, figure: Any) -> None:
         """Adds a matplotlib figure to the row that is logged next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.engines import SequentialEngine
 from lightning_fed.errors import FederatedError
-from lightning_fed.evaluation import evaluate, named_loaders
+from lightning_fed.evaluation import evaluate
 from lightning_fed.hooks import Client, Cohort
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
-from lightning_fed.reduction import ReducedUpdate, RoundReducer
+from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
 from lightning_fed.runlog import RunLog
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.signals import StopRequest
@@ -43,13 +44,14 @@ class RoundLoop:
         self.cohort_size = min(trainer.cohort_size, 2) if trainer.fast_dev_run else trainer.cohort_size
         self.row: dict[str, float] = {}
         self.recorder = MetricRecorder()
-        self.reducer = RoundReducer(trainer.weights, trainer.aggregator.all_needs)
+        self.reducer = RoundReducer(trainer.weights, trainer.aggregator.all_needs, len(self.sizes))
         self.engine = SequentialEngine(trainer, module, trainer.source, self.reducer, self.recorder)
         self.checkpoint = next((cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)), None)
 
     def run(self) -> None:
         """Evaluates round 0 if the run is new, then trains until the last round, a stop or a signal."""
         trainer = self.trainer
+        self._seed(at=0)
         trainer.call("on_fit_start")
         with recording(self.module, self.recorder):
             trainer.call("on_train_start")
@@ -60,6 +62,7 @@ class RoundLoop:
             self._finish_round(started)
         while self._continues():
             self._run_round()
+        self._save(final=True)
         trainer.call("on_train_end")
         trainer.call("on_fit_end")
 
@@ -71,12 +74,14 @@ class RoundLoop:
         trainer, started = self.trainer, time.perf_counter()
         trainer.round += 1
         trainer.state.stage = RunningStage.TRAINING
+        self._seed(at=1)
         cohort = self._draw_cohort()
         with recording(self.module, self.recorder):
             trainer.call("on_train_epoch_start")
             trainer.call("on_round_start", cohort, module=False)
             update = self.engine.train(cohort)
             trained = time.perf_counter() - started
+            self._seed(at=2)
             if update.num_clients:
                 self._step_server(update)
             trainer.load_global_model()
@@ -86,17 +91,24 @@ class RoundLoop:
             trainer.state.stage = RunningStage.TRAINING
             trainer.call("on_train_epoch_end", monitors=False)
             self._note(self.recorder.compute())
+            self.recorder.reset_metrics()
             trainer.call("on_train_epoch_end", module=False, monitors=True)
         self._finish_round(started)
 
+    def _seed(self, at: int) -> None:
+        """Seeds the global streams, for hooks outside local training that draw: a resumed run draws the same."""
+        seed_everywhere(seed_for(self.trainer.seed, Purpose.ROUND, self.trainer.round, at))
+
     def _draw_cohort(self) -> Cohort:
         trainer = self.trainer
-        drawn = np.sort(trainer.sampler.sample(trainer.round, self.cohort_size, self.sizes, trainer.seed))
-        if len(drawn) == 0 or drawn[0] < 0 or drawn[-1] >= len(self.sizes) or np.any(np.diff(drawn) == 0):
+        drawn = np.asarray(trainer.sampler.sample(trainer.round, self.cohort_size, self.sizes, trainer.seed))
+        ids = drawn.ndim == 1 and drawn.dtype.kind in "iu" and len(drawn) == self.cohort_size
+        if not ids or len(np.unique(drawn)) != len(drawn) or drawn.min() < 0 or drawn.max() >= len(self.sizes):
             raise FederatedError(
-                f"Expected `--trainer.sampler` {type(trainer.sampler).__name__} to draw distinct client ids in "
-                f"[0, {len(self.sizes)}), got {drawn.tolist()[:10]}."
+                f"Expected `--trainer.sampler` {type(trainer.sampler).__name__} to draw {self.cohort_size} distinct "
+                f"client ids in [0, {len(self.sizes)}), got {drawn.ravel()[:10].tolist()}."
             )
+        drawn = np.sort(drawn)
         clients = tuple(Client(int(i), int(self.sizes[i]), trainer.round) for i in drawn if self.sizes[i] > 0)
         return Cohort(trainer.round, clients, tuple(int(i) for i in drawn if self.sizes[i] == 0))
 
@@ -105,6 +117,11 @@ class RoundLoop:
         trainer = self.trainer
         trainer.call("on_before_server_step", update, module=False)
         trainer.call("on_round_end", update, module=False)
+        if not math.isfinite(trainer.weights.norm().item()):
+            raise FederatedError(
+                f"Expected a finite global model after the server step of round {trainer.round}, got NaN or infinity: "
+                "lower `--aggregator.lr` or the learning rate in the model's optimizer."
+            )
         trainer.buffers.step(update)
         trainer.load_global_model()
         trainer.call("on_after_server_step", update, module=False)
@@ -117,12 +134,19 @@ class RoundLoop:
         if buffers.policy == "average":
             floats += sum(b.numel() * b.element_size() for b in buffers.live.tensors().values())
         totals["samples"] += self.engine.samples
-        totals["comm/rounds"] += 1
+        totals["comm/rounds"] += 1 if update.num_clients else 0
         totals["comm/bytes_down"] += floats * update.num_clients
-        totals["comm/bytes_up"] += floats * update.num_clients
+        sends_gradient = bool(trainer.aggregator.all_needs & Need.ANY_GRADIENT)
+        gradient = vector.numel * vector.data.element_size() if sends_gradient else 0
+        totals["comm/bytes_up"] += (floats + gradient) * update.num_clients
         entered = float(update.num_clients)
         drawn = len(cohort.clients) + len(cohort.skipped)
-        counts = {"clients/trained": entered, "clients/skipped": drawn - entered, "time/clients": trained}
+        counts = {
+            "clients/trained": entered,
+            "clients/skipped": drawn - entered,
+            "clients/diverged": float(len(self.engine.diverged)),
+            "time/clients": trained,
+        }
         self._note(LoggedMetrics({**counts, **totals}, {}, {}))
 
     def _evaluate(self) -> None:
@@ -135,8 +159,7 @@ class RoundLoop:
                 self._note(result)
         every = trainer.check_test_every_n_rounds
         if every is not None and trainer.round % every == 0:
-            loaders = named_loaders(trainer.datamodule.test_dataloader())
-            for result in evaluate(trainer, loaders, RunningStage.TESTING, trainer.limit_test_batches):
+            for result in evaluate(trainer, trainer.test_loaders, RunningStage.TESTING, trainer.limit_test_batches):
                 self._note(result)
 
     def _note(self, metrics: LoggedMetrics) -> None:
@@ -153,6 +176,11 @@ class RoundLoop:
             trainer.local_optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
             trainer.steps_before_round += self.engine.max_steps
         self.log.log_round({"round": trainer.round, **self.row, "time/round": time.perf_counter() - started})
-        if self.checkpoint is not None and trainer.run is not None:
-            self.checkpoint.save(trainer, trainer.run.checkpoints, final=not self._continues())
+        trainer.finished_round = trainer.round
+        self._save(final=not self._continues())
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
+
+    def _save(self, final: bool) -> None:
+        """Writes the checkpoints that are due."""
+        if self.checkpoint is not None and self.trainer.run is not None:
+            self.checkpoint.save(self.trainer, self.trainer.run.checkpoints, final)

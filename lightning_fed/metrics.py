@@ -45,7 +45,7 @@ class MetricRecorder:
     """Stands in for ``LightningModule.log`` and reduces over steps, clients and batches.
 
     Means are weighted by batch size, so a round's mean is weighted over the cohort by samples. Metric objects of
-    torchmetrics are computed and reset when the recorder is read. Values logged with ``on_step`` only are reduced
+    torchmetrics are computed when the recorder is read. Values logged with ``on_step`` only are reduced
     too: a local step of a client has no place on an axis of rounds.
 
     Attributes:
@@ -61,6 +61,7 @@ class MetricRecorder:
         self.batch: Any = None
         self._suffix = suffix
         self._series: dict[str, Series] = {}
+        self._marked: dict[str, Series] = {}
         self._metrics: dict[str, tuple[Metric, LogOptions, Tensor | None]] = {}
 
     def log(
@@ -113,13 +114,24 @@ class MetricRecorder:
                 self.batch_size = 1
         return self.batch_size
 
+    def mark(self) -> None:
+        """Remembers what has been logged, for ``roll_back``."""
+        self._marked = {key: series.copy() for key, series in self._series.items()}
+
+    def roll_back(self) -> None:
+        """Forgets what was logged since ``mark``, but for what Metric objects hold."""
+        self._series = self._marked
+
     def peek(self, name: str) -> Tensor | float | None:
         """Returns the running total of a name without reading it from the device, None if it was not logged."""
         series = self._series.get(name)
         return None if series is None else series.total
 
     def compute(self) -> LoggedMetrics:
-        """Reads every value once, resets Metric objects and empties the recorder."""
+        """Reads every value once and forgets it; Metric objects keep their state until ``reset_metrics``.
+
+        So that hooks at the end of an epoch can still read them, as under Lightning.
+        """
         results = {key: series.result() for key, series in self._series.items()}
         lasts = {series.options.names()[1]: series.last for series in self._series.values() if series.options.both}
         floats = _to_floats({**results, **lasts})
@@ -128,10 +140,32 @@ class MetricRecorder:
             floats[key], options[key] = _computed(key, metric), shown
             if last is not None and shown.both:
                 floats[shown.names()[1]] = float(last)
+        self._series = {}
+        return _sort(options, floats)
+
+    def reset_metrics(self) -> None:
+        """Resets every Metric object that was logged since the last reset."""
         for metric, _, _ in self._metrics.values():
             metric.reset()
-        self._series, self._metrics = {}, {}
-        return _sort(options, floats)
+        self._metrics = {}
+
+    def set_metrics_aside(self) -> list[tuple[Metric, dict[str, Any]]]:
+        """Resets every Metric object that was logged; returns each one, and those inside it, with what it held."""
+        held = [
+            (part, {key: list(value) if isinstance(value, list) else value for key, value in vars(part).items()})
+            for metric, _, _ in self._metrics.values()
+            for part in metric.modules()
+            if isinstance(part, Metric)
+        ]
+        self.reset_metrics()
+        return held
+
+    def take_metrics_back(self, held: list[tuple[Metric, dict[str, Any]]]) -> None:
+        """Gives Metric objects what they held when they were set aside, but for those logged here since."""
+        mine = {id(part) for metric, _, _ in self._metrics.values() for part in metric.modules()}
+        for metric, state in held:
+            if id(metric) not in mine:
+                vars(metric).update(state)
 
 
 def _computed(name: str, metric: Metric) -> float:

@@ -39,7 +39,13 @@ class LocalOptimizer:
     def __init__(self, module: LightningModule, restart: bool) -> None:
         self._module = module
         self._restart = restart
-        configured = module.configure_optimizers()
+        try:
+            configured = module.configure_optimizers()
+        except ValueError as error:  # what torch says of a bad option, such as a negative learning rate
+            raise FederatedError(
+                f"Expected `{type(module).__name__}.configure_optimizers` to build an optimizer, but it refuses: "
+                f"{error}; change `--model.optimizer` or `--model.lr_scheduler`."
+            ) from error
         self.optimizer, self.schedulers = _parse(module, configured)
         self.step_schedulers = [c for c in self.schedulers if c.interval == "step"]
         self.round_schedulers = [c for c in self.schedulers if c.interval != "step"]
@@ -51,6 +57,12 @@ class LocalOptimizer:
         self._frozen = FrozenParameters(module)
         self.start_round()
         self._built = [{k: repr(v) for k, v in group.items()} for group in self._groups]
+
+    @property
+    def step_options(self) -> tuple[float, float]:
+        """Learning rate and momentum of the next step, those of the first parameter group."""
+        group = self.optimizer.param_groups[0]
+        return float(group["lr"]), float(group.get("momentum", 0.0))
 
     def start_round(self) -> None:
         """Remembers hyper-parameters and step schedules as every client of the round finds them."""

@@ -38,6 +38,10 @@ def validate_options(options: dict[str, Any]) -> None:
     _expect_choice("deterministic", options["deterministic"], (True, False, "warn"))
     for name in ("enable_progress_bar", "enable_checkpointing"):
         _expect_choice(name, options[name], (True, False))
+    _expect_choice("full_gradient_mode", options["full_gradient_mode"], ("eval", "train"))
+    share = options["max_diverged"]
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+        raise _error("max_diverged", "a share in [0, 1)", share)
     if options["local_epochs"] is not None and options["local_steps"] is not None:
         raise FederatedError(
             "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."

@@ -1,5 +1,6 @@
 """What a round keeps of its clients' updates: running sums, so that memory does not grow with the cohort."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Flag, auto
 
@@ -15,36 +16,73 @@ __all__ = ["Need", "ReducedUpdate", "RoundReducer"]
 class Need(Flag):
     """What an aggregator or a mask asks the loop to reduce over the cohort.
 
-    ``MEAN`` and ``SIGN_SUM`` are running (d,) vectors; ``UPDATES`` keeps the whole (n, d) matrix.
+    All are running (d,) vectors but ``UPDATES`` and ``GRADIENTS``, which keep a whole (n, d) matrix.
     """
 
     NOTHING = 0
     MEAN = auto()
+    SUM = auto()
+    ABS_SUM = auto()
     SIGN_SUM = auto()
+    WEIGHTED_SIGN_SUM = auto()
+    VARIANCE = auto()
+    NORMALIZED_MEAN = auto()
+    GRADIENT_MEAN = auto()
+    GRADIENT_SIGN_SUM = auto()
     UPDATES = auto()
+    GRADIENTS = auto()
+    ANY_GRADIENT = GRADIENT_MEAN | GRADIENT_SIGN_SUM | GRADIENTS
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0)
 
 
 @dataclass
 class ReducedUpdate:
     """The cohort's updates, reduced in ascending order of client id.
 
+    What was not asked for is an empty tensor. g_i is the client's gradient at the point that the aggregator names.
+
     Attributes:
         round: Round index, from 1.
         clients: The n clients that entered.
-        weights: Their aggregation weights p_i, shape (n,), summing to 1.
-        mean: Δ = Σ p_i δ_i, shape (d,), if ``Need.MEAN`` was asked for.
-        sign_sum: Σ sign(δ_i), shape (d,), if ``Need.SIGN_SUM`` was asked for.
-        updates: δ_i, shape (n, d), if ``Need.UPDATES`` was asked for.
+        num_registered: N, all clients of the data set.
+        weights: Their aggregation weights p_i, shape (n,), float64, summing to 1.
+        mean: Δ = Σ p_i δ_i, shape (d,), for ``Need.MEAN``.
+        sum: Σ δ_i, shape (d,), for ``Need.SUM``.
+        abs_sum: Σ |δ_i|, shape (d,), for ``Need.ABS_SUM``.
+        sign_sum: Σ sign(δ_i), shape (d,), for ``Need.SIGN_SUM``.
+        weighted_sign_sum: Σ s_i sign(δ_i) with s_i in samples, shape (d,), float64, for ``Need.WEIGHTED_SIGN_SUM``.
+        variance: The unbiased, unweighted variance of δ_i, shape (d,), zero for one client, for ``Need.VARIANCE``.
+        normalized_mean: Σ p_i δ_i / a_i, shape (d,), for ``Need.NORMALIZED_MEAN``; a_i is ``Update.distance``.
+        mean_distance: Σ p_i a_i, for ``Need.NORMALIZED_MEAN``.
+        gradient_mean: Σ p_i g_i, shape (d,), for ``Need.GRADIENT_MEAN``.
+        gradient_sign_sum: Σ sign(g_i), shape (d,), for ``Need.GRADIENT_SIGN_SUM``.
+        updates: δ_i, shape (n, d), for ``Need.UPDATES``.
+        gradients: g_i, shape (n, d), for ``Need.GRADIENTS``.
+        losses: f_i, the client's mean loss where g_i was taken, shape (n,), float64, for ``Need.GRADIENTS``.
         buffers: The reduced buffers by name (floating: weighted mean in double precision, integer: maximum); empty
             unless averaged.
     """
 
     round: int
     clients: tuple[Client, ...] = ()
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))
-    mean: Tensor = field(default_factory=lambda: torch.empty(0))
-    sign_sum: Tensor = field(default_factory=lambda: torch.empty(0))
-    updates: Tensor = field(default_factory=lambda: torch.empty(0))
+    num_registered: int = 0
+    weights: Tensor = field(default_factory=_nothing)
+    mean: Tensor = field(default_factory=_nothing)
+    sum: Tensor = field(default_factory=_nothing)
+    abs_sum: Tensor = field(default_factory=_nothing)
+    sign_sum: Tensor = field(default_factory=_nothing)
+    weighted_sign_sum: Tensor = field(default_factory=_nothing)
+    variance: Tensor = field(default_factory=_nothing)
+    normalized_mean: Tensor = field(default_factory=_nothing)
+    mean_distance: float = 0.0
+    gradient_mean: Tensor = field(default_factory=_nothing)
+    gradient_sign_sum: Tensor = field(default_factory=_nothing)
+    updates: Tensor = field(default_factory=_nothing)
+    gradients: Tensor = field(default_factory=_nothing)
+    losses: Tensor = field(default_factory=_nothing)
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -53,44 +91,90 @@ class ReducedUpdate:
         return len(self.clients)
 
 
+def _gradient(update: Update) -> Tensor:
+    if update.gradient is None:
+        raise FederatedError(
+            f"Expected client {update.client.id} to send a gradient, got none: set `gradient_at` of the class given as "
+            "`--aggregator`."
+        )
+    return update.gradient
+
+
+# How each running sum takes in one update; ``scratch`` is a (d,) vector to work in.
+_ADD: dict[Need, Callable[[Tensor, Update, Tensor], object]] = {
+    Need.MEAN: lambda total, u, scratch: total.add_(u.delta, alpha=u.weight),
+    Need.SUM: lambda total, u, scratch: total.add_(u.delta),
+    Need.ABS_SUM: lambda total, u, scratch: total.add_(torch.abs(u.delta, out=scratch)),
+    Need.SIGN_SUM: lambda total, u, scratch: total.add_(torch.sign(u.delta, out=scratch)),
+    Need.WEIGHTED_SIGN_SUM: lambda total, u, scratch: total.add_(
+        torch.sign(u.delta, out=scratch), alpha=u.client.num_samples
+    ),
+    Need.NORMALIZED_MEAN: lambda total, u, scratch: total.add_(u.delta, alpha=u.weight / u.distance),
+    Need.GRADIENT_MEAN: lambda total, u, scratch: total.add_(_gradient(u), alpha=u.weight),
+    Need.GRADIENT_SIGN_SUM: lambda total, u, scratch: total.add_(torch.sign(_gradient(u), out=scratch)),
+}
+_WEIGHTED = (Need.MEAN, Need.NORMALIZED_MEAN, Need.GRADIENT_MEAN)
+_ROWS = (Need.UPDATES, Need.GRADIENTS)
+
+
 class RoundReducer:
     """Accumulates client updates into vectors that are allocated once and reused every round.
 
     Args:
         like: The global vector w, shape (d,): sums take its dtype (float32 or wider) and device.
         needs: What to keep.
+        num_registered: N, all clients of the data set.
     """
 
-    def __init__(self, like: Tensor, needs: Need) -> None:
+    def __init__(self, like: Tensor, needs: Need, num_registered: int = 0) -> None:
         self.needs = needs
-        self._mean = torch.zeros_like(like) if Need.MEAN in needs else like.new_empty(0)
-        self._signs = torch.zeros_like(like) if Need.SIGN_SUM in needs else like.new_empty(0)
-        self._scratch = torch.empty_like(like) if Need.SIGN_SUM in needs else like.new_empty(0)
-        self._updates = like.new_empty(0, like.numel())
-        self._clients: list[Client] = []
-        self._weights: list[float] = []
-        self._buffers: dict[str, Tensor] = {}
+        self.num_registered = num_registered
+        self._sums = {need: torch.zeros_like(like) for need in _ADD if need in needs}
+        if Need.WEIGHTED_SIGN_SUM in needs:  # sums of samples are integers beyond what float32 holds
+            wide = like.dtype if like.device.type == "mps" else torch.float64
+            self._sums[Need.WEIGHTED_SIGN_SUM] = torch.zeros_like(like, dtype=wide)
+        self._scratch = torch.empty_like(like) if needs & ~(Need.MEAN | Need.SUM | Need.UPDATES) else like.new_empty(0)
+        self._rows = {need: like.new_empty(0, like.numel()) for need in _ROWS if need in needs}
+        # Welford's running mean and sum of squared deviations.
+        self._moments = [torch.zeros_like(like) for _ in range(2)] if Need.VARIANCE in needs else []
+        self.reset(0)
 
     def reset(self, cohort_size: int) -> None:
         """Empties the sums before a round of at most ``cohort_size`` clients."""
-        self._mean.zero_()
-        self._signs.zero_()
-        self._clients, self._weights, self._buffers = [], [], {}
-        if Need.UPDATES in self.needs and len(self._updates) < cohort_size:
-            self._updates = self._updates.new_empty(cohort_size, self._updates.shape[1])
+        for total in (*self._sums.values(), *self._moments):
+            total.zero_()
+        for need, rows in self._rows.items():
+            if len(rows) < cohort_size:
+                self._rows[need] = rows.new_empty(cohort_size, rows.shape[1])
+        self._clients: list[Client] = []
+        self._weights: list[float] = []
+        self._distances: list[float] = []
+        self._losses: list[Tensor] = []
+        self._buffers: dict[str, Tensor] = {}
 
     def add(self, update: Update, average_buffers: bool) -> None:
         """Adds one client's update; call in ascending order of client id."""
-        if Need.MEAN in self.needs:
-            self._mean.add_(update.delta, alpha=update.weight)
-        if Need.SIGN_SUM in self.needs:
-            self._signs.add_(torch.sign(update.delta, out=self._scratch))
+        for need, total in self._sums.items():
+            _ADD[need](total, update, self._scratch)
+        if self._moments:
+            self._add_moments(update.delta)
         if Need.UPDATES in self.needs:
-            self._updates[len(self._clients)].copy_(update.delta)
+            self._rows[Need.UPDATES][len(self._clients)].copy_(update.delta)
+        if Need.GRADIENTS in self.needs:
+            self._rows[Need.GRADIENTS][len(self._clients)].copy_(_gradient(update))
+            assert update.loss is not None
+            self._losses.append(update.loss.detach().clone())
         if average_buffers:
             self._add_buffers(update)
         self._clients.append(update.client)
         self._weights.append(update.weight)
+        self._distances.append(update.distance)
+
+    def _add_moments(self, delta: Tensor) -> None:
+        mean, squares = self._moments
+        deviation = torch.sub(delta, mean, out=self._scratch)
+        mean.add_(deviation, alpha=1 / (len(self._clients) + 1))
+        squares.addcmul_(deviation, delta - mean)
 
     def _add_buffers(self, update: Update) -> None:
         for name, buffer in update.buffers.items():
@@ -106,7 +190,7 @@ class RoundReducer:
             so_far.add_(buffer, alpha=update.weight)
 
     def reduce(self, round: int) -> ReducedUpdate:
-        """Closes the round: divides the sums by Σ weight.
+        """Closes the round: divides the weighted sums by Σ weight.
 
         Returns:
             The reduced update; its tensors are reused in the next round.
@@ -114,23 +198,34 @@ class RoundReducer:
         Raises:
             FederatedError: If the clients' weights do not sum to a positive number.
         """
+        total, count = self._total_weight(), len(self._clients)
+        for need in _WEIGHTED:
+            if need in self._sums and count:
+                self._sums[need].div_(total)
+        named = {(need.name or "").lower(): value for need, value in self._sums.items()}
+        named |= {(need.name or "").lower(): rows[:count] for need, rows in self._rows.items()}
+        if self._moments:
+            named["variance"] = torch.div(self._moments[1], max(count - 1, 1), out=self._scratch)
+        if self._losses:
+            named["losses"] = torch.stack(self._losses).to("cpu", torch.float64)
+        return ReducedUpdate(
+            round=round,
+            clients=tuple(self._clients),
+            num_registered=self.num_registered,
+            weights=torch.tensor([weight / total for weight in self._weights], dtype=torch.float64),
+            mean_distance=sum(w * a for w, a in zip(self._weights, self._distances, strict=True)) / total,
+            buffers={n: b.div_(total) if _is_averaged(b) else b for n, b in self._buffers.items()},
+            **named,
+        )
+
+    def _total_weight(self) -> float:
         total = sum(self._weights)
         if self._clients and not 0 < total < float("inf"):
             raise FederatedError(
                 f"Expected the clients' aggregation weights to sum to a positive number, got {total}: change "
                 "`client_weight` of the class given as `--aggregator`."
             )
-        if self._clients and Need.MEAN in self.needs:
-            self._mean.div_(total)
-        return ReducedUpdate(
-            round=round,
-            clients=tuple(self._clients),
-            weights=torch.tensor([weight / total for weight in self._weights], dtype=torch.float64),
-            mean=self._mean,
-            sign_sum=self._signs,
-            updates=self._updates[: len(self._clients)],
-            buffers={n: b.div_(total) if _is_averaged(b) else b for n, b in self._buffers.items()},
-        )
+        return total or 1.0
 
 
 def _is_averaged(buffer: Tensor) -> bool:

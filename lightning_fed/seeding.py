@@ -25,9 +25,12 @@ class Purpose(IntEnum):
     LOCAL = 3
     EVALUATE = 4
     PREDICT = 5
+    GRADIENT = 6
+    ROUND = 7
+    READ = 8
 
 
-def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
+def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0, index: int | None = None) -> int:
     """Derives one 63-bit seed.
 
     Args:
@@ -35,11 +38,13 @@ def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> in
         purpose: What the stream is for.
         round: Index of the round, 0 before training.
         client: Client id.
+        index: A further number, where one client and round needs several streams of one purpose.
 
     Returns:
         An integer in [0, 2**63).
     """
-    low, high = (int(word) for word in np.random.SeedSequence([seed, int(purpose), round, client]).generate_state(2))
+    entropy = [seed, int(purpose), round, client] if index is None else [seed, int(purpose), round, client, index]
+    low, high = (int(word) for word in np.random.SeedSequence(entropy).generate_state(2))
     return (high << 32 | low) >> 1
 
 

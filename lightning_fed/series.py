@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -95,6 +96,12 @@ class Series:
             wide = torch.float32 if value.device.type == "mps" else torch.float64
             self.total = torch.full((), self.total or 0.0, dtype=wide, device=value.device)
         self.total.add_(value, alpha=weight)
+
+    def copy(self) -> Series:
+        """Returns a copy that later values do not change."""
+        twin = copy(self)
+        twin.total = self.total.clone() if isinstance(self.total, Tensor) else self.total
+        return twin
 
     def result(self) -> Tensor | float:
         """Returns the reduced value, still on its device."""

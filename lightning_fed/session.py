@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,34 +10,28 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
-from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from lightning_fed.aggregators import Aggregator
 from lightning_fed.buffers import GlobalBuffers
 from lightning_fed.callbacks.support import add_module_callbacks
-from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import named_loaders
-from lightning_fed.facade import TrainerFacade
 from lightning_fed.hooks import Client
 from lightning_fed.metrics import LoggedMetrics
 from lightning_fed.optimizers import LocalOptimizer
-from lightning_fed.run import Run, create_run, describe, fingerprint
-from lightning_fed.runlog import RunLog
+from lightning_fed.run_keeping import RunKeeping
 from lightning_fed.sampling import cohort_size
 from lightning_fed.seeding import run_seed
 from lightning_fed.setup import announce_device, move_to_device
-from lightning_fed.state import find_checkpoint, load_weights, read_checkpoint, restore_state
+from lightning_fed.state import load_weights, read_checkpoint, restore_state
 from lightning_fed.vector import ParameterVector
 
 __all__ = ["TrainerSession"]
 
 
-class TrainerSession(TrainerFacade):
+class TrainerSession(RunKeeping):
     """What ``fit``, ``validate``, ``test`` and ``predict`` share.
 
     Attributes:
@@ -51,56 +43,42 @@ class TrainerSession(TrainerFacade):
         resumed: Whether this ``fit`` goes on from a checkpoint.
         validated: Whether the current round has been validated.
         totals: Counts over the run: samples seen, communication rounds, bytes each way.
-        run: The run's folder.
         source: The clients' batches, on the device.
         cohort_size: Clients drawn in a round.
     """
 
-    aggregator: Aggregator
-    name: str
     clients_per_round: int | float
-    default_root_dir: Path
-    logger_choice: Any
+    check_test_every_n_rounds: int | None
     local_schedule: Literal["restart", "continue"]
     _seed: int | None
-    _options: dict[str, Any]
 
     weights: Tensor
-    vector: ParameterVector
     buffers: GlobalBuffers
     source: Any
     cohort_size: int
 
     def __init__(self) -> None:
         super().__init__()
-        self.run: Run | None = None
         self.val_loaders: dict[str, Any] = {}
+        self.test_loaders: dict[str, Any] = {}
         self.resumed = False
         self.reset_position()
 
     def reset_position(self) -> None:
         """Goes back to round 0 with nothing counted."""
-        self.round = self.steps_before_round = self.local_step = 0
+        self.round = self.finished_round = self.steps_before_round = self.local_step = 0
         self.client: Client | None = None
         self.metrics = LoggedMetrics({}, {}, {})
         self.round_metrics: dict[str, float] = {}
         self.validated = False
         self.totals = {"samples": 0, "comm/rounds": 0, "comm/bytes_down": 0, "comm/bytes_up": 0}
 
-    @property
-    def label(self) -> str:
-        """A short name of the method, such as ``FedAvg+SignAgreement``."""
-        algorithms = [type(cb).__name__ for cb in self.callbacks if isinstance(cb, ClientAlgorithm)]
-        return "+".join([self.aggregator.label, *algorithms])
-
-    def _module(self) -> LightningModule:
-        assert self.lightning_module is not None
-        return self.lightning_module
-
     def _set_up_evaluation(self, name: str, ckpt_path: str | None, weights: str | None) -> dict[str, Any]:
         """Sets up for validate, test or predict; returns its data sets by name."""
         model, option = self._module(), "--weights"
         if ckpt_path is not None:
+            if weights is not None:  # they name the run that started from them
+                self.initial_weights = weights
             path, _ = self._find(ckpt_path)
             if path is None:
                 raise FederatedError(
@@ -139,6 +117,8 @@ class TrainerSession(TrainerFacade):
             self.state.status = TrainerStatus.FINISHED
         except KeyboardInterrupt:
             self.state.status = TrainerStatus.INTERRUPTED
+            if fn != TrainerFn.FITTING:  # there is a result to return, and none
+                raise
             self._report_end(signal.SIGINT)
         except BaseException as error:
             self.state.status = TrainerStatus.INTERRUPTED
@@ -177,7 +157,7 @@ class TrainerSession(TrainerFacade):
     def _set_up_training(self, weights: str | None, checkpoint: dict[str, Any] | None, source: str) -> None:
         """Builds the global vector, buffers and local optimizer, fresh or from a checkpoint."""
         model = self._module()
-        if weights is not None:
+        if weights is not None and checkpoint is None:
             load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
         if checkpoint is not None:
             load_weights(model, checkpoint, source, "--ckpt_path")
@@ -192,6 +172,8 @@ class TrainerSession(TrainerFacade):
         self.buffers = GlobalBuffers(model, self.aggregator.buffers)
         has_validation = is_overridden("validation_step", model)
         self.val_loaders = named_loaders(self.datamodule.val_dataloader()) if has_validation else {}
+        in_between = self.check_test_every_n_rounds is not None
+        self.test_loaders = named_loaders(self.datamodule.test_dataloader()) if in_between else {}
         if checkpoint is not None:
             restore_state(self, checkpoint, source)
             self.load_global_model()
@@ -201,67 +183,3 @@ class TrainerSession(TrainerFacade):
         self.vector.refresh()
         self.vector.data.copy_(self.weights)
         self.buffers.load()
-
-    # Run folder
-
-    def _config(self) -> dict[str, Any]:
-        """The resolved config: the command line's, or one described from the objects given in Python."""
-        if self.run_config is not None:
-            return self.run_config
-        model = self._module()
-        return {
-            "seed_everything": self.seed,
-            "trainer": self._options,
-            "callbacks": [describe(cb) for cb in self.callbacks],
-            "model": {**describe(model), "init_args": describe(dict(model.hparams))},
-            "data": describe(self.datamodule),
-        }
-
-    def _find(self, ckpt_path: str) -> tuple[Path | None, Run | None]:
-        return find_checkpoint(self.default_root_dir, self.name, fingerprint(self._config()), ckpt_path)
-
-    def _choose_run(self, ckpt_path: str | None, source: tuple[Path | None, Run | None] | None) -> Run | None:
-        """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise."""
-        saves = any(isinstance(cb, Checkpoint) for cb in self.callbacks)
-        if self.fast_dev_run or (self.logger_choice is False and not saves and self.run_config is None):
-            return None
-        if ckpt_path == "last" and source is not None and source[1] is not None:
-            return source[1]
-        if source is not None and source[0] is None:
-            rank_zero_info(f"No `{ckpt_path}` checkpoint of a run with this config was found: starting a new run.")
-        run = create_run(self.default_root_dir, self.name, self._config(), self.label, self.seed)
-        if source is not None and source[1] is not None and source[1].metrics.is_file():
-            shutil.copyfile(source[1].metrics, run.metrics)
-        return run
-
-    def _log_start(self, log: RunLog) -> None:
-        """Records config, split and size before the first round."""
-        facts: dict[str, Any] = {"parameters": self.vector.numel}
-        if hasattr(self.datamodule, "split_summary"):
-            facts["split"] = self.datamodule.split_summary()
-        log.log_config({**self._config(), **facts})
-        counts = self.datamodule.class_counts() if hasattr(self.datamodule, "class_counts") else None
-        if self.run is not None and log.loggers and counts is not None:
-            from lightning_fed.data import split_figure
-
-            figure = split_figure(counts)
-            figure.savefig(self.run.path / "split.png")
-            log.log_figure("split", figure)
-
-    def _report_end(self, signum: int | None) -> None:
-        """Says where a finished run lies, or how to resume one that a signal stopped."""
-        if signum is None or self.round >= self.max_rounds:
-            if self.run is not None:
-                shown = [f"{k} {v:.4g}" for k, v in sorted(self.metrics.progress_bar.items())]
-                rank_zero_info(f"{self.round} rounds in {self.run.path}: {', '.join(shown) or 'done'}")
-            return
-        self.interrupted = int(signum)
-        self.state.status = TrainerStatus.INTERRUPTED
-        config = None if self.run is None else self.run.path / "config.yaml"
-        if config is not None and config.is_file():
-            resume = f"lightning-fed fit --config {config} --ckpt_path last"
-        else:
-            resume = "fit(model, datamodule, ckpt_path='last')"
-        self.stop_message = f"Stopped by {signal.Signals(signum).name} after round {self.round}; resume with: {resume}"
-        if self.run_config is None and self.is_global_zero:
-            sys.stderr.write(self.stop_message + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -18,9 +19,12 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self._process = os.getpid()
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         """Handles a signal: the first asks for a stop after the round, the second interrupts at once."""
+        if os.getpid() != self._process:  # a forked worker inherits the handler; the signal is for the trainer
+            return
         if self.signum is not None:
             raise KeyboardInterrupt
         self.signum = signum

@@ -52,6 +52,7 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
             "optimizer": trainer.local_optimizer.state_dict() if trainer.local_optimizer is not None else {},
             "totals": dict(trainer.totals),
             "metrics": vars(trainer.metrics),
+            "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "should_stop": bool(trainer.should_stop) and not _out_of_time(trainer),
         },
     }
@@ -111,8 +112,13 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
     Raises:
         FederatedError: If names or shapes are another model's.
     """
+    if "state_dict" in checkpoint:  # as Lightning does: the hook may change what is loaded
+        module.on_load_checkpoint(checkpoint)
     state: dict[str, Tensor] = checkpoint.get("state_dict", checkpoint)
     own = module.state_dict()
+    if not module.strict_loading:
+        state = {name: value for name, value in state.items() if name in own}
+        own = {name: value for name, value in own.items() if name in state}
     wrong = sorted(set(own) ^ set(state)) + [
         name for name in own if name in state and getattr(state[name], "shape", None) != own[name].shape
     ]
@@ -121,7 +127,7 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
             f"Expected {source} to hold the weights of this {type(module).__name__}, but {len(wrong)} of its tensors "
             f"are missing, unknown or of another shape, such as `{wrong[0]}`: change `--model` or `{option}`."
         )
-    module.load_state_dict(state)
+    module.load_state_dict(state, strict=module.strict_loading)
 
 
 def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: str) -> None:
@@ -136,13 +142,20 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
             f"Expected {source} to be a checkpoint of federated training to resume from: to start a new run from its "
             "weights give it as `--weights` instead of `--ckpt_path`."
         )
+    split = getattr(trainer.datamodule, "split_hash", None)
+    if state["split_hash"] != split:
+        raise FederatedError(
+            f"Expected the data split of the run that {source} is from ({str(state['split_hash'])[:12]}...), got "
+            f"another ({str(split)[:12]}...): give the same `--data`, or start a new run with `--weights`."
+        )
     trainer.weights.copy_(trainer.vector.data if state["weights"] is None else state["weights"])
     trainer.buffers.load_state_dict(state["buffers"])
     assert trainer.local_optimizer is not None
     trainer.local_optimizer.load_state_dict(state["optimizer"])
     trainer.totals.update(state["totals"])
     vars(trainer.metrics).update(state["metrics"])
-    trainer.round, trainer.steps_before_round = state["round"], checkpoint["global_step"]
+    trainer.round = trainer.finished_round = state["round"]
+    trainer.steps_before_round = checkpoint["global_step"]
     trainer.should_stop = state["should_stop"]
     module = trainer.lightning_module
     assert module is not None
@@ -150,7 +163,6 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
         callback.on_load_checkpoint(trainer, module, checkpoint)  # type: ignore[arg-type]  # the facade stands in
         if callback.state_key in checkpoint["callbacks"]:
             callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
-    module.on_load_checkpoint(checkpoint)
 
 
 def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> tuple[Path | None, Run | None]:

@@ -17,6 +17,7 @@ from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
 from lightning_fed.callbacks.support import order_callbacks
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import evaluate, predict, print_results
+from lightning_fed.loggers import RoundWandbLogger
 from lightning_fed.loop import RoundLoop
 from lightning_fed.options import validate_options
 from lightning_fed.run import describe
@@ -53,6 +54,10 @@ class FederatedTrainer(TrainerSession):
         local_steps: Optimizer steps of a client in a round, instead of epochs.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
         sampler: Draws the cohort of a round; uniformly by default.
+        max_diverged: Share of a round's clients, in [0, 1), that may end with NaN or infinity: they are left out,
+            counted and named. One more ends the run with the last good model saved; by default the first one does.
+        full_gradient_mode: Whether the module is in ``eval`` or ``train`` mode where a method asks for the gradient
+            over a client's full data; without dropout and batch statistics the two agree.
         check_val_every_n_rounds: Rounds between validations; round 0, before any training, is always validated.
         check_test_every_n_rounds: Rounds between evaluations on the test sets during ``fit``; never by default.
             Test metrics are logged; nothing is selected by them.
@@ -90,6 +95,8 @@ class FederatedTrainer(TrainerSession):
         local_steps: int | None = None,
         local_schedule: Literal["restart", "continue"] = "restart",
         sampler: ClientSampler | None = None,
+        max_diverged: float = 0.0,
+        full_gradient_mode: Literal["eval", "train"] = "eval",
         check_val_every_n_rounds: int = 1,
         check_test_every_n_rounds: int | None = None,
         limit_val_batches: int | float = 1.0,
@@ -118,6 +125,8 @@ class FederatedTrainer(TrainerSession):
         self.local_steps = local_steps
         self.local_epochs = 1 if local_epochs is None and local_steps is None else local_epochs
         self.local_schedule = local_schedule
+        self.max_diverged = max_diverged
+        self.full_gradient_mode = full_gradient_mode
         self.sampler = sampler if sampler is not None else UniformSampler()
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.check_test_every_n_rounds = check_test_every_n_rounds
@@ -161,15 +170,15 @@ class FederatedTrainer(TrainerSession):
             datamodule: Gives the clients' batches, validation and test sets.
             ckpt_path: Resume from ``last``, the newest checkpoint of a run with the same config (a new run is started
                 if there is none), from ``best``, or from a path.
-            weights: Start a new run from the weights of a checkpoint or a saved state_dict.
+            weights: Start a new run from the weights of a checkpoint or a saved state_dict; a checkpoint found by
+                ``ckpt_path`` goes before it.
 
         Raises:
             FederatedError: If the model, the data, the checkpoint or a client's training is not as it must be.
         """
         expect_module(model, "training_step")
         expect_datamodule(datamodule, federated=True)
-        if ckpt_path is not None and weights is not None:
-            raise FederatedError("Expected either `--ckpt_path` or `--weights`, got both: leave one out.")
+        self.initial_weights = weights
         with graceful_stop() as stop, self._attached(model, datamodule, TrainerFn.FITTING):
             self._set_up_data("fit")
             source = self._find(ckpt_path) if ckpt_path is not None else None
@@ -178,22 +187,35 @@ class FederatedTrainer(TrainerSession):
             resumed_at = checkpoint.get("epoch") if checkpoint is not None else None
             self.run = self._choose_run(ckpt_path, source)
             self.log_dir = str(self.run.path) if self.run is not None else None
-            self._set_up("fit")
-            self._set_up_training(weights, checkpoint, str(path))
-            if ckpt_path != "last":  # a changed config may have changed what stopped the run
-                self.should_stop = False
-            if self.resumed and (self.should_stop or self.round >= self.max_rounds):
-                rank_zero_info(f"The run already ended at round {self.round}: raise `--trainer.max_rounds` to go on.")
+            try:
+                self._set_up("fit")
+                self._set_up_training(weights, checkpoint, str(path))
+            except BaseException:
+                self._clear_away(self.run)
+                raise
+            if source is not None:
+                self._keep_rows(source[1])
+            self._expect_work(ckpt_path)
             log = RunLog(self.logger_choice, self.run, resumed_at)
-            self.loggers = log.loggers
-            status = "failed"
+            self.loggers, status = log.loggers, "failed"
             try:
                 self._log_start(log)
                 RoundLoop(self, log, stop).run()
                 status = "success"
             finally:
                 log.close(status)
+                # A W&B run of ours is over now; the user's own loggers stay, as under Lightning.
+                self.loggers = [logger for logger in self.loggers if not isinstance(logger, RoundWandbLogger)]
             self._report_end(stop.signum)
+
+    def _expect_work(self, ckpt_path: str | None) -> None:
+        """Says so when a resumed run has nothing left to do."""
+        if ckpt_path != "last":  # a changed config may have changed what stopped the run
+            self.should_stop = False
+        if self.resumed and self.should_stop:
+            rank_zero_info(f"A callback ended this run at round {self.round}: start a new one to train longer.")
+        elif self.resumed and self.round >= self.max_rounds:
+            rank_zero_info(f"The run already has its {self.round} rounds: raise `--trainer.max_rounds` to go on.")
 
     def validate(
         self,
@@ -260,6 +282,8 @@ class FederatedTrainer(TrainerSession):
             What ``predict_step`` returned for each batch; a list of such lists for several prediction sets.
         """
         expect_module(model, "predict_step")
+        if output is not None and not Path(output).absolute().parent.is_dir():
+            raise FederatedError(f"Expected `--output` to lie in a folder that exists, got {output}.")
         with self._attached(model, expect_datamodule(datamodule), TrainerFn.PREDICTING):
             loaders = self._set_up_evaluation("predict", ckpt_path, weights)
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))

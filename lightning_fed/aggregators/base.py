@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from lightning.pytorch import LightningModule
@@ -33,12 +34,22 @@ class Aggregator(FederatedCallback, ABC):
             with p_i, integer ones take the maximum. ``local``: each client keeps its own from one of its rounds to
             the next (FedBN, Li et al., ICLR 2021), the global model keeps its initial ones. ``keep``: every client
             starts from the global model's buffers, which never change.
+        apply: Whether the mask multiplies the step that the rule adds (``after``, as in the paper) or the
+            pseudo-gradient that the rule sees (``before``).
+
+    Attributes:
+        needs: What the rule needs of the cohort.
+        gradient_at: Where g_i is taken, if the rule needs gradients: ``start`` and ``end`` of local training, over the
+            client's full data, or ``last_step``, the last minibatch's.
+        mask_refusal: Why no mask can go over the rule, None if one can.
 
     Raises:
         FederatedError: If an argument is out of range.
     """
 
     needs: Need = Need.MEAN
+    gradient_at: Literal["start", "end", "last_step"] = "start"
+    mask_refusal: str | None = None
 
     def __init__(
         self,
@@ -46,6 +57,7 @@ class Aggregator(FederatedCallback, ABC):
         mask: Mask | None = None,
         weighting: Literal["samples", "uniform"] = "samples",
         buffers: Literal["average", "local", "keep"] = "average",
+        apply: Literal["after", "before"] = "after",
     ) -> None:
         if not 0 < lr < float("inf"):
             raise FederatedError(
@@ -54,6 +66,7 @@ class Aggregator(FederatedCallback, ABC):
         for name, value, known in (
             ("weighting", weighting, ("samples", "uniform")),
             ("buffers", buffers, ("average", "local", "keep")),
+            ("apply", apply, ("after", "before")),
         ):
             if value not in known:
                 raise FederatedError(f"Expected `--aggregator.{name}` to be one of {', '.join(known)}, got {value!r}.")
@@ -61,10 +74,21 @@ class Aggregator(FederatedCallback, ABC):
             raise FederatedError(
                 f"Expected `--aggregator.mask` to be a Mask, such as SignAgreement, got {type(mask).__name__}."
             )
+        if mask is not None and self.mask_refusal is not None:
+            raise FederatedError(
+                f"Expected no mask over {type(self).__name__}, got {type(mask).__name__}: {self.mask_refusal}; leave "
+                "out `--aggregator.mask`."
+            )
+        if mask is not None and apply == "before" and not self.needs & (Need.MEAN | Need.NORMALIZED_MEAN):
+            raise FederatedError(
+                f"Expected `--aggregator.apply after` for {type(self).__name__}, got before: it uses no mean of the "
+                "updates that a mask could go over."
+            )
         self.lr = lr
         self.mask = mask
         self.weighting = weighting
         self.buffers = buffers
+        self.apply = apply
 
     @abstractmethod
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -92,10 +116,25 @@ class Aggregator(FederatedCallback, ABC):
         return float(client.num_samples) if self.weighting == "samples" else 1.0
 
     def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place; the mask is computed from the raw updates and applied last."""
-        step = self.server_step(update)
-        if self.mask is not None:
-            mask = self.mask.compute(update)
-            pl_module.log_dict(self.mask.diagnose(update, mask))
-            step = mask * step
+        """Steps ``trainer.weights`` in place; the mask is computed from the raw updates."""
+        mask = self._compute_mask(trainer, pl_module, update)
+        if mask is not None and self.apply == "before":
+            means = {name: getattr(update, name) for name in ("mean", "normalized_mean")}
+            masked = {name: mask * value for name, value in means.items() if value.numel()}
+            step = self.server_step(replace(update, **masked))
+        elif mask is not None:
+            step = mask * self.server_step(update)
+        else:
+            step = self.server_step(update)
         trainer.weights.add_(step, alpha=self.lr)
+
+    def _compute_mask(
+        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
+    ) -> Tensor | None:
+        """Computes the mask, if there is one, and logs what it says of itself."""
+        if self.mask is None:
+            return None
+        self.mask.prepare([p.numel() for p in trainer.vector.parameters])
+        mask = self.mask.compute(update)
+        pl_module.log_dict(self.mask.diagnose(update, mask))
+        return mask

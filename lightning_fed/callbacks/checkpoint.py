@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_fed.errors import FederatedError
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["FederatedCheckpoint"]
 
 # Tried in this order when no monitor is given; both ways in which modules commonly name them.
-_USUAL = (("val/acc", "max"), ("val_acc", "max"), ("val/loss", "min"), ("val_loss", "min"))
+_USUAL: tuple[tuple[str, Literal["min", "max"]], ...] = (
+    ("val/acc", "max"),
+    ("val_acc", "max"),
+    ("val/loss", "min"),
+    ("val_loss", "min"),
+)
 
 
 class FederatedCheckpoint(FederatedCallback, Checkpoint):
@@ -45,9 +51,18 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         if monitor is not None and mode is None:
             mode = "min" if "loss" in monitor else "max"
         self.monitor, self.mode, self.every_n_rounds = monitor, mode, every_n_rounds
-        self.explicit = monitor is not None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._watched, self._mode = self.monitor, self.mode
         self.best_score: float | None = None
         self.best_round: int | None = None
+        self.saved_round: int | None = None
+
+    def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
+        """Starts each ``fit`` without a best value."""
+        if stage == "fit":
+            self._forget()
 
     def save(self, trainer: FederatedTrainer, folder: Path, final: bool) -> None:
         """Writes what is due after the current round.
@@ -58,7 +73,7 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
             final: Whether no round follows, so that ``last`` is due whatever the round.
         """
         improved = self._improved(trainer)
-        due = final or trainer.round % self.every_n_rounds == 0
+        due = (final or trainer.round % self.every_n_rounds == 0) and self.saved_round != trainer.round
         if not (improved or due):
             return
         checkpoint = dump_state(trainer)
@@ -68,24 +83,27 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
             save_checkpoint(checkpoint, folder / "best.ckpt")
         if due:
             save_checkpoint(checkpoint, folder / "last.ckpt")
+            self.saved_round = trainer.round
 
     def _improved(self, trainer: FederatedTrainer) -> bool:
         """Compares this round's value with the best so far and remembers the better."""
         metrics = trainer.round_metrics
-        if self.monitor is None:
+        if self._watched is None:
             usual = next(((name, mode) for name, mode in _USUAL if name in metrics), None)
             if usual is None:
                 return False
-            self.monitor, self.mode = usual[0], "max" if usual[1] == "max" else "min"
-        if self.monitor not in metrics:
-            if self.explicit and self.best_score is None and trainer.validated:
+            self._watched, self._mode = usual
+        if self._watched not in metrics:
+            if self.monitor is not None and self.best_score is None and trainer.validated:
                 raise FederatedError(
                     f"Expected the monitored metric {self.monitor!r} of FederatedCheckpoint to be logged, got only "
                     f"{', '.join(sorted(metrics))}: change its `monitor`."
                 )
             return False
-        value = metrics[self.monitor]
-        better = self.best_score is None or (value > self.best_score if self.mode == "max" else value < self.best_score)
+        value = metrics[self._watched]
+        better = self.best_score is None or (
+            value > self.best_score if self._mode == "max" else value < self.best_score
+        )
         if better and not math.isnan(value):
             self.best_score, self.best_round = value, trainer.round
             return True
@@ -93,9 +111,9 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best value so far."""
-        return {"monitor": self.monitor, "mode": self.mode, "best": self.best_score, "round": self.best_round}
+        return {"monitor": self._watched, "mode": self._mode, "best": self.best_score, "round": self.best_round}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
-        self.monitor, self.mode = state_dict["monitor"], state_dict["mode"]
+        self._watched, self._mode = state_dict["monitor"], state_dict["mode"]
         self.best_score, self.best_round = state_dict["best"], state_dict["round"]

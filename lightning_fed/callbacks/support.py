@@ -42,6 +42,7 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
         _expect_supported(callback)
     has_checkpoint = any(isinstance(cb, FederatedCheckpoint) for cb in given)
     given += [cb for cb in defaults if cb is not None and not (has_checkpoint and isinstance(cb, FederatedCheckpoint))]
+    _expect_own_states(given)
     algorithms = [cb for cb in given if isinstance(cb, ClientAlgorithm)]
     aggregators = [cb for cb in given if isinstance(cb, Aggregator)] or [FedAvg()]
     checkpoints = [cb for cb in given if isinstance(cb, FederatedCheckpoint)]
@@ -72,6 +73,18 @@ def add_module_callbacks(callbacks: list[Callback], module: LightningModule) -> 
             )
     kept = [cb for cb in callbacks if not any(issubclass(type(new), type(cb)) for new in own)]
     return order_callbacks([*kept, *own]) if own else callbacks
+
+
+def _expect_own_states(callbacks: list[Callback]) -> None:
+    """Refuses two callbacks whose states a checkpoint could not tell apart."""
+    seen: set[str] = set()
+    for callback in callbacks:
+        if callback.state_key in seen and type(callback).state_dict is not Callback.state_dict:
+            raise FederatedError(
+                f"Expected callbacks with states of their own, got two {type(callback).__name__}: leave one out of "
+                "`--trainer.callbacks` (`--trainer.max_time` adds a Timer), or give its class another `state_key`."
+            )
+        seen.add(callback.state_key)
 
 
 def _flatten(callbacks: Any) -> Iterable[Callback]:

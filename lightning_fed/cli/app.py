@@ -24,7 +24,7 @@ from lightning_fed.trainer import FederatedTrainer
 __all__ = ["FederatedCLI"]
 
 _LARGEST_SEED = 2**32 - 1
-_NOT_OF_THE_EXPERIMENT = ("config", "ckpt_path", "weights", "verbose", "output")
+_NOT_OF_THE_EXPERIMENT = ("config", "ckpt_path", "verbose", "output")
 
 _DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
 _EPILOG = (

@@ -27,10 +27,12 @@ class BatchSource(Protocol):
     Attributes:
         sizes: Samples of each client, shape (clients,), int64.
         batch_size: Samples per batch.
+        reads_are_seeded: Whether reading a sample may be random, so that ``seed`` matters.
     """
 
     sizes: npt.NDArray[np.int64]
     batch_size: int
+    reads_are_seeded: bool
 
     def to(self, device: torch.device | str) -> Self:
         """Makes the batches live on a device; returns itself."""
@@ -53,6 +55,8 @@ class TensorSource:
         split: Which rows each client owns.
         batch_size: Samples per batch.
     """
+
+    reads_are_seeded = False
 
     def __init__(self, tensors: Tensors, split: Split, batch_size: int) -> None:
         self.sizes = split.sizes
@@ -91,6 +95,8 @@ class LoaderSource:
         batch_size: Samples per batch.
         num_workers: Worker processes, 0 to read in this one.
     """
+
+    reads_are_seeded = True
 
     def __init__(self, dataset: AnyDataset, split: Split, batch_size: int, num_workers: int = 0) -> None:
         self.sizes = split.sizes

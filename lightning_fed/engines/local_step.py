@@ -18,7 +18,7 @@ from lightning_fed.transfer import accepts, overrides
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["LocalStep", "overriding_hooks"]
+__all__ = ["LocalStep", "loss_of", "overriding_hooks"]
 
 
 def overriding_hooks(trainer: FederatedTrainer, hook: str) -> list[Callable[..., Any]]:
@@ -40,6 +40,9 @@ class LocalStep:
         trainer: The trainer, set up for ``fit``.
         module: The resident module.
         recorder: Takes the loss of every batch.
+
+    Attributes:
+        last_gradient: If set to a (d,) vector, receives each step's raw gradient, before terms are added and clipping.
     """
 
     def __init__(self, trainer: FederatedTrainer, module: LightningModule, recorder: MetricRecorder) -> None:
@@ -62,6 +65,7 @@ class LocalStep:
             hook: overriding_hooks(trainer, hook)
             for hook in ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
         }
+        self.last_gradient: Tensor | None = None
         self.with_closure = trainer.local_optimizer.needs_closure or "optimizer_step" in self.own
 
     def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
@@ -116,7 +120,7 @@ class LocalStep:
         else:
             with self.precision.forward_context():
                 output = self.module.training_step(*args)
-        loss = _loss_of(output, self.module)
+        loss = loss_of(output, self.module)
         self.recorder.log_default("train/loss", loss)
         if self.accumulate > 1:
             loss = loss / self.accumulate
@@ -134,6 +138,8 @@ class LocalStep:
     def _before_step(self) -> None:
         """Lets callbacks add to the gradient, then clips: the order is add, clip, step."""
         self.vector.hide_missing_gradients()
+        if self.last_gradient is not None:
+            self.last_gradient.copy_(self.vector.grad)
         self._call("on_before_optimizer_step", self.optimizer)
         if "configure_gradient_clipping" in self.own:
             self.own["configure_gradient_clipping"](self.optimizer, self.clip_val, self.trainer.gradient_clip_algorithm)
@@ -155,7 +161,7 @@ class LocalStep:
             self.own[hook](*args)
 
 
-def _loss_of(output: Any, module: LightningModule) -> Tensor:
+def loss_of(output: Any, module: LightningModule) -> Tensor:
     """Takes the loss out of what ``training_step`` returned."""
     loss = output.get("loss") if isinstance(output, dict) else output
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:

@@ -1,5 +1,50 @@
 """Pure functions on tensors: no trainer, no module, no input or output."""
 
-from lightning_fed.functional.masks import agreement, sign_agreement_mask, vote_threshold
+from lightning_fed.functional.corrective import corrective_weights, weighted_gradients
+from lightning_fed.functional.distance import optimizer_distance, sgd_distance
+from lightning_fed.functional.fedgma import gradient_and_mask
+from lightning_fed.functional.inner_products import gram_matrix, squared_distances
+from lightning_fed.functional.masks import (
+    agreement,
+    magnitude_agreement,
+    magnitude_agreement_mask,
+    sand_mask,
+    sign_agreement_mask,
+    vote_threshold,
+)
+from lightning_fed.functional.robust import coordinate_median, geometric_median, krum_scores, krum_select, trimmed_mean
+from lightning_fed.functional.server import (
+    fedadagrad_step,
+    fedadam_step,
+    fedavgm_step,
+    feddyn_step,
+    fednova_step,
+    fedyogi_step,
+)
 
-__all__ = ["agreement", "sign_agreement_mask", "vote_threshold"]
+__all__ = [
+    "agreement",
+    "coordinate_median",
+    "corrective_weights",
+    "fedadagrad_step",
+    "fedadam_step",
+    "fedavgm_step",
+    "feddyn_step",
+    "fednova_step",
+    "fedyogi_step",
+    "geometric_median",
+    "gradient_and_mask",
+    "gram_matrix",
+    "krum_scores",
+    "krum_select",
+    "magnitude_agreement",
+    "magnitude_agreement_mask",
+    "optimizer_distance",
+    "sand_mask",
+    "sgd_distance",
+    "sign_agreement_mask",
+    "squared_distances",
+    "trimmed_mean",
+    "vote_threshold",
+    "weighted_gradients",
+]

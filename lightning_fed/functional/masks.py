@@ -1,67 +1,173 @@
-"""Masks computed from the signs of the clients' updates."""
+"""Masks computed from how far the clients' updates agree."""
 
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["agreement", "sign_agreement_mask", "vote_threshold"]
+__all__ = [
+    "agreement",
+    "magnitude_agreement",
+    "magnitude_agreement_mask",
+    "sand_mask",
+    "sign_agreement_mask",
+    "vote_threshold",
+]
 
 
-def vote_threshold(threshold: float, num_votes: int) -> int:
-    """Returns the smallest vote sum that reaches a threshold: ceil(τ n), in exact arithmetic.
-
-    The number is taken as written: ``Fraction(0.2)`` is not 1/5, ``Fraction("0.2")`` is.
-
-    Args:
-        threshold: τ in [0, 1].
-        num_votes: n, the number of clients that voted, at least 0.
-
-    Raises:
-        FederatedError: If τ is outside [0, 1].
-    """
+def _as_written(threshold: float) -> Fraction:
+    """Returns τ as the number that was written: ``Fraction(0.2)`` is not 1/5, ``Fraction("0.2")`` is."""
     if not 0 <= threshold <= 1:
         raise FederatedError(
             f"Expected the mask's threshold to be in [0, 1], got {threshold}: change `--aggregator.mask.threshold`."
         )
-    exact = Fraction(repr(float(threshold))) * num_votes
-    return -(-exact.numerator // exact.denominator)
+    return Fraction(repr(float(threshold)))
 
 
-def agreement(sign_sum: Tensor, num_clients: int) -> Tensor:
+def vote_threshold(threshold: float, num_votes: int, comparison: Literal[">=", ">"] = ">=") -> int:
+    """Returns the smallest vote sum that reaches a threshold, in exact arithmetic.
+
+    That is ceil(τ n) for A >= τ, and floor(τ n) + 1 for A > τ, with τ taken as it is written.
+
+    Args:
+        threshold: τ in [0, 1].
+        num_votes: n, the votes cast at most: clients, or their samples where these weigh the votes; at least 0.
+        comparison: Whether a sum of exactly τ n reaches the threshold (``>=``) or not (``>``).
+
+    Raises:
+        FederatedError: If τ is outside [0, 1], or the comparison is neither of the two.
+    """
+    exact = _as_written(threshold) * num_votes
+    if comparison == ">=":
+        return -(-exact.numerator // exact.denominator)
+    if comparison == ">":
+        return exact.numerator // exact.denominator + 1
+    raise FederatedError(f"Expected `--aggregator.mask.comparison` to be one of '>=', '>', got {comparison!r}.")
+
+
+def agreement(sign_sum: Tensor, num_votes: int) -> Tensor:
     """Computes the sign agreement A = |(1/n) Σ_i sign(δ_i)| (Tenison et al., TMLR 2023, eq. 2).
 
     Args:
-        sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers; sign(0) = 0.
-        num_clients: n, at least 1.
+        sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers; sign(0) = 0. Or Σ_i s_i sign(δ_i) with the
+            clients' samples s_i.
+        num_votes: n, or Σ_i s_i; at least 1.
 
     Returns:
         A in [0, 1], shape (d,), in the dtype of ``sign_sum``.
     """
-    return sign_sum.abs() / num_clients
+    return sign_sum.abs() / num_votes
 
 
-def sign_agreement_mask(sign_sum: Tensor, num_clients: int, threshold: float, binary: bool = False) -> Tensor:
+def sign_agreement_mask(
+    sign_sum: Tensor,
+    num_votes: int,
+    threshold: float,
+    binary: bool = False,
+    comparison: Literal[">=", ">"] = ">=",
+) -> Tensor:
     """Computes the mask of gradient masked averaging (Tenison et al., TMLR 2023, eq. 2 and Algorithm 1).
 
     m = 1 where A >= τ, else A (soft) or 0 (binary, the AND-mask of Parascandolo et al., ICLR 2021), with
-    A = |(1/n) Σ_i sign(δ_i)|. The comparison is made on integers, so it is exact. τ = 0 gives ones everywhere.
+    A = |(1/n) Σ_i sign(δ_i)|. The comparison is made on integers, so it is exact. With ``>=``, τ = 0 gives ones
+    everywhere; with ``>`` it does not: coordinates on which the votes cancel get 0.
 
     Args:
-        sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers.
-        num_clients: n, at least 1.
+        sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers. Or Σ_i s_i sign(δ_i) with the clients' samples
+            s_i, for votes that weigh as much; in float64, for sums above 2^24.
+        num_votes: n, or Σ_i s_i; at least 1.
         threshold: τ in [0, 1].
         binary: Whether coordinates below the threshold get 0 instead of A.
+        comparison: ``>=`` or ``>``.
 
     Returns:
         m in [0, 1], shape (d,), in the dtype of ``sign_sum``.
 
     Raises:
-        FederatedError: If τ is outside [0, 1].
+        FederatedError: If τ is outside [0, 1], or the comparison is unknown.
     """
-    agreed = sign_sum.abs() >= vote_threshold(threshold, num_clients)
+    agreed = sign_sum.abs() >= vote_threshold(threshold, num_votes, comparison)
     if binary:
         return agreed.to(sign_sum.dtype)
-    return torch.where(agreed, sign_sum.new_ones(()), agreement(sign_sum, num_clients))
+    return torch.where(agreed, sign_sum.new_ones(()), agreement(sign_sum, num_votes))
+
+
+def magnitude_agreement(total: Tensor, abs_total: Tensor) -> Tensor:
+    """Computes the magnitude agreement A = |Σ_i δ_i| / Σ_i |δ_i|, with 0/0 = 0.
+
+    It is what the sign agreement becomes when a client's vote weighs as much as the coordinate of its update.
+
+    Args:
+        total: Σ_i δ_i, unweighted, shape (d,).
+        abs_total: Σ_i |δ_i|, shape (d,).
+
+    Returns:
+        A in [0, 1], shape (d,).
+    """
+    return torch.where(abs_total > 0, total.abs() / abs_total, abs_total.new_zeros(()))
+
+
+def magnitude_agreement_mask(total: Tensor, abs_total: Tensor, threshold: float, binary: bool = False) -> Tensor:
+    """Computes m = 1 where A >= τ, else A (soft) or 0 (binary), with the magnitude agreement A.
+
+    τ = 0 gives ones everywhere. The mask does not change when all updates are scaled alike, but it does when one is.
+
+    Args:
+        total: Σ_i δ_i, unweighted, shape (d,).
+        abs_total: Σ_i |δ_i|, shape (d,).
+        threshold: τ in [0, 1], rounded to the dtype of ``total``.
+        binary: Whether coordinates below the threshold get 0 instead of A.
+
+    Returns:
+        m in [0, 1], shape (d,).
+
+    Raises:
+        FederatedError: If τ is outside [0, 1].
+    """
+    _as_written(threshold)
+    found = magnitude_agreement(total, abs_total)
+    agreed = found >= threshold
+    return agreed.to(found.dtype) if binary else found.masked_fill_(agreed, 1.0)
+
+
+def sand_mask(
+    sign_sum: Tensor,
+    variance: Tensor,
+    num_clients: int,
+    threshold: float,
+    k: float,
+    sizes: Sequence[int],
+) -> Tensor:
+    """Computes the smoothed AND-mask (Shahtalebi et al., "SAND-mask", 2021), as DomainBed does.
+
+    m = max(0, tanh(k (A - τ) / Var_i δ_i)) with the sign agreement A and the unbiased variance over the clients, then
+    divided, tensor by tensor, by 1e-10 + mean(m). Where the variance is 0, and for a single client, the limit is taken:
+    1 where A > τ, 0 where A < τ. Where A = τ, exactly, m is tanh(0) = 0 whatever the variance; DomainBed has 1e-17
+    there if the variance is 0. τ = 0 is not the unmasked rule.
+
+    Args:
+        sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers.
+        variance: Var_i δ_i, unbiased and unweighted, shape (d,); 0 for a single client.
+        num_clients: n, at least 1.
+        threshold: τ in [0, 1].
+        k: Steepness, above 0, in the unit of the variance.
+        sizes: Elements of each parameter tensor, in the order of the vector; they sum to d.
+
+    Returns:
+        m >= 0, shape (d,), with a mean of 1 over each tensor in which anything is let through.
+
+    Raises:
+        FederatedError: If τ is outside [0, 1].
+    """
+    tie = _as_written(threshold) * num_clients
+    gap = agreement(sign_sum, num_clients) - threshold
+    if tie.denominator == 1:
+        gap.masked_fill_(sign_sum.abs() == tie.numerator, 0.0)
+    mask = torch.tanh(gap.mul_(k).div_(variance)).nan_to_num_(0.0).clamp_(min=0.0)
+    for tensor in torch.split(mask, list(sizes)):
+        tensor.div_(tensor.mean().add_(1e-10))
+    return mask

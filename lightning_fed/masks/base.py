@@ -1,6 +1,7 @@
 """The base of masks that go over a server rule."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -17,6 +18,10 @@ class Mask(ABC):
     """
 
     needs: Need = Need.NOTHING
+
+    def prepare(self, sizes: Sequence[int]) -> None:
+        """Called before ``compute`` with the number of elements of each parameter, in the order of the flat vector."""
+        self.sizes = tuple(sizes)
 
     @abstractmethod
     def compute(self, update: ReducedUpdate) -> Tensor:

@@ -102,7 +102,7 @@ def test_a_mask_inside_an_aggregator(cli, tuned, change):
     assert arguments["lr"] == 0.05
     assert arguments["mask"] == {"class_path": "cli_parts.OtherMask", "init_args": {"threshold": 0.9}}
     kept = cli.config("--config", tuned, "--aggregator.mask", "SignAgreement")["aggregator"]["init_args"]["mask"]
-    assert kept["init_args"] == {"threshold": 0.7, "binary": True}
+    assert kept["init_args"] == {"threshold": 0.7, "binary": True, "comparison": ">=", "votes": "equal"}
 
 
 def test_a_partitioner_inside_data(cli):

@@ -15,7 +15,7 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
         (["--trainer.max_round=3"], ["`--trainer.max_round`", "did you mean `--trainer.max_rounds`"]),
         (["--nothing.like.it", "3"], ["`--nothing.like.it`", "`lightning-fed fit --help`"]),
         (["stray"], ["'stray'", "--name value"]),
-        (["--aggregator", "FedAvgg"], ["`--aggregator`", "'FedAvgg'", "did you mean FedAvg", "OtherAggregator"]),
+        (["--aggregator", "FedAvgg"], ["`--aggregator`", "'FedAvgg'", "did you mean FedAvg (known: ", "and others"]),
         (["--aggregator", "fedavg"], ["did you mean FedAvg"]),
         (["--aggregator", "Zzz"], ["`--aggregator`", "'Zzz'", "known: ", "FedAvg"]),
         (["--aggregator", "Aggregator"], ["`--aggregator`", "can be built", "FedAvg"]),
@@ -25,7 +25,7 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
         (["--aggregator.lrr", "3"], ["`--aggregator.lrr`", "did you mean `--aggregator.lr`", "weighting"]),
         (["--aggregator.lr", "abc"], ["`--aggregator.lr`", "float", "'abc'"]),
         (["--aggregator.weighting", "abc"], ["`--aggregator.weighting`", "'samples', 'uniform'", "'abc'"]),
-        (["--aggregator.mask", "SignAgreemen"], ["`--aggregator.mask`", "did you mean SignAgreement"]),
+        (["--aggregator.mask", "SignAgreemen"], ["`--aggregator.mask`", "did you mean SignAgreement", "OtherMask"]),
         (["--aggregator.mask.threshold", "1"], ["`--aggregator.mask`", "SignAgreement"]),
         (
             ["--aggregator.mask", "SignAgreement", "--aggregator.mask.threshold", "abc"],
@@ -33,7 +33,7 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
         ),
         (
             ["--aggregator.mask", "SignAgreement", "--aggregator.mask.tau", "1"],
-            ["`--aggregator.mask.tau`", "SignAgreement has binary and threshold"],
+            ["`--aggregator.mask.tau`", "SignAgreement has binary, comparison, threshold and votes"],
         ),
         (["--client", "Pul"], ["`--client`", "did you mean Pull"]),
         (["--client=[Pull, Pus]"], ["`--client`", "did you mean Push"]),

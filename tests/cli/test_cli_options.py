@@ -55,7 +55,7 @@ def test_a_method_gets_the_objects_and_its_own_options(cli):
 
 def test_the_trainer_knows_the_config_of_the_experiment(cli):
     config = cli.run("--ckpt_path", "best", "--verbose", "false", command="validate").trainer.run_config
-    assert set(config) == {"seed_everything", "trainer", "model", "data", "aggregator", "client"}
+    assert set(config) == {"seed_everything", "trainer", "model", "data", "aggregator", "client", "weights"}
     assert config == yaml.safe_load(yaml.safe_dump(config))
     assert config["seed_everything"] == 0
 

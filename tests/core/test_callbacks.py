@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from core_parts import Classifier, federated_data, federated_trainer
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelSummary, RichModelSummary, Timer
@@ -67,7 +68,7 @@ def test_early_stopping_on_divergence_and_thresholds(tmp_path):
 
 
 def test_early_stopping_without_its_metric(tmp_path):
-    with pytest.raises(RuntimeError, match="missing"):
+    with pytest.raises(FederatedError, match="EarlyStopping.*missing"):
         federated_trainer(tmp_path, EarlyStopping("missing")).fit(Classifier(), federated_data())
 
 
@@ -157,6 +158,48 @@ def test_two_aggregators_are_refused_by_name(tmp_path):
 
     with pytest.raises(FederatedError, match=r"one aggregator, got FedAvg and Other"):
         federated_trainer(tmp_path, FedAvg(), Other())
+
+
+class Remembers(Callback):
+    """A callback whose state is empty before training."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[str, int] = {}
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.rounds[str(trainer.round)] = 1
+
+    def state_dict(self) -> dict[str, int]:
+        return self.rounds
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options", "name"),
+    [
+        ([EarlyStopping("score"), EarlyStopping("score", patience=9)], {}, "EarlyStopping"),
+        ([Timer(timedelta(hours=1))], {"max_time": "00:01:00:00"}, "Timer.*--trainer.max_time"),
+        ([Remembers(), Remembers()], {}, "Remembers.*state_key"),
+    ],
+    ids=["early_stopping", "timers", "empty_at_first"],
+)
+def test_states_that_a_checkpoint_cannot_tell_apart_are_refused(tmp_path, callbacks, options, name):
+    with pytest.raises(FederatedError, match=f"states of their own, got two {name}"):
+        federated_trainer(tmp_path, *callbacks, **options)
+
+
+def test_states_of_their_own_are_kept(tmp_path):
+    class Counts(Remembers):
+        state_key = "counts"  # type: ignore[assignment]
+
+    stateless = [LambdaCallback(), LambdaCallback()]
+    stopping = [EarlyStopping("score", patience=100), EarlyStopping("train/loss", patience=200)]
+    callbacks = [Remembers(), Counts(), *stopping, *stateless]
+    options = {"enable_checkpointing": True, "logger": [], "max_rounds": 2}
+    federated_trainer(tmp_path, *callbacks, **options).fit(Scored([1.0] * 3), federated_data())
+    (path,) = tmp_path.rglob("last.ckpt")
+    states = torch.load(path, weights_only=True)["callbacks"]
+    assert {states[cb.state_key]["patience"] for cb in stopping} == {100, 200}
+    assert states["counts"] == states[callbacks[0].state_key] == {"1": 1, "2": 1}
 
 
 def test_order_whatever_the_list(tmp_path):

@@ -118,6 +118,23 @@ def test_several_sets_during_fit(tmp_path):
     assert trainer.callback_metrics["test/acc/unseen"].item() == pytest.approx(acc)
 
 
+def test_test_sets_are_built_once_in_a_fit(tmp_path):
+    built: list[Any] = []
+
+    class Counted(FederatedDataModule):
+        def test_dataloader(self) -> Any:
+            built.append(super().test_dataloader())
+            return built[-1]
+
+    data = Counted(points(20), num_clients=2, batch_size=8, test_dataset=points(9, seed=2))
+    trainer = federated_trainer(tmp_path, check_test_every_n_rounds=1, max_rounds=3)
+    trainer.fit(Measured(), data)
+    assert len(built) == 1
+    assert "test/acc" in trainer.callback_metrics
+    federated_trainer(tmp_path).fit(Measured(), data)
+    assert len(built) == 1, "a run that does not look at them builds none"
+
+
 def test_predict_returns_what_the_step_returns(tmp_path):
     module, data = Measured(), points(20, seed=4)
     outputs = federated_trainer(tmp_path).predict(module, federated_data(predict_dataset=data))
@@ -147,7 +164,7 @@ def test_metrics_of_an_earlier_call_are_gone(tmp_path):
     assert set(trainer.callback_metrics) == {"val/acc", "val/hidden", "val/loss", "val/loss_step", "val/loss_epoch"}
 
 
-def test_limits(tmp_path):
+def test_limits(tmp_path, capsys):
     seen: list[str] = []
 
     class Counted(Measured):
@@ -173,6 +190,13 @@ def test_limits(tmp_path):
     seen.clear()
     federated_trainer(tmp_path, limit_val_batches=0).fit(Counted(), data)
     assert federated_trainer(tmp_path, limit_val_batches=0.0).validate(Counted(), data, verbose=False) == []
+    assert seen == []
+    capsys.readouterr()
+    for limit in (0, 0.0):
+        for sets in (points(8), {"seen": points(8), "unseen": points(9)}):
+            trainer = federated_trainer(tmp_path, limit_test_batches=limit)
+            assert trainer.test(Counted(), federated_data(test_dataset=sets)) == []
+    assert capsys.readouterr().out == ""
     assert seen == []
     with pytest.raises(FederatedError, match="limit_val_batches"):
         federated_trainer(tmp_path, limit_val_batches=0.1).validate(Counted(), data)

@@ -40,6 +40,8 @@ BAD: dict[str, list[Any]] = {
     "limit_predict_batches": SHARE,
     "gradient_clip_val": [-1, -0.5, math.nan, "x", True, [1]],
     "gradient_clip_algorithm": ["median", 1],
+    "max_diverged": [1.0, -0.1, float("nan"), "x", True],
+    "full_gradient_mode": ["test", True],
     "accumulate_grad_batches": [*COUNT, None, {0: 2}],
     "deterministic": ["maybe", None, 3],
     "fast_dev_run": [-1, 1.5, "x", None],

@@ -193,6 +193,24 @@ def test_local_steps_end_where_the_module_skips_every_epoch(tmp_path):
     assert torch.equal(module.net[0].weight, start)
 
 
+def test_local_steps_end_where_the_module_skips_within_every_window(tmp_path):
+    class NeverFills(Base):
+        batches = 0
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            self.batches += 1
+            assert self.batches < 100, "local steps that never come are waited for"
+            return -1 if batch_idx == 1 else None
+
+    module = NeverFills()
+    start = module.net[0].weight.detach().clone()
+    trainer = federated_trainer(tmp_path, local_steps=1, accumulate_grad_batches=4)
+    trainer.fit(module, federated_data(40))
+    assert module.batches > 0
+    assert torch.equal(module.net[0].weight, start)
+    assert trainer.logged_metrics["clients/skipped"] == 1
+
+
 class SharpnessAware(SGD):
     """An optimizer from elsewhere that evaluates the loss twice in each step."""
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from core_parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.sampling import ClientSampler
 
 
 class Manual(Classifier):
@@ -72,6 +74,7 @@ def _optimizer(configure: Any) -> Any:
         (_optimizer(lambda m: [{"optimizer": SGD(m.parameters(), 1)}] * 2), "one optimizer, got 2"),
         (_optimizer(lambda m: ([SGD(m.parameters(), 1)] * 2, [])), "one optimizer, got 2"),
         (_optimizer(lambda m: SGD([nn.Parameter(torch.ones(7))], 1)), r"shape \(7,\) that is none"),
+        (_optimizer(lambda m: SGD(m.parameters(), -0.1)), r"refuses: .*-0\.1; change `--model\.optimizer`"),
     ],
 )
 def test_refused_with_one_sentence(tmp_path, make, message):
@@ -154,3 +157,54 @@ def test_data_without_clients_is_refused(tmp_path):
 def test_precision_that_couples_clients_is_refused(tmp_path):
     with pytest.raises(FederatedError, match="loss scale"):
         federated_trainer(tmp_path, precision="16-mixed")
+
+
+class Draws(ClientSampler):
+    """Draws what the test says."""
+
+    def __init__(self, drawn: Any) -> None:
+        self.drawn = drawn
+
+    def sample(self, round: int, count: int, sizes: Any, seed: int) -> Any:
+        return self.drawn
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        np.array([0.0, 1.0]), [0.5, 1.5], [1, 1], [0], [0, 1, 2], [], [[0, 1]], [[0], [1]], [-1, 0], [0, 3],
+        [True, False], ["0", "1"], None, 1,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_cohorts_that_are_none_are_refused(tmp_path, drawn):
+    trainer = federated_trainer(tmp_path, sampler=Draws(drawn), clients_per_round=2)
+    message = r"`--trainer\.sampler` Draws to draw 2 distinct client ids in \[0, 3\), got .*\.$"
+    with pytest.raises(FederatedError, match=message) as error:
+        trainer.fit(Classifier(), federated_data(8, 8, 8))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("drawn", [[2, 0], (0, 2), np.array([2, 0], dtype=np.uint8), torch.tensor([0, 2])], ids=str)
+def test_cohorts_of_every_integer_kind_are_taken(tmp_path, drawn):
+    trainer = federated_trainer(tmp_path, sampler=Draws(drawn), clients_per_round=2)
+    trainer.fit(Classifier(), federated_data(8, 8, 8))
+    assert trainer.logged_metrics["clients/trained"] == 2
+    assert trainer.logged_metrics["samples"] == 16
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "runs").write_text("in the way")
+    trainer = federated_trainer(tmp_path / "runs", logger=[], enable_checkpointing=True)
+    with pytest.raises(FederatedError, match=r"run folder in .*runs.*--trainer\.default_root_dir`\.$"):
+        trainer.fit(Classifier(), federated_data())
+    assert (tmp_path / "runs").read_text() == "in the way"
+
+
+def test_predictions_into_a_missing_folder_are_refused_before_any_work(tmp_path):
+    class Predicts(Classifier):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            raise AssertionError("the work would be lost")
+
+    with pytest.raises(FederatedError, match=r"`--output`.*missing"):
+        federated_trainer(tmp_path).predict(Predicts(), federated_data(), output=str(tmp_path / "missing" / "out.pt"))

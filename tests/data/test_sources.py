@@ -22,6 +22,8 @@ Y = torch.arange(N) % 5
 class DictTensors(Dataset[Any]):
     """Dict samples that are rows of its tensors."""
 
+    samples_are_rows = True
+
     def __init__(self) -> None:
         self.tensors = {"x": X, "y": Y}
 
@@ -181,6 +183,44 @@ def test_computed_samples_are_never_bypassed() -> None:
     assert type(source) is LoaderSource
     [batch] = source.batches(0, torch.arange(N), seed=0)
     assert torch.equal(batch[0], X.flip(1))
+
+
+class Rare(TensorDataset):
+    """A tensor data set that changes few of its samples, so that most equal the rows."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(index)
+        return (-x if index == 3 else x), y
+
+
+class Inherits(TensorDataset):
+    """A tensor data set with a method more and nothing computed."""
+
+    def classes(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, range(N))], ids=["whole", "subset"])
+def test_a_class_with_its_own_getitem_is_read_by_it_unless_it_vouches_for_its_rows(wrap: Any) -> None:
+    class Vouches(Rare):
+        samples_are_rows = True
+
+    def read(dataset: TensorDataset) -> tuple[type, Tensor]:
+        source = FederatedDataModule(wrap(dataset), num_clients=1, batch_size=N, split_seed=0).train_source()
+        [batch] = source.batches(0, torch.arange(N), seed=0)
+        return type(source), batch[0]
+
+    changed = X.clone()
+    changed[3] *= -1
+    for dataset, kind, expected in (
+        (Rare(X, Y), LoaderSource, changed),
+        (Vouches(X, Y), TensorSource, X),
+        (Inherits(X, Y), TensorSource, X),
+        (TensorDataset(X, Y), TensorSource, X),
+    ):
+        chosen, x = read(dataset)
+        assert chosen is kind, type(dataset).__name__
+        assert torch.equal(x, expected), type(dataset).__name__
 
 
 def test_batches_are_copies() -> None:

@@ -18,7 +18,12 @@ from shell import Shell
 from lightning_fed import FederatedTrainer
 
 # Blocks that a test cannot run: they need an account or a network. A new one must be added here on purpose.
-NOT_RUN = {"docs/data.md": 1, "docs/logging.md": 1, "docs/results/gma-fashionmnist.md": 1}
+NOT_RUN = {
+    "docs/data.md": 1,
+    "docs/logging.md": 1,
+    "docs/results/gma-fashionmnist.md": 1,
+    "docs/results/robustness.md": 1,
+}
 
 PAGES = pages()
 

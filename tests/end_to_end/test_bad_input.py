@@ -71,7 +71,7 @@ def _mistake(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> str:
         (["--trainer.devices=2"], ["--trainer.devices"]),
         (["--trainer.precision=16-mixed"], ["--trainer.precision", "bf16-mixed"]),
         (["--trainer.max_time=soon"], ["--trainer.max_time", "soon"]),
-        (["--weights=a", "--ckpt_path=b"], ["--weights", "--ckpt_path"]),
+        (["--model.optimizer.lr=-0.1"], ["--model.optimizer", "-0.1"]),
     ],
 )
 def test_impossible_options(
@@ -81,6 +81,30 @@ def test_impossible_options(
     for part in parts:
         assert part in last
     assert run_folders(tmp_path) == [], "a mistake found before training leaves no run folder behind"
+
+
+def test_a_root_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    last = _mistake(capsys, tmp_path / "runs")
+    assert str(tmp_path / "runs") in last
+    assert "--trainer.default_root_dir" in last
+
+
+def test_early_stopping_on_what_nobody_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = _mistake(capsys, tmp_path, "--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=nothing")
+    assert "EarlyStopping" in last
+    assert "nothing" in last
+
+
+def test_predictions_into_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["predict", f"--config={QUICKSTART}", "--trainer.logger=[]", f"--output={tmp_path / 'no' / 'out.pt'}"])
+    error = capsys.readouterr().err
+    assert stopped.value.code not in (0, None)
+    assert "Traceback" not in error
+    last = error.strip().splitlines()[-1]
+    assert "--output" in last
+    assert str(tmp_path / "no") in last
 
 
 @pytest.mark.parametrize(("name", "got"), [("ReturnsNone", "None"), ("NotScalar", "shape (10,)")])
@@ -168,6 +192,7 @@ def test_checkpoints_that_cannot_be_used(
     assert str(path) in last
     assert part in last
     assert f"--{option}" in last
+    assert run_folders(tmp_path) == []
 
 
 def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

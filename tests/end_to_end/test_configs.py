@@ -63,7 +63,9 @@ def test_every_value_of_a_fragment_reaches_the_run() -> None:
     built = config["aggregator"]["init_args"]
     assert built["lr"] == given["lr"]
     assert built["mask"]["class_path"].endswith(given["mask"]["class_path"])
-    assert built["mask"]["init_args"] == {**given["mask"]["init_args"], "binary": False}
+    assert built["mask"]["init_args"] == {
+        **given["mask"]["init_args"], "binary": False, "comparison": ">=", "votes": "equal",
+    }  # fmt: skip
 
 
 def test_the_baseline_fragment_takes_the_mask_away() -> None:

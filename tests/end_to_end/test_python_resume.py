@@ -75,6 +75,40 @@ def test_the_checkpoint_opens_with_load_from_checkpoint_and_test_finds_it(tmp_pa
     assert by_name == by_object
 
 
+@pytest.mark.parametrize("ckpt_path", ["last", "best"])
+@pytest.mark.parametrize("which", ["same", "fresh"])
+def test_a_finished_run_is_found_by_name(tmp_path: Path, ckpt_path: str, which: str) -> None:
+    """Whatever the bars and the time that the run was given."""
+    trainers = [
+        FederatedTrainer(
+            accelerator="cpu", max_rounds=2, clients_per_round=3, default_root_dir=str(tmp_path), logger=[], **options
+        )
+        for options in (
+            {"enable_progress_bar": True, "max_time": "00:01:00:00"},
+            {"enable_progress_bar": False},
+            {"enable_progress_bar": False, "max_time": {"hours": 2}},
+        )
+    ]  # fmt: skip
+    trainers[0].fit(_model(), Digits())
+    (folder,) = tmp_path.glob("*/version_*")
+    state = torch.load(folder / "checkpoints" / f"{ckpt_path}.ckpt", weights_only=True)["state_dict"]
+    for trainer in trainers[:1] if which == "same" else trainers[1:]:
+        for call in (trainer.test, trainer.validate, trainer.predict):
+            other = ImageClassifier(MLP(64, (8,)))
+            assert call(other, Digits(), ckpt_path=ckpt_path)
+            assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
+    assert list(tmp_path.glob("*/version_*")) == [folder]
+
+
+def test_more_time_and_other_bars_go_on_with_the_same_run(tmp_path: Path) -> None:
+    options = {"accelerator": "cpu", "clients_per_round": 3, "default_root_dir": str(tmp_path), "logger": []}
+    FederatedTrainer(max_rounds=1, max_time="00:01:00:00", **options).fit(_model(), Digits())
+    trainer = FederatedTrainer(max_rounds=2, enable_progress_bar=False, **options)
+    trainer.fit(_model(), Digits(), ckpt_path="last")
+    assert trainer.resumed
+    assert len(list(tmp_path.glob("*/version_*"))) == 1
+
+
 def test_nothing_is_written_when_nothing_is_to_be_kept(tmp_path: Path) -> None:
     FederatedTrainer(
         accelerator="cpu", max_rounds=1, default_root_dir=str(tmp_path / "runs"), logger=False,

@@ -1,0 +1,130 @@
+"""Adaptive federated optimization: server rules that scale each coordinate by its own history."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lightning_fed.aggregators.stateful import StatefulAggregator, expect_decay, expect_positive
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.server import fedadagrad_step, fedadam_step, fedyogi_step
+from lightning_fed.reduction import ReducedUpdate
+
+__all__ = ["AdaptiveAggregator", "FedAdagrad", "FedAdam", "FedYogi", "MomentAggregator"]
+
+_Rule = Callable[[Tensor, Tensor, Tensor, float, float, float], tuple[Tensor, Tensor, Tensor]]
+
+
+class AdaptiveAggregator(StatefulAggregator):
+    """What the adaptive rules share: ε and where v starts.
+
+    Args:
+        epsilon: ε above 0, Reddi's τ: added to √v, not under the root. Smaller is more adaptive.
+        initial_v: Where v starts: ``epsilon_squared`` (Reddi et al.) or ``zero``.
+        lr: η_g, the server learning rate, above 0: about what a coordinate moves in the first round, if at all.
+        **kwargs: Options of every aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1e-3,
+        initial_v: Literal["epsilon_squared", "zero"] = "epsilon_squared",
+        lr: float = 0.01,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(lr=lr, **kwargs)
+        expect_positive(epsilon=epsilon)
+        if initial_v not in ("epsilon_squared", "zero"):
+            raise FederatedError(
+                f"Expected `--aggregator.initial_v` to be one of epsilon_squared, zero, got {initial_v!r}."
+            )
+        self.epsilon = epsilon
+        self.initial_v = initial_v
+
+    def recall_v(self, like: Tensor) -> Tensor:
+        """Returns v, shape (d,)."""
+        return self.recall("v", like, self.epsilon**2 if self.initial_v == "epsilon_squared" else 0.0)
+
+
+class FedAdagrad(AdaptiveAggregator):
+    """Divides by the root of all squared updates: v <- v + Δ²; w <- w + η_g Δ / (√v + ε).
+
+    Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2 with β1 = 0. What a given Δ
+    moves only ever shrinks. With v from zero and η_g = ε the rule tends to FedAvg as ε grows.
+
+    Args:
+        **kwargs: Options of every adaptive aggregator: ``epsilon``, ``initial_v``, ``lr``; and of every aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns Δ / (√v + ε), shape (d,)."""
+        step, self.vectors["v"] = fedadagrad_step(update.mean, self.recall_v(update.mean), self.epsilon)
+        return step
+
+
+class MomentAggregator(AdaptiveAggregator):
+    """What FedAdam and FedYogi share: the fading means z of Δ and v of Δ².
+
+    Args:
+        beta1: β1 in [0, 1), how slowly z forgets.
+        beta2: β2 in [0, 1), how slowly v forgets.
+        **kwargs: Options of every adaptive aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def __init__(self, beta1: float = 0.9, beta2: float = 0.99, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        expect_decay(beta1=beta1, beta2=beta2)
+        self.beta1 = beta1
+        self.beta2 = beta2
+
+    def apply_rule(self, rule: _Rule, update: ReducedUpdate) -> Tensor:
+        """Advances z and v by a rule and returns its step, shape (d,)."""
+        z, v = self.recall("z", update.mean), self.recall_v(update.mean)
+        step, z, v = rule(update.mean, z, v, self.beta1, self.beta2, self.epsilon)
+        self.vectors = {"z": z, "v": v}
+        return step
+
+
+class FedAdam(MomentAggregator):
+    """Adam on the server: z <- β1 z + (1 - β1) Δ; v <- β2 v + (1 - β2) Δ²; w <- w + η_g z / (√v + ε).
+
+    Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2: no bias correction, ε outside the root.
+    With β1 = 0, v from zero and η_g = ε the rule tends to FedAvg as ε grows.
+
+    Args:
+        **kwargs: ``beta1``, ``beta2``, ``epsilon``, ``initial_v``, ``lr``; and the options of every aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns z / (√v + ε), shape (d,)."""
+        return self.apply_rule(fedadam_step, update)
+
+
+class FedYogi(MomentAggregator):
+    """Yogi on the server: FedAdam with v <- v - (1 - β2) Δ² sign(v - Δ²).
+
+    Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. v forgets a large update more slowly than
+    Adam's, so that steps do not grow suddenly.
+
+    Args:
+        **kwargs: ``beta1``, ``beta2``, ``epsilon``, ``initial_v``, ``lr``; and the options of every aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns z / (√v + ε), shape (d,)."""
+        return self.apply_rule(fedyogi_step, update)

@@ -1,0 +1,74 @@
+"""Corrective gradient weights over federated averaging."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.corrective import corrective_weights, weighted_gradients
+from lightning_fed.functional.inner_products import gram_matrix
+from lightning_fed.reduction import Need, ReducedUpdate
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["CGW"]
+
+
+class CGW(Aggregator):
+    """Takes a weighted sum of the clients' gradients off the averaged model: w <- w + η_g Δ - Σ x_i D_i.
+
+    D_i is the gradient and L_i the loss of client i at its own model, over its full data. x_i grows with ⟨D_i, Σ D_j⟩,
+    so a client that pulls against the others gets a negative weight (Mousazadeh, Khodadadi, Salehi, 2023, eq. 8, 23 and
+    29; see ``corrective_weights``). α = 0 is FedAvg, bit for bit. A mask goes over the whole step.
+
+    Args:
+        alpha: α, at least 0: the correction's length, as a share of the loss that bounds it.
+        constraint: ``per_client`` bounds Σ x_i² ‖D_i‖² (eq. 24), ``shared`` bounds the correction itself (eq. 15) and
+            weighs all clients alike.
+        **kwargs: Options of every aggregator.
+
+    Attributes:
+        corrective_weights: x_i of the last round, shape (n,), float64; empty if α = 0.
+
+    Raises:
+        FederatedError: If an argument is out of range, or a client's loss is negative.
+    """
+
+    needs = Need.MEAN | Need.GRADIENTS
+    gradient_at: Literal["start", "end", "last_step"] = "end"
+
+    def __init__(
+        self, alpha: float = 0.1, constraint: Literal["per_client", "shared"] = "per_client", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        if not 0 <= alpha < float("inf"):
+            raise FederatedError(f"Expected `--aggregator.alpha` to be at least 0, got {alpha}.")
+        if constraint not in ("per_client", "shared"):
+            raise FederatedError(
+                f"Expected `--aggregator.constraint` to be one of per_client, shared, got {constraint!r}."
+            )
+        self.alpha = alpha
+        self.constraint: Literal["per_client", "shared"] = constraint
+        self.corrective_weights = torch.empty(0, dtype=torch.float64)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns Δ - (1/η_g) Σ x_i D_i, shape (d,): the learning rate is for Δ alone."""
+        if self.alpha == 0:
+            return update.mean
+        gram = gram_matrix(update.gradients)
+        self.corrective_weights = corrective_weights(gram, update.losses, self.alpha, self.constraint)
+        correction = weighted_gradients(update.gradients, self.corrective_weights)
+        return torch.sub(update.mean, correction, alpha=1 / self.lr)
+
+    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Steps ``trainer.weights`` in place and logs how many clients got a negative weight, or none."""
+        super().on_round_end(trainer, pl_module, update)
+        weights = self.corrective_weights
+        if len(weights):
+            pl_module.log_dict({"cgw/negative": (weights < 0).sum(), "cgw/zero": (weights == 0).sum()})

@@ -1,0 +1,46 @@
+"""The server's half of FedDyn."""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lightning_fed.aggregators.stateful import StatefulAggregator, expect_positive
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.server import feddyn_step
+from lightning_fed.reduction import ReducedUpdate
+
+__all__ = ["FedDynServer"]
+
+
+class FedDynServer(StatefulAggregator):
+    """Adds the mean update and all former ones: h <- h - α (1/N) Σ δ_i; w <- w + η_g ((1/n) Σ δ_i - h/α).
+
+    Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1, for clients that minimise
+    f_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - w‖² with h_i <- h_i - α (w_i - w): h is the mean of the h_i over all N clients. The
+    first step from zero is (1 + n/N) times the mean update, so no α gives FedAvg.
+
+    Args:
+        alpha: α above 0; the clients' half takes the same.
+        weighting: Only ``uniform``: the method gives every client the same weight.
+        **kwargs: Options of every aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range or ``weighting`` is ``samples``.
+    """
+
+    def __init__(self, alpha: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
+        super().__init__(weighting=weighting, **kwargs)
+        expect_positive(alpha=alpha)
+        if weighting != "uniform":
+            raise FederatedError(
+                f"Expected `--aggregator.weighting` to be uniform for {type(self).__name__}, got {weighting}: its "
+                "state is the mean over all clients with the same weight, leave the option out."
+            )
+        self.alpha = alpha
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns (1/n) Σ δ_i - h/α, shape (d,)."""
+        step, self.vectors["h"] = feddyn_step(
+            update.mean, self.recall("h", update.mean), self.alpha, update.num_clients, update.num_registered
+        )
+        return step

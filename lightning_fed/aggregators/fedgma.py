@@ -1,0 +1,95 @@
+"""FedGMA as first published: the averaged model and a masked gradient step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.fedgma import gradient_and_mask
+from lightning_fed.hooks import Cohort, Update
+from lightning_fed.reduction import Need, ReducedUpdate
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["FedGMA"]
+
+
+class FedGMA(Aggregator):
+    """Adds a gradient step on the coordinates where clients agree: w <- w + η_g Δ - η_s M ⊙ Σ p_i g_i.
+
+    M is 1 where enough clients share the sign of the gradient g_i, else 0 (Tenison, Francis, Rish, "Gradient-Masked
+    Federated Optimization", 2021, Algorithm 1; see ``gradient_and_mask``). η_s = 0 is FedAvg, bit for bit. The paper
+    contradicts itself on where g_i is taken and on what p means: both are options. For the mask over a server rule of
+    Tenison et al. (2023) use ``SignAgreement``; given here as well, it goes over the whole step.
+
+    Args:
+        p: Share of the clients that must agree, in [0, 1].
+        server_lr: η_s, at least 0, the step along the masked gradient.
+        gradient_at: Where g_i is taken. ``start``: at the global model, over the client's full data (the paper's
+            text). ``last_step``: the last local minibatch's (its Algorithm 1). ``end``: at the client's own model, over
+            its full data.
+        p_means: How p is read. ``formula``: |Σ sign(g_i)| >= p n, 90 % of the clients for p = 0.8. ``prose``:
+            max(#+, #-) >= p n, 80 % of them.
+        **kwargs: Options of every aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.8,
+        server_lr: float = 0.1,
+        gradient_at: Literal["start", "last_step", "end"] = "start",
+        p_means: Literal["formula", "prose"] = "formula",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not 0 <= p <= 1:
+            raise FederatedError(f"Expected `--aggregator.p` to be in [0, 1], got {p}.")
+        if not 0 <= server_lr < float("inf"):
+            raise FederatedError(f"Expected `--aggregator.server_lr` to be at least 0, got {server_lr}.")
+        for name, value, known in (
+            ("gradient_at", gradient_at, ("start", "last_step", "end")),
+            ("p_means", p_means, ("formula", "prose")),
+        ):
+            if value not in known:
+                raise FederatedError(f"Expected `--aggregator.{name}` to be one of {', '.join(known)}, got {value!r}.")
+        self.p = p
+        self.server_lr = server_lr
+        self.gradient_at = gradient_at
+        self.p_means: Literal["formula", "prose"] = p_means
+        self.needs = Need.MEAN | Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM
+        self._votes: Tensor | None = None
+        self._agreed: Tensor | None = None
+
+    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Forgets the votes of the former round."""
+        self._votes = None
+
+    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+        """Counts votes for the prose: the sum of signs does not tell a gradient of zero from two that are opposed."""
+        if self.p_means == "prose" and update.gradient is not None:
+            if self._votes is None:
+                self._votes = torch.zeros_like(update.gradient)
+            self._votes.add_(update.gradient != 0)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns Δ - (η_s / η_g) M ⊙ Σ p_i g_i, shape (d,): the learning rate is for Δ alone."""
+        mask = gradient_and_mask(update.gradient_sign_sum, update.num_clients, self.p, self.p_means, self._votes)
+        self._agreed = mask.mean()
+        if self.server_lr == 0:
+            return update.mean
+        return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr)
+
+    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Steps ``trainer.weights`` in place and logs the share of coordinates on which enough clients agree."""
+        super().on_round_end(trainer, pl_module, update)
+        if self._agreed is not None:
+            pl_module.log("fedgma/agreed", self._agreed)

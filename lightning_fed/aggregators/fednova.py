@@ -1,0 +1,33 @@
+"""Normalised averaging for clients that travel different distances."""
+
+from typing import Any
+
+from torch import Tensor
+
+from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.functional.distance import optimizer_distance
+from lightning_fed.functional.server import fednova_step
+from lightning_fed.reduction import Need, ReducedUpdate
+
+__all__ = ["FedNova"]
+
+
+class FedNova(Aggregator):
+    """Averages updates per unit of distance: w <- w + η_g (Σ p_i a_i) Σ p_i δ_i / a_i.
+
+    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
+    a_i is what client i's own optimizer does in its K_i steps to a scalar whose gradient is always 1 (K_i times the
+    learning rate for plain SGD), so that a client with more steps does not pull harder. Equal a_i give FedAvg, to
+    rounding. Only SGD has such a distance; other optimizers are refused.
+    """
+
+    needs = Need.NORMALIZED_MEAN
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuses an optimizer without a distance before the first round."""
+        for optimizer in trainer.optimizers:
+            optimizer_distance(optimizer, [])
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns (Σ p_i a_i) Σ p_i δ_i / a_i, shape (d,)."""
+        return fednova_step(update.normalized_mean, update.mean_distance)

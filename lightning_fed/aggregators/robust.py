@@ -1,0 +1,186 @@
+"""Robust means of the updates, for cohorts in which some clients send anything they like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.robust import (
+    check_krum,
+    check_trim,
+    coordinate_median,
+    geometric_median,
+    krum_select,
+    trimmed_mean,
+)
+from lightning_fed.reduction import Need, ReducedUpdate
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "RobustMean", "TrimmedMean"]
+
+
+class RobustMean(Aggregator):
+    """The base of rules that put a robust mean of the updates in the place of their mean.
+
+    Such a rule holds the updates of the whole cohort, shape (n, d).
+
+    Attributes:
+        min_clients: The fewest clients in a round that the rule works with.
+    """
+
+    needs = Need.UPDATES
+    min_clients: int = 1
+
+    def check_cohort(self, num_clients: int) -> None:
+        """Refuses a round of ``num_clients`` clients if the rule's options ask for more."""
+
+    def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
+        """Checks the options against the cohort before anything is trained; each round is checked again."""
+        if stage == "fit":
+            self.check_cohort(trainer.cohort_size)
+
+
+class CoordinateMedian(RobustMean):
+    """Adds the median of each coordinate: w <- w + η_g median_i δ_i (Yin et al., ICML 2018, Definition 1).
+
+    For an even number of clients it is the mean of the middle two values. It bears less than half of corrupted clients.
+    The weights p_i do not enter. One or two clients: FedAvg with uniform weighting.
+    """
+
+    mask_refusal = "each coordinate of a median is already what the clients settle on by their number"
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns the coordinate-wise median, shape (d,)."""
+        return coordinate_median(update.updates)
+
+
+class TrimmedMean(RobustMean):
+    """Adds the mean of each coordinate without its k smallest and k largest values (Yin et al., ICML 2018).
+
+    Definition 2 there; bears up to k corrupted clients in a round. The weights p_i do not enter. k = 0 is FedAvg with
+    uniform weighting; the largest k that is possible is the median.
+
+    Args:
+        trim: k, values cut at each end of each coordinate; 2k must be less than the clients of every round.
+        **kwargs: Options of every aggregator.
+
+    Raises:
+        FederatedError: If k is negative, or a round has too few clients.
+    """
+
+    mask_refusal = "it already leaves out, coordinate by coordinate, the clients that are far from the others"
+
+    def __init__(self, trim: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        _expect_at_least("trim", trim, 0)
+        self.trim = trim
+        self.min_clients = 2 * trim + 1
+
+    def check_cohort(self, num_clients: int) -> None:
+        """Refuses a round in which nothing would be left."""
+        check_trim(num_clients, self.trim)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns the trimmed mean, shape (d,)."""
+        return trimmed_mean(update.updates, self.trim)
+
+
+class MultiKrum(RobustMean):
+    """Adds the plain mean of the m updates with the lowest Krum scores (Blanchard et al., NeurIPS 2017).
+
+    A client's score is the sum of squared distances to its n - f - 2 nearest others. Clients are scored once; among
+    equal scores the lowest client id comes first. It bears up to f corrupted clients if n >= 2f + 3. The weights p_i do
+    not enter. m = n is FedAvg with uniform weighting.
+
+    Args:
+        num_corrupted: f, at least 0.
+        num_selected: m, at least 1; by default n - f, the clients that are taken for sound.
+        **kwargs: Options of every aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range, or a round has too few clients.
+    """
+
+    mask_refusal = "it leaves out whole clients, whose votes would still count in the mask"
+
+    def __init__(self, num_corrupted: int = 1, num_selected: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        _expect_at_least("num_corrupted", num_corrupted, 0)
+        if num_selected is not None:
+            _expect_at_least("num_selected", num_selected, 1)
+        self.num_corrupted = num_corrupted
+        self.num_selected = num_selected
+        self.min_clients = max(2 * num_corrupted + 3, num_selected or 1)
+
+    def check_cohort(self, num_clients: int) -> None:
+        """Refuses a round of fewer than 2f + 3 or m clients."""
+        check_krum(num_clients, self.num_corrupted, self.num_selected)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns the mean of the selected updates, shape (d,)."""
+        count = update.num_clients - self.num_corrupted if self.num_selected is None else self.num_selected
+        rows = krum_select(update.updates, self.num_corrupted, count)
+        return update.updates[rows.sort().values].mean(dim=0)  # summed in the order of client ids
+
+
+class Krum(MultiKrum):
+    """Adds the one update with the lowest Krum score (Blanchard et al., NeurIPS 2017, section 4).
+
+    That is ``MultiKrum`` with m = 1.
+
+    Args:
+        num_corrupted: f, at least 0.
+        **kwargs: Options of every aggregator.
+
+    Raises:
+        FederatedError: If f is negative, or a round has fewer than 2f + 3 clients.
+    """
+
+    mask_refusal = "it adds the update of a single client, about which the votes of the others say nothing"
+
+    def __init__(self, num_corrupted: int = 1, **kwargs: Any) -> None:
+        super().__init__(num_corrupted, 1, **kwargs)
+
+
+class GeometricMedian(RobustMean):
+    """Adds the point with the least sum of distances, min_z Σ p_i ‖z - δ_i‖ (Pillutla, Kakade, Harchaoui, 2019).
+
+    Found by the smoothed Weiszfeld algorithm from the weighted mean. It bears corrupted clients that weigh less than
+    half together. One client: FedAvg.
+
+    Args:
+        iterations: The most iterations in a round; each reads the cohort's updates twice.
+        tolerance: Ends when the point moves by at most this share of its distance to the updates (harmonic mean).
+        smoothing: ν, above 0: distances below it count as ν.
+        **kwargs: Options of every aggregator.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    mask_refusal = "it gives clients far from the others little weight, but their votes would count in full"
+
+    def __init__(self, iterations: int = 100, tolerance: float = 1e-6, smoothing: float = 1e-6, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        _expect_at_least("iterations", iterations, 1)
+        _expect_at_least("tolerance", tolerance, 0)
+        if not 0 < smoothing < float("inf"):
+            raise FederatedError(f"Expected `--aggregator.smoothing` to be a number above 0, got {smoothing}.")
+        self.iterations = iterations
+        self.tolerance = tolerance
+        self.smoothing = smoothing
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns the geometric median with the weights p_i, shape (d,)."""
+        return geometric_median(update.updates, update.weights, self.iterations, self.tolerance, self.smoothing)
+
+
+def _expect_at_least(name: str, value: float, least: int) -> None:
+    if not least <= value < float("inf"):
+        raise FederatedError(f"Expected `--aggregator.{name}` to be at least {least}, got {value}.")

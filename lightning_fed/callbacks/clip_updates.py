@@ -1,0 +1,42 @@
+"""Bounds how far a single client can move the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import LightningModule
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.inner_products import wide_dtype
+from lightning_fed.hooks import FederatedCallback, Update
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["ClipUpdates"]
+
+
+class ClipUpdates(FederatedCallback):
+    """Scales down every client's update that is longer than a bound: δ_i <- δ_i min(1, C / ‖δ_i‖).
+
+    It goes with any aggregator and mask, which see the clipped updates; a shorter update keeps its bits. Logs
+    ``clip/share``, the share of the cohort's clients that were clipped, and ``clip/norm``, their mean length before.
+
+    Args:
+        max_norm: C, above 0, in the units of the model's parameters.
+
+    Raises:
+        FederatedError: If the bound is not above 0.
+    """
+
+    def __init__(self, max_norm: float) -> None:
+        if not 0 < max_norm < float("inf"):
+            raise FederatedError(f"Expected `max_norm` of ClipUpdates to be above 0, got {max_norm}.")
+        self.max_norm = max_norm
+
+    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+        """Clips one update in place; nothing is read from the device."""
+        norm = torch.linalg.vector_norm(update.delta, dtype=wide_dtype(update.delta))
+        update.delta.mul_((self.max_norm / norm).clamp(max=1.0))
+        pl_module.log_dict({"clip/share": (norm > self.max_norm).to(norm.dtype), "clip/norm": norm}, batch_size=1)

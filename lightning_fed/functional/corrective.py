@@ -1,0 +1,79 @@
+"""Corrective gradient weights: how much of each client's gradient to take off the averaged model."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["corrective_weights", "weighted_gradients"]
+
+
+def corrective_weights(
+    gram: Tensor, losses: Tensor, alpha: float, constraint: Literal["per_client", "shared"] = "per_client"
+) -> Tensor:
+    """Computes x_i, the weight of each client's gradient D_i in the correction w <- FedAvg - Σ x_i D_i.
+
+    With D = Σ D_j, m_i = ⟨D_i, D⟩ and c = min_i α L_i / ‖D_i‖ (eq. 13): ``per_client`` is
+    x_i = c (m_i / ‖D_i‖²) / sqrt(Σ_j (m_j / ‖D_j‖)²) (eq. 29), ``shared`` is x_i = c / ‖D‖ (eq. 23). A client whose D_i
+    is zero, or whose D_i or L_i is not finite, gets 0 and is left out of D, of c and of the root. If the root or D is
+    zero (to rounding), every weight is.
+
+    Source: Mousazadeh, Khodadadi, Salehi, "A Novel Approach for Improving Generalization in Federated Learning Through
+    Corrective Gradient Weights", 2023.
+
+    Args:
+        gram: ⟨D_i, D_j⟩, shape (n, n), float64.
+        losses: L_i, each client's mean loss where D_i was taken, shape (n,); not negative.
+        alpha: α, at least 0.
+        constraint: Which of the paper's two constraints bounds the correction.
+
+    Returns:
+        x_i, shape (n,), in the dtype and on the device of ``gram``.
+
+    Raises:
+        FederatedError: If a loss is negative: the paper's bound is a share of the loss.
+    """
+    losses = losses.to(gram)
+    squares = gram.diagonal()
+    enters = (squares > 0) & squares.isfinite() & losses.isfinite()
+    weights = torch.zeros_like(squares)
+    if not enters.any():
+        return weights
+    if (losses[enters] < 0).any():
+        raise FederatedError(
+            f"Expected losses of at least 0 for corrective gradient weights, got {losses[enters].min().item():.4g}: "
+            "change the loss of the model, or take another `--aggregator`."
+        )
+    squares, products = squares[enters], _products(gram[enters][:, enters])
+    bound = alpha * (losses[enters] / squares.sqrt()).min()
+    root = products.square().div(squares).sum().sqrt()
+    length = products.sum().clamp(min=0).sqrt()  # ‖D‖
+    if root > 0 and length > 0:
+        weights[enters] = bound * (products / squares) / root if constraint == "per_client" else bound / length
+    return weights
+
+
+def _products(gram: Tensor) -> Tensor:
+    """Computes m_i = ⟨D_i, D⟩, with 0 for what is nothing but rounding: the weights would blow it up to full size."""
+    rounding = torch.finfo(gram.dtype).eps * len(gram) * gram.abs().sum(dim=1)
+    products = gram.sum(dim=1)
+    return products.masked_fill(products.abs() <= rounding, 0.0)
+
+
+def weighted_gradients(gradients: Tensor, weights: Tensor) -> Tensor:
+    """Computes Σ x_i D_i over the clients whose weight is not zero, in ascending order.
+
+    Args:
+        gradients: D_i, shape (n, d); a row that is not finite must have weight 0.
+        weights: x_i, shape (n,).
+
+    Returns:
+        Shape (d,), in the dtype of ``gradients``.
+    """
+    total = gradients.new_zeros(gradients.shape[1])
+    for row, weight in zip(gradients, weights.tolist(), strict=True):
+        if weight != 0:
+            total.add_(row, alpha=weight)
+    return total

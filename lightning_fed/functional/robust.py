@@ -1,0 +1,168 @@
+"""Means of a cohort's updates that a minority of corrupted clients cannot move far."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.inner_products import squared_distances, wide_dtype
+
+__all__ = [
+    "check_krum",
+    "check_trim",
+    "coordinate_median",
+    "geometric_median",
+    "krum_scores",
+    "krum_select",
+    "trimmed_mean",
+]
+
+# Coordinates sorted at a time: sorting makes copies and indices, which then stay small beside the matrix itself.
+_COLUMNS = 1 << 16
+
+
+def coordinate_median(updates: Tensor) -> Tensor:
+    """Computes the median of each coordinate (Yin et al., ICML 2018, Definition 1).
+
+    Args:
+        updates: δ_i, shape (n, d), floating, n at least 1.
+
+    Returns:
+        Shape (d,), in the dtype of ``updates``: the middle value, the mean of the middle two for even n.
+    """
+    low, high = (len(updates) - 1) // 2, len(updates) // 2
+    return _of_sorted(updates, lambda ordered: (ordered[low] + ordered[high]) / 2)
+
+
+def trimmed_mean(updates: Tensor, trim: int) -> Tensor:
+    """Computes the mean of each coordinate without its k smallest and k largest values (Yin et al., Definition 2).
+
+    Args:
+        updates: δ_i, shape (n, d), floating.
+        trim: k, values cut at each end; 2k < n.
+
+    Returns:
+        Shape (d,), in the dtype of ``updates``.
+
+    Raises:
+        FederatedError: If nothing would be left.
+    """
+    check_trim(len(updates), trim)
+    return _of_sorted(updates, lambda ordered: ordered[trim : len(updates) - trim].mean(dim=0))
+
+
+def _of_sorted(updates: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Applies a function from (n, c) to (c,) to the coordinates in ascending order."""
+    return torch.cat([reduce(columns.sort(dim=0).values) for columns in torch.split(updates, _COLUMNS, dim=1)])
+
+
+def check_trim(num_clients: int, trim: int) -> None:
+    """Refuses to cut all of a cohort's values.
+
+    Raises:
+        FederatedError: If not 2k < n.
+    """
+    if 2 * trim >= num_clients:
+        raise FederatedError(
+            f"Expected at least {2 * trim + 1} clients in a round to cut {trim} at each end, got {num_clients}: lower "
+            "`--aggregator.trim` or raise `--trainer.clients_per_round`."
+        )
+
+
+def check_krum(num_clients: int, num_corrupted: int, num_selected: int | None = None) -> None:
+    """Refuses a cohort that is too small for Krum.
+
+    Args:
+        num_clients: n.
+        num_corrupted: f, clients that may send anything.
+        num_selected: m, updates to average; None for n - f.
+
+    Raises:
+        FederatedError: If not n >= 2f + 3 (Blanchard et al., NeurIPS 2017, section 4) and m <= n.
+    """
+    if num_clients < 2 * num_corrupted + 3:
+        raise FederatedError(
+            f"Expected at least 2f + 3 = {2 * num_corrupted + 3} clients in a round for Krum with f = {num_corrupted}, "
+            f"got {num_clients}: lower `--aggregator.num_corrupted` or raise `--trainer.clients_per_round`."
+        )
+    if num_selected is not None and num_selected > num_clients:
+        raise FederatedError(
+            f"Expected at least as many clients in a round as Krum selects, {num_selected}, got {num_clients}: lower "
+            "`--aggregator.num_selected` or raise `--trainer.clients_per_round`."
+        )
+
+
+def krum_scores(updates: Tensor, num_corrupted: int) -> Tensor:
+    """Computes each client's sum of squared distances to its n - f - 2 nearest others (Blanchard et al., 2017).
+
+    Args:
+        updates: δ_i, shape (n, d), floating.
+        num_corrupted: f; n >= 2f + 3.
+
+    Returns:
+        Scores, the lower the better, shape (n,), float64.
+
+    Raises:
+        FederatedError: If there are too few clients for f.
+    """
+    count = len(updates)
+    check_krum(count, num_corrupted)
+    distances = squared_distances(updates).fill_diagonal_(-1.0)  # so that a client itself comes first, and is left out
+    return distances.sort(dim=1).values[:, 1 : count - num_corrupted - 1].sum(dim=1)
+
+
+def krum_select(updates: Tensor, num_corrupted: int, num_selected: int = 1) -> Tensor:
+    """Selects the clients with the lowest Krum scores, scored once (Blanchard et al., NeurIPS 2017).
+
+    Args:
+        updates: δ_i, shape (n, d), floating, in ascending order of client id.
+        num_corrupted: f; n >= 2f + 3.
+        num_selected: m in [1, n].
+
+    Returns:
+        Rows of the m best, best first, the lowest client id first among equal scores; shape (m,), int64.
+
+    Raises:
+        FederatedError: If there are too few clients for f or m.
+    """
+    check_krum(len(updates), num_corrupted, num_selected)
+    return krum_scores(updates, num_corrupted).argsort(stable=True)[:num_selected]
+
+
+def geometric_median(
+    updates: Tensor, weights: Tensor, iterations: int = 100, tolerance: float = 1e-6, smoothing: float = 1e-6
+) -> Tensor:
+    """Computes the point with the least weighted sum of distances, by the smoothed Weiszfeld algorithm.
+
+    From the weighted mean, z <- Σ β_i δ_i / Σ β_i with β_i = p_i / max(ν, ‖z - δ_i‖) (Pillutla, Kakade, Harchaoui,
+    "Robust Aggregation for Federated Learning", 2019). It ends when z moves by at most ``tolerance`` times the harmonic
+    mean of the distances ‖z - δ_i‖, which far-off updates cannot raise.
+
+    Args:
+        updates: δ_i, shape (n, d), floating.
+        weights: p_i, shape (n,), not negative, with a positive sum.
+        iterations: The most iterations.
+        tolerance: When to end, relative.
+        smoothing: ν > 0, in the units of the updates: distances below it count as ν.
+
+    Returns:
+        Shape (d,), in the dtype of ``updates``; computed in float64.
+    """
+    shares: list[float] = (weights / weights.sum()).tolist()  # so that 1 / Σ pulls is the harmonic mean
+    center = _combine(updates, shares)
+    for _ in range(iterations):
+        distances: list[float] = torch.stack([torch.linalg.vector_norm(center - row) for row in updates]).tolist()
+        pulls = [share / max(distance, smoothing) for share, distance in zip(shares, distances, strict=True)]
+        former, center = center, _combine(updates, [pull / sum(pulls) for pull in pulls])
+        if torch.linalg.vector_norm(center - former).item() * sum(pulls) <= tolerance:
+            break
+    return center.to(updates.dtype)
+
+
+def _combine(rows: Tensor, factors: Sequence[float]) -> Tensor:
+    """Computes Σ c_i r_i in double precision, in ascending order of i."""
+    total = rows.new_zeros(rows.shape[1], dtype=wide_dtype(rows))
+    for row, factor in zip(rows, factors, strict=True):
+        total.add_(row, alpha=factor)
+    return total

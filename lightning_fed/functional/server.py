@@ -1,0 +1,124 @@
+"""Server rules: what the cohort's pseudo-gradient, and the server's memory of former ones, add to the global vector.
+
+Every function returns u, the step before mask and server learning rate, then the new server state; its arguments are
+left as they are. Δ is the pseudo-gradient Σ p_i δ_i in the server's direction of travel, δ_i = w_i - w.
+"""
+
+from torch import Tensor
+
+__all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step", "fednova_step", "fedyogi_step"]
+
+
+def fedavgm_step(mean: Tensor, momentum: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Computes m <- β m + Δ and u = m (Hsu, Qi and Brown, 2019, "Measuring the Effects of Non-Identical Data").
+
+    β = 0 is FedAvg, bit for bit.
+
+    Args:
+        mean: Δ, shape (d,), floating.
+        momentum: m, shape (d,), zeros before the first round.
+        beta: β in [0, 1).
+
+    Returns:
+        u and the new m, each of shape (d,) in the dtype of ``mean``.
+    """
+    new = momentum * beta + mean
+    return new, new
+
+
+def fedadagrad_step(mean: Tensor, second: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Computes v <- v + Δ² and u = Δ / (√v + ε) (Reddi et al., ICLR 2021, Algorithm 2, with β1 = 0).
+
+    Args:
+        mean: Δ, shape (d,), floating.
+        second: v >= 0, shape (d,), ε² before the first round.
+        epsilon: ε above 0, Reddi's τ.
+
+    Returns:
+        u and the new v, each of shape (d,) in the dtype of ``mean``.
+    """
+    second = second + mean.square()
+    return mean / (second.sqrt() + epsilon), second
+
+
+def fedadam_step(
+    mean: Tensor, first: Tensor, second: Tensor, beta1: float, beta2: float, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes FedAdam's step (Reddi et al., ICLR 2021, Algorithm 2).
+
+    z <- β1 z + (1 - β1) Δ; v <- β2 v + (1 - β2) Δ²; u = z / (√v + ε), without bias correction.
+
+    Args:
+        mean: Δ, shape (d,), floating.
+        first: z, shape (d,), zeros before the first round.
+        second: v >= 0, shape (d,), ε² before the first round.
+        beta1: β1 in [0, 1).
+        beta2: β2 in [0, 1).
+        epsilon: ε above 0, Reddi's τ.
+
+    Returns:
+        u, the new z and the new v, each of shape (d,) in the dtype of ``mean``.
+    """
+    first = first * beta1 + mean * (1 - beta1)
+    second = second * beta2 + mean.square() * (1 - beta2)
+    return first / (second.sqrt() + epsilon), first, second
+
+
+def fedyogi_step(
+    mean: Tensor, first: Tensor, second: Tensor, beta1: float, beta2: float, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes FedYogi's step (Reddi et al., ICLR 2021, Algorithm 2): FedAdam with another v.
+
+    v <- v - (1 - β2) Δ² sign(v - Δ²): v follows Δ² by steps whose size does not depend on v, and stays at least 0.
+
+    Args:
+        mean: Δ, shape (d,), floating.
+        first: z, shape (d,), zeros before the first round.
+        second: v >= 0, shape (d,), ε² before the first round.
+        beta1: β1 in [0, 1).
+        beta2: β2 in [0, 1).
+        epsilon: ε above 0, Reddi's τ.
+
+    Returns:
+        u, the new z and the new v, each of shape (d,) in the dtype of ``mean``.
+    """
+    first = first * beta1 + mean * (1 - beta1)
+    square = mean.square()
+    second = second - square * (second - square).sign() * (1 - beta2)
+    return first / (second.sqrt() + epsilon), first, second
+
+
+def fednova_step(normalized_mean: Tensor, mean_distance: float) -> Tensor:
+    """Computes u = (Σ p_i a_i) Σ p_i δ_i / a_i (Wang et al., NeurIPS 2020, eq. 6 and Algorithm 1).
+
+    Equal a_i give Δ, to rounding.
+
+    Args:
+        normalized_mean: Σ p_i δ_i / a_i, shape (d,), floating.
+        mean_distance: Σ p_i a_i; see ``sgd_distance``.
+
+    Returns:
+        u, shape (d,), in the dtype of ``normalized_mean``.
+    """
+    return normalized_mean * mean_distance
+
+
+def feddyn_step(
+    mean: Tensor, correction: Tensor, alpha: float, num_clients: int, num_registered: int
+) -> tuple[Tensor, Tensor]:
+    """Computes the server's half of FedDyn (Acar et al., ICLR 2021, Algorithm 1).
+
+    h <- h - α (1/N) Σ_i δ_i; u = (1/n) Σ_i δ_i - h/α. In exact arithmetic u does not depend on α.
+
+    Args:
+        mean: (1/n) Σ δ_i, the unweighted mean, shape (d,), floating.
+        correction: h, shape (d,), zeros before the first round.
+        alpha: α above 0, the same as the clients'.
+        num_clients: n, the clients that entered the round.
+        num_registered: N, all clients of the data set.
+
+    Returns:
+        u and the new h, each of shape (d,) in the dtype of ``mean``.
+    """
+    correction = correction - mean * (alpha * num_clients / num_registered)
+    return mean - correction / alpha, correction

@@ -1,0 +1,141 @@
+"""What a trainer keeps of a run: its folder, found again or made, its config, and how it ended."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_fed.aggregators import Aggregator
+from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.errors import FederatedError
+from lightning_fed.facade import TrainerFacade
+from lightning_fed.run import Run, create_run, describe, fingerprint
+from lightning_fed.runlog import RunLog
+from lightning_fed.state import find_checkpoint
+from lightning_fed.vector import ParameterVector
+
+__all__ = ["RunKeeping"]
+
+# A table of clients by more classes is no picture of a split any more, and can be larger than the data.
+_MOST_CLASSES_SHOWN = 1000
+
+
+class RunKeeping(TrainerFacade):
+    """The part of a trainer that deals with run folders.
+
+    Attributes:
+        run: The run's folder, None if nothing is written.
+        finished_round: The last round whose row and checkpoint were due and written.
+        initial_weights: What was given as ``weights``.
+    """
+
+    aggregator: Aggregator
+    name: str
+    default_root_dir: Path
+    logger_choice: Any
+    vector: ParameterVector
+    _options: dict[str, Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: Run | None = None
+        self.finished_round = 0
+        self.initial_weights: str | None = None
+
+    @property
+    def label(self) -> str:
+        """A short name of the method, such as ``FedAvg+SignAgreement``."""
+        algorithms = [type(cb).__name__ for cb in self.callbacks if isinstance(cb, ClientAlgorithm)]
+        return "+".join([self.aggregator.label, *algorithms])
+
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+    def _config(self) -> dict[str, Any]:
+        """The resolved config: the command line's, or one described from the objects given in Python."""
+        if self.run_config is not None:
+            return self.run_config
+        model = self._module()
+        return {
+            "seed_everything": self.seed,
+            "trainer": self._options,
+            "model": {**describe(model), "init_args": describe(dict(model.hparams))},
+            "data": describe(self.datamodule),
+            "weights": self.initial_weights,
+        }
+
+    def _find(self, ckpt_path: str) -> tuple[Path | None, Run | None]:
+        return find_checkpoint(self.default_root_dir, self.name, fingerprint(self._config()), ckpt_path)
+
+    def _choose_run(self, ckpt_path: str | None, source: tuple[Path | None, Run | None] | None) -> Run | None:
+        """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise."""
+        saves = any(isinstance(cb, Checkpoint) for cb in self.callbacks)
+        if self.fast_dev_run or (self.logger_choice is False and not saves and self.run_config is None):
+            return None
+        if ckpt_path == "last" and source is not None and source[1] is not None:
+            return source[1]
+        if source is not None and source[0] is None:
+            rank_zero_info(f"No `{ckpt_path}` checkpoint of a run with this config was found: starting a new run.")
+        try:
+            return create_run(self.default_root_dir, self.name, self._config(), self.label, self.seed)
+        except OSError as error:
+            raise FederatedError(
+                f"Expected to make a run folder in {self.default_root_dir / self.name}, but the system refuses "
+                f"({error.strerror}): change `--trainer.default_root_dir`."
+            ) from error
+
+    def _clear_away(self, run: Run | None) -> None:
+        """Removes the folder of a run that ended before its first row: it holds nothing but its own name."""
+        if run is not None and not run.metrics.exists() and not run.checkpoints.exists():
+            shutil.rmtree(run.path, ignore_errors=True)
+
+    def _keep_rows(self, source: Run | None) -> None:
+        """Takes over the rows of the run that this one goes on from, if it has a folder of its own."""
+        other = source is not None and self.run is not None and source.path != self.run.path
+        if source is not None and self.run is not None and other and source.metrics.is_file():
+            shutil.copyfile(source.metrics, self.run.metrics)
+
+    def _log_start(self, log: RunLog) -> None:
+        """Records config, split and size before the first round."""
+        facts: dict[str, Any] = {"parameters": self.vector.numel}
+        if hasattr(self.datamodule, "split_summary"):
+            facts["split"] = self.datamodule.split_summary()
+        log.log_config({**self._config(), **facts})
+        counts = None
+        if hasattr(self.datamodule, "class_counts") and (self.datamodule.num_classes or 0) <= _MOST_CLASSES_SHOWN:
+            counts = self.datamodule.class_counts()
+        if self.run is not None and log.loggers and counts is not None:
+            from lightning_fed.data import split_figure
+
+            figure = split_figure(counts)
+            figure.savefig(self.run.path / "split.png")
+            log.log_figure("split", figure)
+
+    def _report_end(self, signum: int | None) -> None:
+        """Says where a finished run lies, or how to resume one that a signal stopped."""
+        done = self.finished_round
+        if signum is None or done >= self.max_rounds:
+            if self.run is not None:
+                shown = [f"{k} {v:.4g}" for k, v in sorted(self.metrics.progress_bar.items())]
+                rank_zero_info(f"{done} rounds in {self.run.path}: {', '.join(shown) or 'done'}")
+            return
+        self.interrupted = int(signum)
+        self.state.status = TrainerStatus.INTERRUPTED
+        config = None if self.run is None else self.run.path / "config.yaml"
+        if config is not None and config.is_file():
+            resume = f"lightning-fed fit --config {shlex.quote(str(config))} --ckpt_path last"
+        else:
+            resume = "fit(model, datamodule, ckpt_path='last')"
+        self.stop_message = f"Stopped by {signal.Signals(signum).name} after round {done}; resume with: {resume}"
+        if self.run_config is None and self.is_global_zero:
+            sys.stderr.write(self.stop_message + "\n")

@@ -1,0 +1,197 @@
+"""One small federated run for any aggregator, mask and option, and the list of them all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from inspect import isabstract
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from lightning_fed import FederatedTrainer, aggregators
+from lightning_fed.aggregators import Aggregator
+from lightning_fed.data import FederatedDataModule, Partitioner
+from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreement
+from lightning_fed.sampling import ClientSampler
+
+ROUNDS, BATCH = 3, 8
+# Clients take from one to four steps in a round; one has no samples. Five votes cannot cancel, six can.
+SIZES = {"unequal": (6, 24, 0, 15, 10, 31), "equal": (16, 16, 16, 16, 16, 16)}
+
+
+def leaves(base: type) -> set[type]:
+    """Returns the classes of the package below an abstract one that can be made."""
+    found = {kind for kind in base.__subclasses__() if kind.__module__.startswith("lightning_fed.")}
+    return {kind for kind in found if not isabstract(kind)}.union(*map(leaves, found))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a rule enters the suite.
+
+    Attributes:
+        make: Makes the aggregator from the options that all share.
+        weightings: Those that it takes.
+        weighs: Whether the p_i enter its step.
+        memoryless: Whether its step is linear in the mean of the updates and in nothing else, so that a mask before it
+            and one after it are the same.
+    """
+
+    make: Callable[..., Aggregator]
+    weightings: tuple[str, ...] = ("samples", "uniform")
+    weighs: bool = True
+    memoryless: bool = False
+
+
+RULES = {
+    "FedAvg": Rule(aggregators.FedAvg, memoryless=True),
+    "FedAvgM": Rule(aggregators.FedAvgM),
+    "FedAdagrad": Rule(partial(aggregators.FedAdagrad, lr=0.1)),
+    "FedAdam": Rule(partial(aggregators.FedAdam, lr=0.1)),
+    "FedYogi": Rule(partial(aggregators.FedYogi, lr=0.1)),
+    "FedNova": Rule(aggregators.FedNova, memoryless=True),
+    "FedDynServer": Rule(aggregators.FedDynServer, weightings=("uniform",)),
+    "FedGMA": Rule(aggregators.FedGMA),
+    "CGW": Rule(aggregators.CGW),
+    "ServerOptimizer": Rule(partial(aggregators.ServerOptimizer, partial(torch.optim.Adam, lr=0.1, eps=0.1))),
+    "CoordinateMedian": Rule(aggregators.CoordinateMedian, weighs=False),
+    "TrimmedMean": Rule(aggregators.TrimmedMean, weighs=False),
+    "Krum": Rule(aggregators.Krum, weighs=False),
+    "MultiKrum": Rule(aggregators.MultiKrum, weighs=False),
+    "GeometricMedian": Rule(aggregators.GeometricMedian),
+}
+MASKED = [name for name in RULES if getattr(aggregators, name).mask_refusal is None]
+UNMASKED = [name for name in RULES if name not in MASKED]
+
+MASKS: dict[str, Callable[[], Mask] | None] = {
+    "none": None,
+    "soft": lambda: SignAgreement(0.8),
+    "binary": lambda: SignAgreement(0.8, binary=True),
+    "samples": lambda: SignAgreement(0.8, votes="samples"),
+    "above": lambda: SignAgreement(0.2, comparison=">"),
+    "magnitude": lambda: MagnitudeAgreement(0.8),
+    "sand": lambda: SANDMask(0.1, k=1e-4),
+}
+# Masks and rules at a limit, and beside one: not part of the grid.
+LIMITS: dict[str, Callable[[], Mask]] = {
+    "soft at 0": lambda: SignAgreement(0.0),
+    "binary at 0": lambda: SignAgreement(0.0, binary=True),
+    "samples at 0": lambda: SignAgreement(0.0, votes="samples"),
+    "magnitude at 0": lambda: MagnitudeAgreement(0.0),
+    "above at 0": lambda: SignAgreement(0.0, comparison=">"),
+    "sand at 0": lambda: SANDMask(0.0, k=1e-4),
+    "soft at 0.2": lambda: SignAgreement(0.2),
+}
+SPECIAL = {
+    "FedAvgM at 0": Rule(partial(aggregators.FedAvgM, beta=0.0)),
+    "CGW at 0": Rule(partial(aggregators.CGW, alpha=0.0)),
+    "FedGMA at 0": Rule(partial(aggregators.FedGMA, server_lr=0.0)),
+    "ServerOptimizer as FedAvg": Rule(aggregators.ServerOptimizer),
+}
+
+
+class Net(LightningModule):
+    """BatchNorm, and a running centre that is subtracted in training too: a buffer that the parameters depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("center", torch.zeros(6))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        hidden = self.layers(x)
+        self.center.lerp_(hidden.detach().mean(0), 0.3)
+        return cross_entropy(self.head(hidden - self.center), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class BySizes(Partitioner):
+    """Gives client i the next of the given numbers of samples."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+
+    def assign(self, targets: Any, num_samples: int, num_clients: int, generator: Any) -> np.ndarray:
+        return np.repeat(np.arange(num_clients), self.sizes)
+
+
+class Draws(ClientSampler):
+    """Draws a given cohort: ``permuted`` (all, in another order), ``filled`` (all with samples) or ``one`` of these."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
+        if self.kind == "permuted":
+            return np.random.default_rng(round).permutation(len(sizes))[:count]
+        return np.roll(np.flatnonzero(sizes), -round)[:count]
+
+
+def make_data(sizes: str) -> FederatedDataModule:
+    counts, rng = SIZES[sizes], torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (sum(counts),), generator=rng)
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    inputs = torch.randn(len(labels), 5, generator=rng) + labels[:, None] + 0.3 * owner[:, None]
+    return FederatedDataModule(
+        TensorDataset(inputs, labels), BySizes(counts), num_clients=len(counts), batch_size=BATCH
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The global model after the last round, and what was logged in it."""
+
+    weights: Tensor
+    buffers: dict[str, Tensor]
+    logged: dict[str, float]
+
+
+def start() -> Net:
+    torch.manual_seed(7)
+    return Net()
+
+
+@cache
+def run(rule: str, mask: str = "none", sizes: str = "unequal", draws: str = "all", **options: Any) -> Outcome:
+    """Trains for three rounds.
+
+    Args:
+        rule: A name of RULES or SPECIAL.
+        mask: A name of MASKS or LIMITS.
+        sizes: A name of SIZES.
+        draws: ``all``, or what ``Draws`` takes.
+        **options: Options of every aggregator, and ``precision``.
+    """
+    net, make_mask = start(), {**MASKS, **LIMITS}[mask]
+    precision = options.pop("precision", "32-true")
+    options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
+    aggregator = {**RULES, **SPECIAL}[rule].make(mask=None if make_mask is None else make_mask(), **options)
+    count = {"filled": int(np.count_nonzero(SIZES[sizes])), "one": 1}.get(draws, 1.0)
+    trainer = FederatedTrainer(
+        accelerator="cpu", logger=False, callbacks=[aggregator], seed=3, max_rounds=ROUNDS, precision=precision,
+        sampler=None if draws == "all" else Draws(draws), clients_per_round=count,
+        enable_progress_bar=False, enable_checkpointing=False, default_root_dir="not-written",
+    )  # fmt: skip
+    trainer.fit(net, make_data(sizes))
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    return Outcome(trainer.weights.clone(), buffers, {k: float(v) for k, v in trainer.logged_metrics.items()})
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Whether two models agree bit for bit, buffers included."""
+    pairs = [(one.weights, other.weights), *((one.buffers[name], other.buffers[name]) for name in one.buffers)]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def distance(one: Outcome, other: Outcome) -> float:
+    """The largest difference of a parameter."""
+    return (one.weights - other.weights).abs().max().item()

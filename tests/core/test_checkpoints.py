@@ -1,0 +1,140 @@
+"""Which checkpoints a run takes, what the module may do to them on the way in, and what a refused one leaves behind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from core_parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, points
+from torch import Tensor, nn
+
+from lightning_fed import FederatedTrainer
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.errors import FederatedError
+
+
+def saving_trainer(folder: Path, rounds: int, **options: Any) -> FederatedTrainer:
+    return federated_trainer(folder, logger=[], enable_checkpointing=True, name="run", max_rounds=rounds, **options)
+
+
+def last_of(folder: Path, version: int = 0) -> Path:
+    return folder / "run" / f"version_{version}" / "checkpoints" / "last.ckpt"
+
+
+def test_weights_of_another_model_leave_no_run_folder(tmp_path):
+    other = Classifier(nn.Linear(FEATURES + 1, CLASSES))
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    for option, message in (("weights", "--weights"), ("ckpt_path", "--ckpt_path")):
+        trainer = saving_trainer(tmp_path, 2)
+        with pytest.raises(FederatedError, match=message):
+            trainer.fit(Classifier(), federated_data(), **{option: str(tmp_path / "other.pt")})
+        assert list((tmp_path / "run").glob("*")) == []
+
+
+def test_a_refused_resumption_leaves_the_run_as_it_was(tmp_path):
+    saving_trainer(tmp_path, 2).fit(Classifier(), federated_data())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert last_of(tmp_path) in before
+    with pytest.raises(FederatedError, match="weights of this Classifier"):
+        saving_trainer(tmp_path, 4).fit(Classifier(nn.Linear(FEATURES, CLASSES, False)), federated_data(), "last")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_another_split_of_the_same_data_is_refused(tmp_path):
+    def split_with(seed: int) -> FederatedDataModule:
+        return FederatedDataModule(points(40), num_clients=3, batch_size=8, split_seed=seed)
+
+    saving_trainer(tmp_path, 2).fit(Classifier(), split_with(1))
+    with pytest.raises(FederatedError, match=r"data split.*got another.*--data.*--weights"):
+        saving_trainer(tmp_path, 4).fit(Classifier(), split_with(2), ckpt_path=str(last_of(tmp_path)))
+    assert not last_of(tmp_path, version=1).parents[1].exists()
+    trainer = saving_trainer(tmp_path, 4)
+    trainer.fit(Classifier(), split_with(1), ckpt_path=str(last_of(tmp_path)))
+    assert (trainer.round, trainer.resumed) == (4, True)
+    saving_trainer(tmp_path, 1).fit(Classifier(), split_with(2), weights=str(last_of(tmp_path)))
+
+
+class Renamed(Classifier):
+    """Reads checkpoints in which its layer had another name, as modules do after a change of their code."""
+
+    def __init__(self) -> None:
+        super().__init__(optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+        self.loaded = 0
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {k.replace("net", "old"): v for k, v in checkpoint["state_dict"].items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.loaded += 1
+        checkpoint["state_dict"] = {k.replace("old", "net"): v for k, v in checkpoint["state_dict"].items()}
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/loss", self.loss(batch))
+
+
+def test_the_module_may_change_what_is_loaded(tmp_path):
+    whole = built(Renamed)
+    saving_trainer(tmp_path / "whole", 3).fit(whole, federated_data(8, 8))
+    trained, data = built(Renamed), federated_data(8, 8, test_dataset=points(9, seed=2))
+    saving_trainer(tmp_path, 2).fit(trained, data)
+    path = str(last_of(tmp_path))
+    assert set(torch.load(path, weights_only=True)["state_dict"]) == {"old.weight", "old.bias"}
+    expected = saving_trainer(tmp_path, 2).test(trained, data, verbose=False)
+    for option in ("ckpt_path", "weights"):
+        tested = Renamed()
+        assert saving_trainer(tmp_path, 2).test(tested, data, verbose=False, **{option: path}) == expected
+        assert tested.loaded == 1
+    resumed = Renamed()
+    saving_trainer(tmp_path, 3).fit(resumed, federated_data(8, 8), ckpt_path="last")
+    assert resumed.loaded == 1
+    assert torch.equal(resumed.net.weight, whole.net.weight)
+    started = Renamed()
+    saving_trainer(tmp_path, 1, clients_per_round=1).fit(started, federated_data(8, 8), weights=path)
+    assert started.loaded == 1
+
+
+class WithTeacher(Classifier):
+    """Leaves a large frozen part out of its checkpoints."""
+
+    def __init__(self, strict: bool = False) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(FEATURES, CLASSES).requires_grad_(False)
+        self.strict_loading = strict
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        kept = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("teacher")}
+        checkpoint["state_dict"] = {**kept, "of_an_older_version": torch.zeros(1)}
+
+
+def test_strict_loading_off_takes_what_fits(tmp_path):
+    trained = WithTeacher()
+    saving_trainer(tmp_path, 2).fit(trained, federated_data(8, 8))
+    path = str(last_of(tmp_path))
+
+    def check(module: WithTeacher, teacher: Tensor) -> None:
+        assert torch.equal(module.net.weight, trained.net.weight)
+        assert torch.equal(module.teacher.weight, teacher)
+        assert not torch.equal(module.teacher.weight, trained.teacher.weight)
+
+    for option in ("ckpt_path", "weights"):
+        module = WithTeacher()
+        teacher = module.teacher.weight.clone()
+        saving_trainer(tmp_path, 2).validate(module, federated_data(8, 8), verbose=False, **{option: path})
+        check(module, teacher)
+    module = WithTeacher()
+    teacher = module.teacher.weight.clone()
+    trainer = saving_trainer(tmp_path, 2)
+    trainer.fit(module, federated_data(8, 8), ckpt_path=path)
+    check(module, teacher)
+    assert trainer.resumed
+
+
+def test_strict_loading_refuses_what_does_not_fit(tmp_path):
+    saving_trainer(tmp_path, 1).fit(WithTeacher(), federated_data())
+    path = str(last_of(tmp_path))
+    with pytest.raises(FederatedError, match="3 of its tensors"):
+        saving_trainer(tmp_path, 1).validate(WithTeacher(strict=True), federated_data(), weights=path)
+    wider = WithTeacher()
+    wider.net = nn.Linear(FEATURES + 1, CLASSES)
+    with pytest.raises(FederatedError, match=r"another shape, such as `net\.weight`"):
+        saving_trainer(tmp_path, 1).validate(wider, federated_data(), weights=path)

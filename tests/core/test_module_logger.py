@@ -1,0 +1,87 @@
+"""What a module sends to its logger by itself, beside the rows of rounds."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_parts import Classifier, federated_data, federated_trainer
+
+from lightning_fed import FederatedTrainer
+from lightning_fed.loggers import RoundWandbLogger
+
+
+class Experiment:
+    """Stands in for a W&B run: what goes to an earlier step than the newest one is lost."""
+
+    resumed = False
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.config = self.summary = {}
+        self.step = 0
+
+    def define_metric(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def log(self, data: dict[str, Any], step: int | None = None, commit: bool = True) -> None:
+        if (step is None or step >= self.step) and commit:
+            self.rows.append(data)
+        self.step = self.step + 1 if step is None else max(self.step, step)
+
+    def finish(self, exit_code: int) -> None:
+        pass
+
+
+class LogsItself(Classifier):
+    """Numbers its own rows by samples, say, which grow faster than rounds."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.logger.log_metrics({"mine": 0.5}, step=10_000 * (1 + self.trainer.global_step))
+
+    def on_train_epoch_end(self) -> None:
+        self.logger.log_metrics({"mine": 1.5})
+
+
+def rounds_of(trainer: FederatedTrainer) -> list[str]:
+    assert trainer.run is not None
+    with trainer.run.metrics.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert "mine" not in rows[0]
+    return [row["round"] for row in rows]
+
+
+def test_rounds_after_a_large_step_reach_wandb_and_own_rows_stay_out_of_the_table(tmp_path, monkeypatch):
+    experiment = Experiment()
+    monkeypatch.setattr(RoundWandbLogger, "experiment", experiment)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    trainer = federated_trainer(tmp_path, logger=None, enable_checkpointing=True, max_rounds=3)
+    trainer.fit(LogsItself(), federated_data(8, 8))
+    assert [row["round"] for row in experiment.rows if "round" in row] == [0, 1, 2, 3]
+    assert all("train/loss" in row for row in experiment.rows if row.get("round"))
+    assert [row["mine"] for row in experiment.rows if "mine" in row] == [0.5, 0.5, 1.5] * 3
+    assert rounds_of(trainer) == ["0", "1", "2", "3"]
+    assert trainer.loggers != []
+    assert not any(isinstance(logger, RoundWandbLogger) for logger in trainer.loggers), "a closed run takes no rows"
+
+
+@pytest.mark.parametrize("step", [None, 0, 10**9])
+def test_own_rows_stay_out_of_the_table_where_it_is_the_only_logger(tmp_path, step):
+    class Logs(Classifier):
+        def on_train_epoch_end(self) -> None:
+            self.logger.log_metrics({"mine": 1.5}, step=step)
+
+    trainer = federated_trainer(tmp_path, logger=[], enable_checkpointing=True, max_rounds=2)
+    trainer.fit(Logs(), federated_data())
+    assert rounds_of(trainer) == ["0", "1", "2"]
+
+
+def test_a_run_without_loggers_has_none(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Asks(Classifier):
+        def on_train_epoch_end(self) -> None:
+            seen.append(self.logger)
+
+    federated_trainer(tmp_path).fit(Asks(), federated_data())
+    assert seen == [None]
