@@ -41,7 +41,8 @@ class RoundLoop:
         assert module is not None
         self.trainer, self.module, self.log, self.stop = trainer, module, log, stop
         self.sizes = np.asarray(trainer.source.sizes)
-        self.cohort_size = min(trainer.cohort_size, 2) if trainer.fast_dev_run else trainer.cohort_size
+        few = max(2, trainer.aggregator.min_clients)
+        self.cohort_size = min(trainer.cohort_size, few) if trainer.fast_dev_run else trainer.cohort_size
         self.row: dict[str, float] = {}
         self.recorder = MetricRecorder()
         self.reducer = RoundReducer(trainer.weights, trainer.aggregator.all_needs, len(self.sizes))

@@ -162,8 +162,8 @@ class RoundReducer:
             self._rows[Need.UPDATES][len(self._clients)].copy_(update.delta)
         if Need.GRADIENTS in self.needs:
             self._rows[Need.GRADIENTS][len(self._clients)].copy_(_gradient(update))
-            assert update.loss is not None
-            self._losses.append(update.loss.detach().clone())
+            unknown = update.delta.new_full((), torch.nan)  # the loss of a last step is not kept
+            self._losses.append(unknown if update.loss is None else update.loss.detach().clone())
         if average_buffers:
             self._add_buffers(update)
         self._clients.append(update.client)

@@ -144,6 +144,7 @@ class TrainerSession(RunKeeping):
         if stage == "fit":
             self.source = self.datamodule.train_source().to(self.fabric.device)
             self.cohort_size = cohort_size(self.clients_per_round, len(self.source.sizes))
+            self.aggregator.check_cohort(self.cohort_size)
 
     def _set_up(self, stage: str) -> None:
         """Calls every ``setup`` after that of the data, in Lightning's order."""

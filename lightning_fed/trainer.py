@@ -68,7 +68,8 @@ class FederatedTrainer(TrainerSession):
         gradient_clip_algorithm: Whether the bound is on the ``norm``, as by default, or each ``value``.
         accumulate_grad_batches: Batches whose gradients make one local step.
         deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns where there is none.
-        fast_dev_run: Runs one round (or n) of one batch for two clients, without logging or checkpoints.
+        fast_dev_run: Runs one round (or n) of one batch for two clients (more if the aggregator needs them), without
+            logging or checkpoints.
         enable_progress_bar: Whether to show bars; without a terminal there are none.
         enable_checkpointing: Whether to write ``last`` and ``best`` checkpoints.
         max_time: Time after which no further round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.

@@ -42,6 +42,7 @@ class Aggregator(FederatedCallback, ABC):
         gradient_at: Where g_i is taken, if the rule needs gradients: ``start`` and ``end`` of local training, over the
             client's full data, or ``last_step``, the last minibatch's.
         mask_refusal: Why no mask can go over the rule, None if one can.
+        min_clients: The fewest clients in a round that the rule works with.
 
     Raises:
         FederatedError: If an argument is out of range.
@@ -50,6 +51,7 @@ class Aggregator(FederatedCallback, ABC):
     needs: Need = Need.MEAN
     gradient_at: Literal["start", "end", "last_step"] = "start"
     mask_refusal: str | None = None
+    min_clients: int = 1
 
     def __init__(
         self,
@@ -100,6 +102,9 @@ class Aggregator(FederatedCallback, ABC):
         Returns:
             u, shape (d,).
         """
+
+    def check_cohort(self, num_clients: int) -> None:  # noqa: B027  # most rules take any cohort
+        """Refuses a round of ``num_clients`` clients if the rule's options ask for more."""
 
     @property
     def all_needs(self) -> Need:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
@@ -20,7 +19,7 @@ from lightning_fed.functional.robust import (
 from lightning_fed.reduction import Need, ReducedUpdate
 
 if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+    pass
 
 __all__ = ["CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "RobustMean", "TrimmedMean"]
 
@@ -28,22 +27,11 @@ __all__ = ["CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "RobustMe
 class RobustMean(Aggregator):
     """The base of rules that put a robust mean of the updates in the place of their mean.
 
-    Such a rule holds the updates of the whole cohort, shape (n, d).
-
-    Attributes:
-        min_clients: The fewest clients in a round that the rule works with.
+    Such a rule holds the updates of the whole cohort, shape (n, d). Its options are checked against the cohort before
+    anything is trained, and in each round.
     """
 
     needs = Need.UPDATES
-    min_clients: int = 1
-
-    def check_cohort(self, num_clients: int) -> None:
-        """Refuses a round of ``num_clients`` clients if the rule's options ask for more."""
-
-    def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
-        """Checks the options against the cohort before anything is trained; each round is checked again."""
-        if stage == "fit":
-            self.check_cohort(trainer.cohort_size)
 
 
 class CoordinateMedian(RobustMean):
