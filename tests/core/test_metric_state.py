@@ -81,6 +81,7 @@ class OnSets(Still):
 
     def on_test_epoch_end(self) -> None:
         self.read["test"] = [metric.compute().item() for metric in (self.shared, *self.own)]
+        self.in_lists = [sum(map(len, metric.preds)) for metric in self.own if isinstance(metric, SpearmanCorrCoef)]
 
 
 # The last two keep their state in lists, and in metrics inside.
@@ -96,5 +97,6 @@ def test_every_set_counts_for_itself_and_keeps_its_own_metric(tmp_path, make):
         own = [results[index][f"own/{name}"] for index, name in enumerate(SETS)]
         assert own[0] != own[1]
         assert module.read["test"] == pytest.approx([shared[1], *own])
+        assert module.in_lists == ([12, 9] if make is SpearmanCorrCoef else [])
         parts = [m for m in module.modules() if isinstance(m, Metric) and m.metric_state]
         assert [m.update_count for m in parts] == [0] * 3
