@@ -182,31 +182,21 @@ def test_epoch_stopped_within_an_accumulation_window(tmp_path):
     assert ours.calls == theirs.calls == ["0", "1", "2"] * 2
 
 
-def test_local_steps_end_where_the_module_skips_every_epoch(tmp_path):
-    class NeverStarts(Base):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
-            return -1
-
-    module = NeverStarts()
-    start = module.net[0].weight.detach().clone()
-    federated_trainer(tmp_path, local_steps=5).fit(module, federated_data(40))
-    assert torch.equal(module.net[0].weight, start)
-
-
-def test_local_steps_end_where_the_module_skips_within_every_window(tmp_path):
-    class NeverFills(Base):
+@pytest.mark.parametrize(("skips_at", "window"), [(0, 1), (1, 4)], ids=["at_once", "within_every_window"])
+def test_local_steps_end_where_the_module_skips_every_epoch(tmp_path, skips_at, window):
+    class NeverSteps(Base):
         batches = 0
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
             self.batches += 1
             assert self.batches < 100, "local steps that never come are waited for"
-            return -1 if batch_idx == 1 else None
+            return -1 if batch_idx == skips_at else None
 
-    module = NeverFills()
+    module = NeverSteps()
     start = module.net[0].weight.detach().clone()
-    trainer = federated_trainer(tmp_path, local_steps=1, accumulate_grad_batches=4)
+    trainer = federated_trainer(tmp_path, local_steps=5, accumulate_grad_batches=window)
     trainer.fit(module, federated_data(40))
-    assert module.batches > 0
+    assert module.batches == 1 + skips_at
     assert torch.equal(module.net[0].weight, start)
     assert trainer.logged_metrics["clients/skipped"] == 1
 
