@@ -55,8 +55,15 @@ class FederatedProgressBar(FederatedCallback):
             self._rounds.set_postfix(shown, refresh=False)
             self._rounds.update()
 
+    def on_fit_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Closes the bars before the trainer says where the run lies."""
+        self._close()
+
     def teardown(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
-        """Closes the bars."""
+        """Closes the bars of a run that failed."""
+        self._close()
+
+    def _close(self) -> None:
         for bar in (self._clients, self._rounds):
             if bar is not None:
                 bar.close()
