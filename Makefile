@@ -66,7 +66,7 @@ test: $(INSTALLED_DEV) ## run the tests, without the slow ones
 test-all: $(INSTALLED_DEV) ## run all tests
 	$(BIN)/python -m pytest -m ""
 
-test-lowest: ## run the tests with the lowest versions that pyproject.toml allows (needs Python 3.10)
+test-lowest: ## run the tests with the lowest torch, Lightning, jsonargparse and wandb allowed (needs Python 3.10)
 	$(PYTHON_LOWEST) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install -c tests/lowest.txt -e ".[dev]"
 	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs

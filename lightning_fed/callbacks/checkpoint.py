@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FederatedCheckpoint"]
 
+# Lightning's hooks name its own Trainer as the argument; ours stands in for it, hence the ignored overrides below.
+
 # Tried in this order when no monitor is given; both ways in which modules commonly name them.
 _USUAL: tuple[tuple[str, Literal["min", "max"]], ...] = (
     ("val/acc", "max"),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FederatedProgressBar"]
 
+# Lightning's hooks name its own Trainer as the argument; ours stands in for it, hence the ignored overrides below.
+
 _TICK_S = 0.1
 
 

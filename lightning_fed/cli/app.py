@@ -13,7 +13,7 @@ import lightning_fed.client_algorithms
 import lightning_fed.data
 import lightning_fed.masks
 import lightning_fed.models
-import lightning_fed.sampling  # noqa: F401
+import lightning_fed.sampling  # noqa: F401  # loaded for its class names alone
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.cli.errors import exit_with
 from lightning_fed.cli.parser import FederatedArgumentParser

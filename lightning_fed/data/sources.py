@@ -128,7 +128,7 @@ class LoaderSource:
     def _build_loader(self) -> DataLoader[Any]:
         return DataLoader(
             _SeededReads(self._dataset),
-            batch_sampler=self._requests,  # type: ignore[arg-type]
+            batch_sampler=self._requests,  # type: ignore[arg-type]  # batches carry a seed besides row numbers
             num_workers=self._num_workers,
             persistent_workers=self._num_workers > 0,
             pin_memory=self._device.type == "cuda",
