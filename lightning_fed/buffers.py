@@ -66,6 +66,11 @@ class GlobalBuffers:
         self.values = {name: _widen(buffer) for name, buffer in self.live.tensors().items()}
         self._of_client: dict[int, dict[str, Tensor]] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the live buffers."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.live.tensors().values())
+
     def load(self, client: Client | None = None) -> None:
         """Puts the global model's buffers, or those that this client starts from, into the module."""
         if self.values:

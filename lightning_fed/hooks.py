@@ -12,7 +12,8 @@ Order within ``fit``::
             for each local step
                 on_local_step_start     may move the weights
                 on_before_optimizer_step  may add to the gradient (then clipping, then the step)
-            on_client_end               may edit the update in place; the aggregator reads it last
+            on_client_end               may edit the update in place
+            on_client_entered           the update is part of the round; client state is written here
         on_before_server_step
         on_round_end                    the aggregator steps the global model
         on_after_server_step
@@ -28,7 +29,7 @@ checkpointing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from lightning_fed.reduction import ReducedUpdate
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["Client", "Cohort", "FederatedCallback", "Update"]
+__all__ = ["Client", "Cohort", "FederatedCallback", "StartGradient", "Update"]
+
+StartGradient: TypeAlias = Literal["none", "client", "cohort"]
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,15 @@ class Update:
 
     Attributes:
         client: The client.
-        delta: δ_i = w_i - w, tensor of shape (d,) in the dtype of the global vector (float32 or wider). It is a
-            buffer reused for the next client: clone what must outlive the hook.
+        delta: δ_i, tensor of shape (d,) in the dtype of the global vector (float32 or wider): w_i minus the point that
+            the client started from, which is w unless a client algorithm displaced it. It is a buffer reused for the
+            next client: clone what must outlive the hook.
         num_steps: Optimizer steps taken, K_i.
         buffers: The client's buffers after training, by name; live tensors of the module, not copies.
         weight: Aggregation weight before normalisation (samples or 1), set by the aggregator's weighting.
         distance: a_i, what the client's optimizer does in K_i steps to a scalar whose gradient is always 1, weight
-            decay off (K_i times the learning rate for plain SGD); computed where ``Need.NORMALIZED_MEAN`` is asked for.
+            decay off (K_i times the learning rate for plain SGD); computed where ``Need.NORMALIZED_MEAN`` or a client
+            algorithm asks for it.
         gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
             ``delta`` and reused like it; None unless asked for.
         loss: f_i, the client's mean loss where g_i was taken, shape ().
@@ -106,6 +111,19 @@ class Update:
 class FederatedCallback(Callback):
     """A Lightning callback with the hooks of a federated round; every Lightning hook listed above works too."""
 
+    def start_gradients(self, round: int) -> StartGradient:
+        """Says which gradients g_i = ∇f_i(w) over a client's full data the callback needs before local training.
+
+        Args:
+            round: Round index, from 1.
+
+        Returns:
+            ``client``: that of the client about to train, as ``trainer.start_gradients.gradient`` from its
+            ``on_client_start`` on. ``cohort``: those of all clients, and their mean, before the first one trains: an
+            exchange of its own. All that is asked for is computed once for all who ask.
+        """
+        return "none"
+
     def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Cohort) -> None:
         """Called when the cohort of a round is drawn; the module holds the global model."""
 
@@ -119,6 +137,12 @@ class FederatedCallback(Callback):
 
     def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
         """Called when a client has trained; may edit ``update.delta`` in place."""
+
+    def on_client_entered(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+        """Called when a client's update is part of the round; never for one that diverged or took no step.
+
+        What a client keeps from round to round is written here; the live model is still the client's.
+        """
 
     def on_before_server_step(
         self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate

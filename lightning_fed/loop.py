@@ -11,12 +11,13 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage
 
 from lightning_fed.callbacks import FederatedCheckpoint
+from lightning_fed.communication import round_costs
 from lightning_fed.engines import SequentialEngine
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import evaluate
 from lightning_fed.hooks import Client, Cohort
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
-from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
+from lightning_fed.reduction import ReducedUpdate, RoundReducer
 from lightning_fed.runlog import RunLog
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.signals import StopRequest
@@ -128,24 +129,16 @@ class RoundLoop:
         trainer.call("on_after_server_step", update, module=False)
 
     def _count(self, cohort: Cohort, update: ReducedUpdate, trained: float) -> None:
-        """Adds to the run's totals: one exchange of the model each way for every client that entered."""
-        trainer, totals = self.trainer, self.trainer.totals
-        vector, buffers = trainer.vector, trainer.buffers
-        floats = vector.numel * vector.data.element_size()
-        if buffers.policy == "average":
-            floats += sum(b.numel() * b.element_size() for b in buffers.live.tensors().values())
-        totals["samples"] += self.engine.samples
-        totals["comm/rounds"] += 1 if update.num_clients else 0
-        totals["comm/bytes_down"] += floats * update.num_clients
-        sends_gradient = bool(trainer.aggregator.all_needs & Need.ANY_GRADIENT)
-        gradient = vector.numel * vector.data.element_size() if sends_gradient else 0
-        totals["comm/bytes_up"] += (floats + gradient) * update.num_clients
+        """Adds to the run's totals and says how many clients took part."""
+        totals = self.trainer.totals
+        for name, count in round_costs(self.trainer, self.engine, update).items():
+            totals[name] += count
         entered = float(update.num_clients)
         drawn = len(cohort.clients) + len(cohort.skipped)
         counts = {
             "clients/trained": entered,
             "clients/skipped": drawn - entered,
-            "clients/diverged": float(len(self.engine.diverged)),
+            "clients/diverged": float(len(self.engine.divergence.clients)),
             "time/clients": trained,
         }
         self._note(LoggedMetrics({**counts, **totals}, {}, {}))

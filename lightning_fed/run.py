@@ -17,7 +17,7 @@ import torch
 __all__ = ["Run", "create_run", "describe", "find_runs", "fingerprint", "open_run", "write_atomically"]
 
 # What does not change the numbers of a round: how long the run is, where it is kept, what is shown of it.
-_LENGTH = ("max_rounds", "max_time", "enable_progress_bar", "default_root_dir")
+_LENGTH = ("max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states")
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ def describe(value: Any) -> Any:
 
 def _is_simple(value: Any) -> bool:
     """Leaves out data sets, modules and tensors, which have no short name."""
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
         return len(value) < 100 and all(map(_is_simple, value))
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from lightning_fed.buffers import GlobalBuffers
 from lightning_fed.callbacks.support import add_module_callbacks
+from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.client_states import ClientStates
+from lightning_fed.communication import no_totals
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import named_loaders
 from lightning_fed.hooks import Client
@@ -25,8 +28,11 @@ from lightning_fed.run_keeping import RunKeeping
 from lightning_fed.sampling import cohort_size
 from lightning_fed.seeding import run_seed
 from lightning_fed.setup import announce_device, move_to_device
-from lightning_fed.state import load_weights, read_checkpoint, restore_state
+from lightning_fed.state import load_weights, read_checkpoint, records_of_checkpoints, restore_state
 from lightning_fed.vector import ParameterVector
+
+if TYPE_CHECKING:
+    from lightning_fed.engines.start_gradients import StartGradients
 
 __all__ = ["TrainerSession"]
 
@@ -38,11 +44,15 @@ class TrainerSession(RunKeeping):
         weights: The global vector w, shape (d,), float32 at least, on the device.
         vector: The live module's flat vector, while ``fit`` runs.
         buffers: The global model's buffers, while ``fit`` runs.
+        client_states: What clients remember between their rounds, while ``fit`` runs.
         client: The client that trains now.
+        origin: The live weights that stand for w while a client trains, from which its update is measured, shape (d,).
+        displacement: Where set, gradients are taken at the live weights less this vector, shape (d,).
+        start_gradients: Gradients at w over the clients' full data, where a part asked for them.
         round_metrics: Scalars of the current round by name.
         resumed: Whether this ``fit`` goes on from a checkpoint.
         validated: Whether the current round has been validated.
-        totals: Counts over the run: samples seen, communication rounds, bytes each way.
+        totals: Counts over the run: samples seen, gradients computed, communication rounds, bytes each way.
         source: The clients' batches, on the device.
         cohort_size: Clients drawn in a round.
     """
@@ -50,10 +60,15 @@ class TrainerSession(RunKeeping):
     clients_per_round: int | float
     check_test_every_n_rounds: int | None
     local_schedule: Literal["restart", "continue"]
+    client_state_location: Literal["device", "host", "disk"]
     _seed: int | None
 
     weights: Tensor
+    origin: Tensor
+    displacement: Tensor | None
+    start_gradients: StartGradients
     buffers: GlobalBuffers
+    client_states: ClientStates
     source: Any
     cohort_size: int
 
@@ -71,7 +86,8 @@ class TrainerSession(RunKeeping):
         self.metrics = LoggedMetrics({}, {}, {})
         self.round_metrics: dict[str, float] = {}
         self.validated = False
-        self.totals = {"samples": 0, "comm/rounds": 0, "comm/bytes_down": 0, "comm/bytes_up": 0}
+        self.totals = no_totals()
+        self.displacement = None
 
     def _set_up_evaluation(self, name: str, ckpt_path: str | None, weights: str | None) -> dict[str, Any]:
         """Sets up for validate, test or predict; returns its data sets by name."""
@@ -132,6 +148,9 @@ class TrainerSession(RunKeeping):
             if datamodule is not None:
                 datamodule.teardown(stage)
             self.call("teardown", stage)
+            if "client_states" in vars(self):
+                self.client_states.close()
+                del self.client_states
             if "vector" in vars(self):
                 self.vector.release()
                 del self.vector
@@ -171,13 +190,27 @@ class TrainerSession(RunKeeping):
         wide = torch.promote_types(self.vector.dtype, torch.float32)
         self.weights = self.vector.data.to(wide, copy=True)
         self.buffers = GlobalBuffers(model, self.aggregator.buffers)
+        self._set_up_client_states()
         has_validation = is_overridden("validation_step", model)
         self.val_loaders = named_loaders(self.datamodule.val_dataloader()) if has_validation else {}
         in_between = self.check_test_every_n_rounds is not None
         self.test_loaders = named_loaders(self.datamodule.test_dataloader()) if in_between else {}
+        for callback in self.callbacks:
+            if isinstance(callback, ClientAlgorithm):
+                callback.check(self)  # type: ignore[arg-type]  # a session is only ever a trainer
         if checkpoint is not None:
             restore_state(self, checkpoint, source)
             self.load_global_model()
+
+    def _set_up_client_states(self) -> None:
+        """Makes the store of client state, in the run's folder if checkpoints are made there."""
+        keeps = self.run is not None and self.checkpoint_callback is not None
+        self.client_states = ClientStates(
+            self.client_state_location,
+            self.weights,
+            self.run.path if self.run is not None else None,
+            records_of_checkpoints(self.run) if self.run is not None and keeps else None,
+        )
 
     def load_global_model(self) -> None:
         """Copies the global vector and buffers into the module."""

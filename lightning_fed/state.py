@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
+from lightning_fed.client_states import FOLDER
 from lightning_fed.errors import FederatedError
 from lightning_fed.run import Run, find_runs, open_run, write_atomically
 
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
     from lightning_fed.session import TrainerSession
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["dump_state", "find_checkpoint", "load_weights", "read_checkpoint", "restore_state", "save_checkpoint"]
+__all__ = [
+    "dump_state",
+    "find_checkpoint",
+    "load_weights",
+    "read_checkpoint",
+    "records_of_checkpoints",
+    "restore_state",
+    "save_checkpoint",
+]
 
 _FORMAT = 1
 
@@ -52,6 +61,7 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
             "optimizer": trainer.local_optimizer.state_dict() if trainer.local_optimizer is not None else {},
             "totals": dict(trainer.totals),
             "metrics": vars(trainer.metrics),
+            "client_states": trainer.client_states.dump(),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "should_stop": bool(trainer.should_stop) and not _out_of_time(trainer),
         },
@@ -156,6 +166,8 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
     vars(trainer.metrics).update(state["metrics"])
     trainer.round = trainer.finished_round = state["round"]
     trainer.steps_before_round = checkpoint["global_step"]
+    folder = Path(source).absolute().parent.parent / FOLDER
+    trainer.client_states.restore(state.get("client_states", []), folder)
     trainer.should_stop = state["should_stop"]
     module = trainer.lightning_module
     assert module is not None
@@ -163,6 +175,23 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
         callback.on_load_checkpoint(trainer, module, checkpoint)  # type: ignore[arg-type]  # the facade stands in
         if callback.state_key in checkpoint["callbacks"]:
             callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
+
+
+def records_of_checkpoints(run: Run) -> dict[str, list[str] | None]:
+    """Finds the files of client state that the checkpoints in a run's folder refer to.
+
+    Returns:
+        The files by the checkpoint's name, None for a checkpoint that cannot be read.
+    """
+    records: dict[str, list[str] | None] = {}
+    if not (run.path / FOLDER).is_dir():
+        return records
+    for path in run.checkpoints.glob("*.ckpt"):
+        try:
+            records[path.stem] = read_checkpoint(path, "--ckpt_path")["federated"]["client_states"]
+        except (FederatedError, KeyError, TypeError):
+            records[path.stem] = None
+    return records
 
 
 def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> tuple[Path | None, Run | None]:

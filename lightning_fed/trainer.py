@@ -58,6 +58,10 @@ class FederatedTrainer(TrainerSession):
             counted and named. One more ends the run with the last good model saved; by default the first one does.
         full_gradient_mode: Whether the module is in ``eval`` or ``train`` mode where a method asks for the gradient
             over a client's full data; without dropout and batch statistics the two agree.
+        full_gradient_batch_size: Samples that such a gradient takes at once; those of the data's batches by default.
+        full_gradient_weight_decay: Whether the optimizer's weight decay is part of such a gradient.
+        client_states: Where clients' own state, such as control variates, lives between their rounds: on the
+            ``device``, in ``host`` memory or on ``disk``. Checkpoints have it on disk in any case.
         check_val_every_n_rounds: Rounds between validations; round 0, before any training, is always validated.
         check_test_every_n_rounds: Rounds between evaluations on the test sets during ``fit``; never by default.
             Test metrics are logged; nothing is selected by them.
@@ -98,6 +102,9 @@ class FederatedTrainer(TrainerSession):
         sampler: ClientSampler | None = None,
         max_diverged: float = 0.0,
         full_gradient_mode: Literal["eval", "train"] = "eval",
+        full_gradient_batch_size: int | None = None,
+        full_gradient_weight_decay: bool = False,
+        client_states: Literal["device", "host", "disk"] = "device",
         check_val_every_n_rounds: int = 1,
         check_test_every_n_rounds: int | None = None,
         limit_val_batches: int | float = 1.0,
@@ -128,6 +135,9 @@ class FederatedTrainer(TrainerSession):
         self.local_schedule = local_schedule
         self.max_diverged = max_diverged
         self.full_gradient_mode = full_gradient_mode
+        self.client_state_location = client_states
+        self.full_gradient_batch_size = full_gradient_batch_size
+        self.full_gradient_weight_decay = full_gradient_weight_decay
         self.sampler = sampler if sampler is not None else UniformSampler()
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.check_test_every_n_rounds = check_test_every_n_rounds

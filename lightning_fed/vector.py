@@ -49,6 +49,7 @@ class ParameterVector:
         self.parameters = tuple(p for _, p in named)
         self._flatten()
         self._touched: set[Tensor] = set()
+        self._hidden = False
         register: Any = nn.Parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
         self._hooks = [register(p, self._touched.add) for p in self.parameters]
 
@@ -127,6 +128,7 @@ class ParameterVector:
         """Zeroes the flat gradient in one call and puts back gradient views that the last step detached."""
         self.grad.zero_()
         self._touched.clear()
+        self._hidden = False
         for p, view in zip(self.parameters, self._grads, strict=True):
             if p.grad is not view:
                 p.grad = view
@@ -138,15 +140,40 @@ class ParameterVector:
         them. ``zero_grad`` brings the views back. A gradient that the user's code assigned (``p.grad = ...``, or a
         backward pass with ``create_graph``) is copied into the flat vector.
         """
+        self.collect_gradients()
+        for p in self.parameters:
+            if p.grad is not None and p not in self._touched:
+                p.grad = None
+                self._hidden = True
+
+    def collect_gradients(self) -> None:
+        """Copies gradients that the user's code assigned into the flat vector; those set to None count as hidden."""
         for p, view in zip(self.parameters, self._grads, strict=True):
             if p.grad is view:
-                if p not in self._touched:
-                    p.grad = None
-            elif p.grad is None:
+                continue
+            if p.grad is None:
                 view.zero_()
+                self._hidden = True
             else:
                 view.copy_(p.grad.detach())
                 p.grad = view
+                self._touched.add(p)
+
+    def gradient_of(self, parameter: Tensor) -> Tensor:
+        """Returns the view of the flat gradient that belongs to a parameter of the module."""
+        return next(view for p, view in zip(self.parameters, self._grads, strict=True) if p is parameter)
+
+    def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
+        """Adds ``alpha`` times the gradient of a further term of the client's objective, shape (d,).
+
+        Where the loss has no gradient, the term has one: a parameter that ``hide_missing_gradients`` hid is stepped
+        again, unless the term leaves it alone.
+        """
+        self.grad.add_(term, alpha=alpha)
+        if self._hidden:
+            for p, view in zip(self.parameters, self._grads, strict=True):
+                if p.grad is None and bool(view.any()):
+                    p.grad = view
 
     def release(self) -> None:
         """Makes the module an ordinary one again: parameters own their storage, gradients are None."""

@@ -1,6 +1,8 @@
 """Fixtures shared by all tests."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 # Before torch is loaded: the number of threads decides how sums are split, and runs of the tests are compared with runs
@@ -10,11 +12,39 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 
 
+def _folder_of_data() -> Path:
+    default = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    return Path(os.environ.get("LIGHTNING_FED_DATA") or default)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real data sets; the test is skipped when there is none."""
-    default = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    root = Path(os.environ.get("LIGHTNING_FED_DATA") or default)
+    root = _folder_of_data()
     if not (root / "MNIST" / "raw").is_dir() or not (root / "FashionMNIST" / "raw").is_dir():
         pytest.skip(f"no MNIST/raw and FashionMNIST/raw in {root}: set LIGHTNING_FED_DATA to their folder")
     return root
+
+
+@pytest.fixture(scope="session")
+def emnist_root(emnist_folder: Path | None) -> Path:
+    """The folder that holds emnist47.npz; the test is skipped when there is none."""
+    if emnist_folder is None:
+        root = _folder_of_data()
+        pytest.skip(
+            f"no emnist47.npz in {root}: write it as docs/data.md says, and set LIGHTNING_FED_DATA to its folder"
+        )
+    return emnist_folder
+
+
+@pytest.fixture(scope="session")
+def emnist_folder(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The same or None; where the data come with a script that unpacks them, the file is written for the tests."""
+    root = _folder_of_data()
+    if (root / "emnist47.npz").is_file():
+        return root
+    if not (root / "unpack.py").is_file():
+        return None
+    made = tmp_path_factory.mktemp("emnist")
+    subprocess.run([sys.executable, str(root / "unpack.py"), str(made), "emnist47"], check=True, capture_output=True)
+    return made

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, FederatedCallback
+from lightning_fed.hooks import Client, FederatedCallback, StartGradient
 from lightning_fed.masks import Mask
 from lightning_fed.reduction import Need, ReducedUpdate
 
@@ -105,6 +105,10 @@ class Aggregator(FederatedCallback, ABC):
 
     def check_cohort(self, num_clients: int) -> None:  # noqa: B027  # most rules take any cohort
         """Refuses a round of ``num_clients`` clients if the rule's options ask for more."""
+
+    def start_gradients(self, round: int) -> StartGradient:
+        """Asks for the client's gradient at w, if the rule uses gradients and takes them there."""
+        return "client" if self.all_needs & Need.ANY_GRADIENT and self.gradient_at == "start" else "none"
 
     @property
     def all_needs(self) -> Need:

@@ -83,8 +83,10 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         # and writes it again; the other way round it would believe that ``best`` had been written.
         if improved:
             save_checkpoint(checkpoint, folder / "best.ckpt")
+            trainer.client_states.saved("best")
         if due:
             save_checkpoint(checkpoint, folder / "last.ckpt")
+            trainer.client_states.saved("last")
             self.saved_round = trainer.round
 
     def _improved(self, trainer: FederatedTrainer) -> bool:

@@ -42,8 +42,9 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
         _expect_supported(callback)
     has_checkpoint = any(isinstance(cb, FederatedCheckpoint) for cb in given)
     given += [cb for cb in defaults if cb is not None and not (has_checkpoint and isinstance(cb, FederatedCheckpoint))]
-    _expect_own_states(given)
     algorithms = [cb for cb in given if isinstance(cb, ClientAlgorithm)]
+    _expect_one_of_each(algorithms)
+    _expect_own_states(given)
     aggregators = [cb for cb in given if isinstance(cb, Aggregator)] or [FedAvg()]
     checkpoints = [cb for cb in given if isinstance(cb, FederatedCheckpoint)]
     others = [cb for cb in given if not isinstance(cb, (ClientAlgorithm, Aggregator, FederatedCheckpoint))]
@@ -85,6 +86,20 @@ def _expect_own_states(callbacks: list[Callback]) -> None:
                 "`--trainer.callbacks` (`--trainer.max_time` adds a Timer), or give its class another `state_key`."
             )
         seen.add(callback.state_key)
+
+
+def _expect_one_of_each(algorithms: list[ClientAlgorithm]) -> None:
+    """Refuses a client algorithm given twice, and two that move the point where gradients are taken."""
+    names = [type(algorithm).__name__ for algorithm in algorithms]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise FederatedError(f"Expected each client algorithm once, got {twice} twice: leave one out of `--client`.")
+    moving = [type(algorithm).__name__ for algorithm in algorithms if algorithm.displaces]
+    if len(moving) > 1:
+        raise FederatedError(
+            f"Expected one client algorithm that displaces the point where gradients are taken, got "
+            f"{' and '.join(moving)}: leave one out of `--client`."
+        )
 
 
 def _flatten(callbacks: Any) -> Iterable[Callback]:

@@ -11,6 +11,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 import lightning_fed.callbacks
 import lightning_fed.client_algorithms
 import lightning_fed.data
+import lightning_fed.diagnostics
 import lightning_fed.masks
 import lightning_fed.models
 import lightning_fed.sampling  # noqa: F401  # loaded for its class names alone

@@ -1,5 +1,19 @@
 """Client-side callbacks: what a client does differently in its local training."""
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.client_algorithms.feddyn import FedDyn
+from lightning_fed.client_algorithms.fedga import FedGA
+from lightning_fed.client_algorithms.fedprox import FedProx
+from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
+from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 
-__all__ = ["ClientAlgorithm"]
+__all__ = [
+    "SCAFFOLD",
+    "ClientAlgorithm",
+    "FedDyn",
+    "FedGA",
+    "FedProx",
+    "GradAlign",
+    "LinearScaling",
+    "StatelessSCAFFOLD",
+]

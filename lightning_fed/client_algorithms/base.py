@@ -1,6 +1,18 @@
 """The base of client algorithms: callbacks on the one local loop."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["ClientAlgorithm"]
 
@@ -8,8 +20,73 @@ __all__ = ["ClientAlgorithm"]
 class ClientAlgorithm(FederatedCallback):
     """Does nothing: plain local training with the module's own optimizer.
 
-    Subclasses shift the start in ``on_client_start``, move the weights in ``on_local_step_start``, add to the gradient
-    in ``on_before_optimizer_step`` (then come clipping and the step) and read the result in ``on_client_end``. The
-    live weights are ``trainer.vector.data``, the live gradient ``trainer.vector.grad`` and the round's global model
-    ``trainer.weights``, each of shape (d,).
+    Subclasses shift the start in ``on_client_start``, add to the gradient in ``on_before_optimizer_step`` (then come
+    clipping and the step), read the result in ``on_client_end`` and write what the client keeps in
+    ``on_client_entered``. At hand, each of shape (d,):
+
+    - ``trainer.vector.data``: the live weights; ``trainer.vector.add_to_gradient(term)`` adds to their gradient
+    - ``trainer.weights``: the round's global model w
+    - ``trainer.origin``: the live weights that stand for w, from which the update is measured: w, unless an algorithm
+      displaced the start and said so by setting it. A term that reads the iterate uses ``vector.data - origin``
+    - ``trainer.displacement``: set in ``on_client_start`` to take every gradient at the live weights less this vector
+    - ``trainer.client_states``: vectors that clients keep from one of their rounds to the next, by client id
+    - ``trainer.start_gradients``: gradients at w over the clients' full data, as asked for by ``start_gradients``
+
+    Attributes:
+        needs_distance: Whether ``Update.distance`` is needed: the client's optimizer must then be SGD.
+        displaces: Whether it moves the point where gradients are taken; only one algorithm of a run can.
+        vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
+        vectors_up: The same for those that it sends.
     """
+
+    needs_distance: bool = False
+    displaces: bool = False
+    vectors_down: int = 0
+    vectors_up: int = 0
+
+    @property
+    def pull(self) -> float:
+        """Strength of a term pull (w_i - w) that the algorithm adds to the gradient."""
+        return 0.0
+
+    def check(self, trainer: FederatedTrainer) -> None:
+        """Refuses, before the first round, what the algorithm cannot work with; overrides call this one too.
+
+        Raises:
+            FederatedError: If the clients' optimizer maximises, or searches by a loss that lacks what is added to the
+                gradient.
+        """
+        assert trainer.local_optimizer is not None
+        optimizer, name = trainer.local_optimizer.optimizer, type(self).__name__
+        if any(group.get("maximize") for group in optimizer.param_groups):
+            raise FederatedError(
+                f"Expected an optimizer that minimises for {name}, got {type(optimizer).__name__} with maximize=True: "
+                "return minus the value from `training_step` and leave maximize out of `--model.optimizer`."
+            )
+        adds = type(self).on_before_optimizer_step is not Callback.on_before_optimizer_step
+        if adds and any(group.get("line_search_fn") for group in optimizer.param_groups):
+            raise FederatedError(
+                f"Expected an optimizer without line search for {name}, which adds to the gradient but not to the loss "
+                f"that is searched, got {type(optimizer).__name__} with one: leave line_search_fn out of "
+                "`--model.optimizer`."
+            )
+
+    def scratch(self, name: str, like: Tensor) -> Tensor:
+        """Returns a vector to work in, made once and reused by every client.
+
+        Args:
+            name: Its name within the algorithm.
+            like: Tensor whose shape, dtype and device it has.
+
+        Returns:
+            The vector with whatever was last written to it, zeros at first.
+        """
+        vectors: dict[str, Tensor] = self.__dict__.setdefault("_vectors", {})
+        kept = vectors.get(name)
+        if kept is None or kept.shape != like.shape or kept.dtype != like.dtype or kept.device != like.device:
+            kept = vectors[name] = torch.zeros_like(like)
+        return kept
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lets go of the vectors."""
+        self.__dict__.pop("_vectors", None)

@@ -1,5 +1,6 @@
 """Data of a federated run: any data set, a partitioner, and batches of one client at a time."""
 
+from lightning_fed.data.arrays import Arrays
 from lightning_fed.data.datamodule import BundledDataModule, FederatedDataModule
 from lightning_fed.data.digits import Digits
 from lightning_fed.data.figures import split_figure
@@ -13,6 +14,7 @@ from lightning_fed.data.split import Split
 __all__ = [
     "IID",
     "MNIST",
+    "Arrays",
     "BatchSource",
     "BundledDataModule",
     "Datasets",

@@ -37,13 +37,14 @@ class BatchSource(Protocol):
     def to(self, device: torch.device | str) -> Self:
         """Makes the batches live on a device; returns itself."""
 
-    def batches(self, client: int, order: Tensor, seed: int) -> Iterator[Any]:
+    def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields a client's batches; the last one may be short.
 
         Args:
             client: Client id.
             order: A permutation of range(s_i), shape (s_i,), int64, on the CPU.
             seed: Seed of whatever is random in reading a sample.
+            batch_size: Another number of samples per batch, for passes that train nothing.
         """
 
 
@@ -72,11 +73,11 @@ class TensorSource:
         self._index = self._index.to(device)
         return self
 
-    def batches(self, client: int, order: Tensor, seed: int) -> Iterator[Any]:
+    def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields lists of tensors (dicts for dict data), as ``default_collate`` builds them; ``seed`` is unused."""
         rows = self._index[self._offsets[client] : self._offsets[client + 1]]
         rows = rows.index_select(0, order.to(rows.device))
-        tensors, names, batch_size = self._tensors, self._names, self.batch_size
+        tensors, names, batch_size = self._tensors, self._names, batch_size or self.batch_size
         for start in range(0, len(order), batch_size):
             chunk = rows[start : start + batch_size]
             parts = [tensor.index_select(0, chunk) for tensor in tensors]
@@ -114,13 +115,14 @@ class LoaderSource:
             self._device, self._loader = torch.device(device), None
         return self
 
-    def batches(self, client: int, order: Tensor, seed: int) -> Iterator[Any]:
+    def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields what ``default_collate`` makes of the client's samples in this order."""
         if self._loader is None:
             self._loader = self._build_loader()
         start, end = self._split.offsets[client], self._split.offsets[client + 1]
         rows = self._split.index[start:end][order.numpy()].tolist()
-        chunks = [rows[first : first + self.batch_size] for first in range(0, len(rows), self.batch_size)]
+        size = batch_size or self.batch_size
+        chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
         self._requests.pending = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
         for batch in self._loader:
             yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)

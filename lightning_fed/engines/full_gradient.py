@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.hooks import Client
-from lightning_fed.metrics import MetricRecorder, recording
+from lightning_fed.metrics import MetricRecorder, metric_states, recording
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.transfer import accepts
 
@@ -23,11 +23,13 @@ __all__ = ["FullGradient"]
 class FullGradient:
     """Computes ∇f_i and f_i at the live weights, f_i the mean loss of ``training_step`` over the client's samples.
 
-    Nothing of it shows in the client's training: buffers are put back, logged values are dropped, and the random
-    streams are those of a purpose of their own. Weight decay is no part of it.
+    Nothing of it shows in the client's training: buffers and the state of metrics are put back, logged values are
+    dropped, and the random streams are those of a purpose of their own. Weight decay is no part of it, unless the
+    trainer's ``full_gradient_weight_decay`` asks for it: then the optimizer's wd w is added.
 
     Args:
-        trainer: The trainer, set up for ``fit``; its ``full_gradient_mode`` says whether the module is in eval mode.
+        trainer: The trainer, set up for ``fit``; its ``full_gradient_mode`` says whether the module is in eval mode,
+            its ``full_gradient_batch_size`` how many samples go through it at once.
         module: The resident module.
         source: The clients' batches.
         transfer: Brings a batch to device and precision, None if there is nothing to do.
@@ -48,27 +50,38 @@ class FullGradient:
             f_i, shape (), on the device.
         """
         trainer, vector, buffers = self.trainer, self.trainer.vector, self.trainer.buffers.live
-        kept = buffers.copy()
+        kept, metrics = buffers.copy(), metric_states(self.module.modules())
+        for metric, _ in metrics:
+            metric.reset()
         modes = {m: m.training for m in self.module.modules()}
         self.module.train(trainer.full_gradient_mode == "train")
         seed = seed_for(trainer.seed, Purpose.GRADIENT, client.round, client.id)
         seed_everywhere(seed)
         vector.zero_grad()
+        out.zero_()
         with recording(self.module, MetricRecorder()):
-            loss = self._accumulate(client, seed)
-        out.copy_(vector.grad)
+            loss = self._accumulate(client, seed, out)
+        if trainer.full_gradient_weight_decay:
+            self._add_weight_decay()
+        out.add_(vector.grad)
         vector.zero_grad()
         for m, training in modes.items():
             m.training = training
         buffers.load(kept)
+        for metric, state in metrics:
+            vars(metric).update(state)
         return loss
 
-    def _accumulate(self, client: Client, seed: int) -> Tensor:
-        device = self.trainer.vector.device
+    def _accumulate(self, client: Client, seed: int, out: Tensor) -> Tensor:
+        """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
+        device, vector = self.trainer.vector.device, self.trainer.vector
         total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         order = torch.arange(client.num_samples)
-        for index, batch in enumerate(self.source.batches(client.id, order, seed)):
-            share = min(self.source.batch_size, client.num_samples - index * self.source.batch_size)
+        size = self.trainer.full_gradient_batch_size or self.source.batch_size
+        # A source of the user's own need not know of other sizes than its own.
+        other = {} if size == self.source.batch_size else {"batch_size": size}
+        for index, batch in enumerate(self.source.batches(client.id, order, seed, **other)):
+            share = min(size, client.num_samples - index * size)
             if self.transfer is not None:
                 batch = self.transfer(batch, 0)
             with self.trainer.fabric.autocast():
@@ -76,5 +89,17 @@ class FullGradient:
             loss = loss_of(output, self.module) * (share / client.num_samples)
             self.module.backward(loss)
             total += loss.detach()
-        self.trainer.vector.hide_missing_gradients()  # and collect those that the user's code assigned
+            if vector.dtype != out.dtype:  # a sum over many batches in bfloat16 would lose the small ones
+                vector.collect_gradients()
+                out.add_(vector.grad)
+                vector.zero_grad()
+        vector.collect_gradients()
         return total
+
+    def _add_weight_decay(self) -> None:
+        assert self.trainer.local_optimizer is not None
+        with torch.no_grad():
+            for group in self.trainer.local_optimizer.optimizer.param_groups:
+                for p in group["params"]:
+                    if p.requires_grad and group.get("weight_decay"):
+                        self.trainer.vector.gradient_of(p).add_(p, alpha=float(group["weight_decay"]))

@@ -66,6 +66,7 @@ class LocalStep:
             for hook in ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
         }
         self.last_gradient: Tensor | None = None
+        self.undisplaced: Tensor | None = None
         self.with_closure = trainer.local_optimizer.needs_closure or "optimizer_step" in self.own
 
     def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
@@ -113,7 +114,23 @@ class LocalStep:
             own(self.trainer.round, batch_idx, self.optimizer)
 
     def _forward_backward(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor]:
-        """Returns what ``training_step`` returned, and the loss as it went into the backward pass."""
+        """Takes the gradient at the live weights, or at those less the client's displacement.
+
+        Returns:
+            What ``training_step`` returned, and the loss as it went into the backward pass.
+        """
+        displacement, weights = self.trainer.displacement, self.vector.data
+        if displacement is None:
+            return self._gradient(batch, batch_idx, first)
+        if self.undisplaced is None or self.undisplaced.dtype != weights.dtype:
+            self.undisplaced = torch.empty_like(weights)
+        self.undisplaced.copy_(weights)
+        weights.sub_(displacement)
+        result = self._gradient(batch, batch_idx, first)
+        weights.copy_(self.undisplaced)  # by copying: adding it back would leave rounding errors, and they vote
+        return result
+
+    def _gradient(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor]:
         args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
         if self.plain_forward:
             output = self.module.training_step(*args)

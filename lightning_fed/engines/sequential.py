@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.local_step import LocalStep, overriding_hooks
-from lightning_fed.errors import FederatedError
+from lightning_fed.engines.start_gradients import StartGradients
 from lightning_fed.functional.distance import optimizer_distance
 from lightning_fed.hooks import Client, Cohort, Update
 from lightning_fed.metrics import MetricRecorder
@@ -55,6 +54,7 @@ class SequentialEngine:
         self.delta = torch.empty_like(trainer.weights)
         self.transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
         self.client_end_hooks = overriding_hooks(trainer, "on_client_end")
+        self.client_entered_hooks = overriding_hooks(trainer, "on_client_entered")
         self.step_start_hooks = overriding_hooks(trainer, "on_local_step_start")
         self.batch_start_hooks = overriding_hooks(trainer, "on_train_batch_start")
         self.batch_end_hooks = overriding_hooks(trainer, "on_train_batch_end")
@@ -62,20 +62,36 @@ class SequentialEngine:
         self.module_batch_end = module.on_train_batch_end if overrides(module, "on_train_batch_end") else None
         self.max_steps = 0
         self.samples = 0
-        self.diverged: list[int] = []
+        self.end_samples = 0
+        self.divergence = DivergenceWatch(trainer, recorder)
         self._set_up_gradients()
 
     def _set_up_gradients(self) -> None:
-        """Prepares what the aggregator asks for beyond the updates."""
-        aggregator = self.trainer.aggregator
+        """Prepares what the aggregator and client algorithms ask for beyond the updates."""
+        trainer, aggregator = self.trainer, self.trainer.aggregator
+        self.full_gradient = FullGradient(trainer, self.module, self.source, self.transfer)
+        trainer.start_gradients = self.start_gradients = StartGradients(trainer, self.full_gradient)
         asked = bool(aggregator.all_needs & Need.ANY_GRADIENT)
         self.gradient_at = aggregator.gradient_at if asked else None
-        self.gradient = torch.empty_like(self.delta) if asked else None
-        self.full_gradient = FullGradient(self.trainer, self.module, self.source, self.transfer)
+        # A gradient that enters a sum spoils it if it is not finite; a method that gets them all looks for itself.
+        self.sums_gradients = bool(aggregator.all_needs & (Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM))
+        self.gradient = torch.empty_like(self.delta) if self.gradient_at in ("end", "last_step") else None
         if self.gradient_at == "last_step":
             self.step.last_gradient = self.gradient
-        self.needs_distance = Need.NORMALIZED_MEAN in aggregator.all_needs
+        algorithms = [cb for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm)]
+        self.pull = sum(algorithm.pull for algorithm in algorithms)
+        by_aggregator = Need.NORMALIZED_MEAN in aggregator.all_needs
+        self.needs_distance = by_aggregator or any(algorithm.needs_distance for algorithm in algorithms)
+        self.distance_option = "--aggregator" if by_aggregator else "--client"
         self.step_options: list[tuple[float, float]] = []
+        if self.needs_distance:  # read as a step ends: hooks change rates up to the last moment, and steps are skipped
+            local = self.optimizer
+            local.optimizer.register_step_post_hook(lambda *_: self.step_options.append(local.step_options))
+
+    @property
+    def full_gradient_samples(self) -> int:
+        """Samples whose gradient was computed in this round apart from local steps, for an algorithm."""
+        return self.start_gradients.samples + self.end_samples
 
     def train(self, cohort: Cohort) -> ReducedUpdate:
         """Trains every client of the cohort and reduces their updates.
@@ -88,17 +104,12 @@ class SequentialEngine:
         """
         trainer, aggregator = self.trainer, self.trainer.aggregator
         self.reducer.reset(len(cohort.clients))
-        self.cohort_size = len(cohort.clients)
-        # A buffer that holds infinity by design, such as an attention mask, says nothing about divergence.
-        self.finite_buffers = [
-            name for name, b in trainer.buffers.values.items() if b.is_floating_point() and bool(b.isfinite().all())
-        ]
-        self.max_steps = self.samples = 0
+        self.divergence.start_round(len(cohort.clients))
+        self.max_steps = self.samples = self.end_samples = 0
         self.optimizer.start_round()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = trainer.weights.to(trainer.vector.dtype)
-        self.diverged = []
-        for client in cohort.clients:
+        for client in self._exchange(cohort):
             if trainer.max_diverged:
                 self.recorder.mark()
             update = self._train_client(client)
@@ -106,12 +117,29 @@ class SequentialEngine:
                 continue
             update.weight = aggregator.client_weight(client)
             trainer.call("on_client_end", update, module=False)
-            if self.client_end_hooks and self._is_diverged(client):  # an edit may have gone wrong
+            if self.client_end_hooks and self.divergence.found(client, self.delta):  # an edit may have gone wrong
                 continue
             self.reducer.add(update, average_buffers=aggregator.buffers == "average")
+            for hook in self.client_entered_hooks:
+                hook(trainer, self.module, update)
             self.max_steps = max(self.max_steps, update.num_steps)
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
         return self.reducer.reduce(cohort.round)
+
+    def _exchange(self, cohort: Cohort) -> tuple[Client, ...]:
+        """Computes the cohort's gradients at w, if they are asked for; returns the clients that have one."""
+        sizes = self.start_gradients.open(cohort)
+        if sizes is None:
+            return cohort.clients
+        finite = torch.isfinite(sizes).tolist()
+        if all(finite):
+            return cohort.clients
+        for client, good in zip(cohort.clients, finite, strict=True):
+            if not good:
+                self.divergence.leave_out(client)
+        kept = tuple(client for client, good in zip(cohort.clients, finite, strict=True) if good)
+        self.start_gradients.keep(kept)
+        return kept
 
     def _train_client(self, client: Client) -> Update | None:
         """Trains one client; None if it diverged and is left out."""
@@ -119,31 +147,47 @@ class SequentialEngine:
         vector.data.copy_(self.start)
         trainer.buffers.load(client)
         self.optimizer.start_client()
-        loss = self._take_gradient(client, "start")
+        self.step_options.clear()
+        self.start_gradients.load(client)
+        trainer.origin, trainer.displacement = self.start, None
         self.seed = seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id)
         seed_everywhere(self.seed)
         trainer.client = client
         trainer.call("on_client_start", client, module=False)
         steps = self._run_local_steps(client)
         trainer.client, trainer.local_step, self.recorder.batch_size = None, 0, 1
+        trainer.displacement = None
         vector.refresh()
-        self.delta.copy_(vector.data).sub_(self.start)
-        if self._is_diverged(client):
+        self.delta.copy_(vector.data).sub_(trainer.origin)
+        start = self.start_gradients
+        gradient = [start.gradient, start.loss] if start.method_level == "client" else []
+        if self.divergence.found(client, self.delta, *gradient):
             return None
-        at_end = self._take_gradient(client, "end")
+        update = Update(client, self.delta, steps)
+        if self.gradient_at is not None and not self._take_gradient(update):
+            return None
         trainer.buffers.store(client)
-        update = Update(client, self.delta, steps, trainer.buffers.live.tensors())
-        update.gradient, update.loss = self.gradient, loss if at_end is None else at_end
+        update.buffers = trainer.buffers.live.tensors()
         if self.needs_distance and steps:
-            rates, momenta = zip(*self.step_options, strict=True)
-            update.distance = optimizer_distance(self.optimizer.optimizer, rates, momenta)
+            update.distance = self._distance()
         return update
 
-    def _take_gradient(self, client: Client, point: str) -> Tensor | None:
-        """Computes the gradient over the client's full data, if it is asked for at this point; returns the loss."""
-        if self.gradient_at != point or self.gradient is None:
-            return None
-        return self.full_gradient.compute(client, self.gradient)
+    def _take_gradient(self, update: Update) -> bool:
+        """Adds the gradient that the aggregator asks for; False if the client is left out for it."""
+        client = update.client
+        if self.gradient_at == "start":
+            update.gradient, update.loss = self.start_gradients.gradient, self.start_gradients.loss
+            return True
+        assert self.gradient is not None
+        update.gradient = self.gradient
+        if self.gradient_at == "end":
+            update.loss = self.full_gradient.compute(client, self.gradient)
+            self.end_samples += client.num_samples
+        return not (self.sums_gradients and self.divergence.found(client, self.gradient))
+
+    def _distance(self) -> float:
+        rates, momenta = [lr for lr, _ in self.step_options], [momentum for _, momentum in self.step_options]
+        return optimizer_distance(self.optimizer.optimizer, rates, momenta, self.pull, self.distance_option)
 
     def _run_local_steps(self, client: Client) -> int:
         """Runs local epochs or steps; returns the optimizer steps taken."""
@@ -159,8 +203,6 @@ class SequentialEngine:
                 continue
             if filled == 0:
                 self._start_local_step(client, steps)
-                if self.needs_distance:  # of the steps taken so far, and of this one
-                    self.step_options = [*self.step_options[:steps], self.optimizer.step_options]
             if self._start_batch(batch, batch_idx):  # the module skips the rest of the epoch
                 skipping, filled = True, 0
                 continue
@@ -208,27 +250,3 @@ class SequentialEngine:
             hook(self.trainer, self.module, output, batch, batch_idx)
         if self.module_batch_end is not None:
             self.module_batch_end(output, batch, batch_idx)
-
-    def _is_diverged(self, client: Client) -> bool:
-        """Finds an update or a loss with NaN or infinity, by one read from the device for each client.
-
-        Raises:
-            FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
-        """
-        loss = self.recorder.peek("train/loss")
-        size: Tensor = self.delta.norm() if loss is None else self.delta.norm() + loss
-        live = self.trainer.buffers.live.tensors() if self.finite_buffers else {}
-        for name in self.finite_buffers:
-            size = size + live[name].norm()
-        if math.isfinite(size.item()):
-            return False
-        self.diverged.append(client.id)
-        if len(self.diverged) > self.trainer.max_diverged * self.cohort_size:
-            raise FederatedError(
-                f"Expected finite losses and updates, but client {client.id} diverged in round {client.round}: lower "
-                "the learning rate in the model's optimizer, set `--trainer.gradient_clip_val`, check its data, or let "
-                "`--trainer.max_diverged` leave out such clients."
-            )
-        self.recorder.roll_back()
-        rank_zero_warn(f"Client {client.id} diverged in round {client.round} and is left out of it.")
-        return True

@@ -1,9 +1,11 @@
 """Pure functions on tensors: no trainer, no module, no input or output."""
 
 from lightning_fed.functional.corrective import corrective_weights, weighted_gradients
+from lightning_fed.functional.dissimilarity import GradientSpread, gradient_spread
 from lightning_fed.functional.distance import optimizer_distance, sgd_distance
 from lightning_fed.functional.fedgma import gradient_and_mask
 from lightning_fed.functional.inner_products import gram_matrix, squared_distances
+from lightning_fed.functional.local import alignment, control_variate, linear_scaling_shift, proximal_gradient
 from lightning_fed.functional.masks import (
     agreement,
     magnitude_agreement,
@@ -23,7 +25,10 @@ from lightning_fed.functional.server import (
 )
 
 __all__ = [
+    "GradientSpread",
     "agreement",
+    "alignment",
+    "control_variate",
     "coordinate_median",
     "corrective_weights",
     "fedadagrad_step",
@@ -34,12 +39,15 @@ __all__ = [
     "fedyogi_step",
     "geometric_median",
     "gradient_and_mask",
+    "gradient_spread",
     "gram_matrix",
     "krum_scores",
     "krum_select",
+    "linear_scaling_shift",
     "magnitude_agreement",
     "magnitude_agreement_mask",
     "optimizer_distance",
+    "proximal_gradient",
     "sand_mask",
     "sgd_distance",
     "sign_agreement_mask",

@@ -27,6 +27,7 @@ def sgd_distance(
     momentum: float | Sequence[float] = 0.0,
     dampening: float = 0.0,
     nesterov: bool = False,
+    pull: float = 0.0,
 ) -> float:
     """Computes a, how far SGD moves a scalar whose gradient is always 1 (Wang et al., NeurIPS 2020, section 4).
 
@@ -37,12 +38,14 @@ def sgd_distance(
     - momentum: η S
     - momentum with dampening κ: η ((1 - κ) S + κ (1 - ρ^K) / (1 - ρ)), as the first step is not damped
     - Nesterov: η (K + ρ S)
+    - plain, with a term μ (w_i - w) in the objective's gradient (FedProx): (1 - (1 - η μ)^K) / μ
 
     Args:
         learning_rates: The learning rate of each step, in order; none for no step.
         momentum: ρ, or that of each step.
         dampening: κ.
         nesterov: Whether momentum is Nesterov's.
+        pull: μ, the strength of a term that pulls back to the start.
 
     Returns:
         a, in units of the learning rate; 0.0 without steps.
@@ -50,17 +53,21 @@ def sgd_distance(
     momenta = [momentum] * len(learning_rates) if isinstance(momentum, (int, float)) else momentum
     distance, buffer = 0.0, None
     for lr, rho in zip(learning_rates, momenta, strict=True):
-        step = 1.0
+        step = gradient = 1.0 - pull * distance
         if rho != 0:
             # As in torch, the first gradient goes into the buffer undamped.
-            buffer = 1.0 if buffer is None else rho * buffer + (1 - dampening)
-            step = 1.0 + rho * buffer if nesterov else buffer
+            buffer = gradient if buffer is None else rho * buffer + (1 - dampening) * gradient
+            step = gradient + rho * buffer if nesterov else buffer
         distance += lr * step
     return distance
 
 
 def optimizer_distance(
-    optimizer: Optimizer, learning_rates: Sequence[float], momenta: Sequence[float] | None = None
+    optimizer: Optimizer,
+    learning_rates: Sequence[float],
+    momenta: Sequence[float] | None = None,
+    pull: float = 0.0,
+    asked_by: str = "--aggregator",
 ) -> float:
     """Computes the distance a_i of a client from its optimizer and the learning rates that it used.
 
@@ -71,6 +78,8 @@ def optimizer_distance(
         optimizer: The client's optimizer, ``torch.optim.SGD``.
         learning_rates: The learning rate of each of its K_i steps.
         momenta: The momentum of each step, if a schedule changed it; that of the optimizer otherwise.
+        pull: Strength of the terms pull (w_i - w) that client algorithms add to the gradient.
+        asked_by: The option whose class divides by the distance, for messages.
 
     Returns:
         a_i; 0.0 without steps.
@@ -83,7 +92,7 @@ def optimizer_distance(
         reason = _REASONS.get(name, "is not known to move by a fixed multiple of the gradient")
         raise FederatedError(
             "Expected SGD as the clients' optimizer, as their updates are divided by the distance that it travels, "
-            f"got {name}, which {reason}: change `--model.optimizer` or `--aggregator`."
+            f"got {name}, which {reason}: change `--model.optimizer` or `{asked_by}`."
         )
     first, *others = optimizer.param_groups
     for key in _SAME_IN_ALL_GROUPS:
@@ -92,7 +101,7 @@ def optimizer_distance(
             raise FederatedError(
                 f"Expected every parameter group of the clients' {name} to have the same {key}, as updates are divided "
                 f"by one distance, got {', '.join(str(float(value)) for value in values)}: change `--model.optimizer` "
-                "or `--aggregator`."
+                f"or `{asked_by}`."
             )
     momentum = float(first["momentum"]) if momenta is None else momenta
-    return sgd_distance(learning_rates, momentum, float(first["dampening"]), bool(first["nesterov"]))
+    return sgd_distance(learning_rates, momentum, float(first["dampening"]), bool(first["nesterov"]), pull)

@@ -63,7 +63,8 @@ def summarize(values: Sequence[float]) -> Summary:
 
 def lower_is_better(metric: str) -> bool:
     """Tells by its name whether a metric is better when smaller."""
-    return any(word in metric.lower() for word in ("loss", "error", "perplexity", "time", "bytes"))
+    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm")
+    return any(word in metric.lower() for word in words)
 
 
 def is_share(metric: str, values: Sequence[float]) -> bool:

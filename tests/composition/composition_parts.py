@@ -1,4 +1,4 @@
-"""One small federated run for any aggregator, mask and option, and the list of them all."""
+"""One small federated run for any aggregator, mask, client algorithm and option, and the list of the first two."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from client_parts import CLIENT_LIMITS, CLIENTS
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -136,13 +137,13 @@ class Draws(ClientSampler):
         return np.roll(np.flatnonzero(sizes), -round)[:count]
 
 
-def make_data(sizes: str) -> FederatedDataModule:
+def make_data(sizes: str, batch_size: int = BATCH) -> FederatedDataModule:
     counts, rng = SIZES[sizes], torch.Generator().manual_seed(0)
     labels = torch.randint(0, 3, (sum(counts),), generator=rng)
     owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     inputs = torch.randn(len(labels), 5, generator=rng) + labels[:, None] + 0.3 * owner[:, None]
     return FederatedDataModule(
-        TensorDataset(inputs, labels), BySizes(counts), num_clients=len(counts), batch_size=BATCH
+        TensorDataset(inputs, labels), BySizes(counts), num_clients=len(counts), batch_size=batch_size
     )
 
 
@@ -161,7 +162,9 @@ def start() -> Net:
 
 
 @cache
-def run(rule: str, mask: str = "none", sizes: str = "unequal", draws: str = "all", **options: Any) -> Outcome:
+def run(
+    rule: str, mask: str = "none", sizes: str = "unequal", draws: str = "all", client: str = "none", **options: Any
+) -> Outcome:
     """Trains for three rounds.
 
     Args:
@@ -169,19 +172,20 @@ def run(rule: str, mask: str = "none", sizes: str = "unequal", draws: str = "all
         mask: A name of MASKS or LIMITS.
         sizes: A name of SIZES.
         draws: ``all``, or what ``Draws`` takes.
-        **options: Options of every aggregator, and ``precision``.
+        client: A name of CLIENTS or CLIENT_LIMITS.
+        **options: Options of every aggregator, and ``precision`` and ``max_rounds`` of the trainer.
     """
-    net, make_mask = start(), {**MASKS, **LIMITS}[mask]
-    precision = options.pop("precision", "32-true")
+    net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
+    given = {name: options.pop(name) for name in ("precision", "max_rounds") if name in options}
     options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
     aggregator = {**RULES, **SPECIAL}[rule].make(mask=None if make_mask is None else make_mask(), **options)
     count = {"filled": int(np.count_nonzero(SIZES[sizes])), "one": 1}.get(draws, 1.0)
     trainer = FederatedTrainer(
-        accelerator="cpu", logger=False, callbacks=[aggregator], seed=3, max_rounds=ROUNDS, precision=precision,
-        sampler=None if draws == "all" else Draws(draws), clients_per_round=count,
+        accelerator="cpu", logger=False, callbacks=[aggregator, *local.make()], seed=3,
+        **{"max_rounds": ROUNDS, **given}, sampler=None if draws == "all" else Draws(draws), clients_per_round=count,
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir="not-written",
     )  # fmt: skip
-    trainer.fit(net, make_data(sizes))
+    trainer.fit(net, make_data(sizes, sum(SIZES[sizes]) if local.full_batch else BATCH))
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     return Outcome(trainer.weights.clone(), buffers, {k: float(v) for k, v in trainer.logged_metrics.items()})
 

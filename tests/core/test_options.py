@@ -42,6 +42,9 @@ BAD: dict[str, list[Any]] = {
     "gradient_clip_algorithm": ["median", 1],
     "max_diverged": [1.0, -0.1, float("nan"), "x", True],
     "full_gradient_mode": ["test", True],
+    "full_gradient_batch_size": [0, -1, 2.0, True],
+    "full_gradient_weight_decay": [1e-4, "yes", None],
+    "client_states": ["ram", None, True],
     "accumulate_grad_batches": [*COUNT, None, {0: 2}],
     "deterministic": ["maybe", None, 3],
     "fast_dev_run": [-1, 1.5, "x", None],
@@ -81,6 +84,8 @@ GOOD: list[dict[str, Any]] = [
     {"name": "group/gma"}, {"name": "v1..2"}, {"seed": 0}, {"check_test_every_n_rounds": 1},
     {"sampler": UniformSampler()}, {"logger": True}, {"logger": False}, {"logger": CSVLogger("x")},
     {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
+    {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
+    {"full_gradient_weight_decay": True},
 ]  # fmt: skip
 
 

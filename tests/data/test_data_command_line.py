@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
+import numpy as np
 import pytest
 
-from lightning_fed.data import IID, MNIST, Digits, FashionMNIST, FederatedDataModule, Shards
+from lightning_fed.data import IID, MNIST, Arrays, Digits, FashionMNIST, FederatedDataModule, Shards
 
 OWN = """
 import torch
@@ -50,7 +51,7 @@ def build(parser: jsonargparse.ArgumentParser, *args: str) -> Any:
     return parser.instantiate_classes(parser.parse_args(list(args))).data
 
 
-@pytest.mark.parametrize("cls", [MNIST, FashionMNIST, Digits])
+@pytest.mark.parametrize("cls", [MNIST, FashionMNIST, Digits, Arrays])
 def test_short_names_and_shared_options(parser: jsonargparse.ArgumentParser, cls: type[FederatedDataModule]) -> None:
     options = ["--data.num_clients", "5", "--data.partitioner", "Shards", "--data.partitioner.classes_per_client", "3"]
     data = build(parser, "--data", cls.__name__, *options, "--data.eval_batch_size", "64")
@@ -69,6 +70,15 @@ def test_each_module_has_its_defaults(parser: jsonargparse.ArgumentParser) -> No
     assert isinstance(mnist.partitioner, IID)
     assert mnist.root is None
     assert mnist.download is False
+
+
+def test_options_of_arrays(parser: jsonargparse.ArgumentParser, tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", images=np.full((4, 6, 5, 3), 51, dtype=np.uint8), y_train=[0, 1, 0, 1])
+    words = ["--data", "Arrays", "--data.path", "own.npz", "--data.root", str(tmp_path), "--data.x_train", "images"]
+    words += ["--data.layout", "NHWC", "--data.mean", "[0.1, 0.2, 0.3]"]
+    for more, expected in (([], [0.1, 0.0, -0.1]), (["--data.scale=false", "--data.std=0.5"], [101.8, 101.6, 101.4])):
+        inputs = build(parser, *words, *more).load_datasets().train.tensors[0]
+        assert inputs.mean(dim=(0, 2, 3)).tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_default_partitioner_takes_options_and_is_saved(parser: jsonargparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from lightning_fed.data import (
     IID,
     MNIST,
+    Arrays,
     BundledDataModule,
     Datasets,
     Digits,
@@ -61,6 +62,7 @@ FACTS: dict[str, tuple[tuple[int, ...], int, int, int, tuple[float, float]]] = {
     "digits": ((1, 8, 8), 1438, 359, 10, (0.0, 1.0)),
     "mnist": ((1, 28, 28), 60000, 10000, 10, ((0 - 0.1307) / 0.3081, (1 - 0.1307) / 0.3081)),
     "fashion": ((1, 28, 28), 60000, 10000, 10, ((0 - 0.2860) / 0.3530, (1 - 0.2860) / 0.3530)),
+    "arrays": ((1, 6, 6), 60, 30, 6, ((0 - 0.5) / 0.2, (1 - 0.5) / 0.2)),
     "own": ((4,), 60, 60, 6, (float(X.min()), float(X.max()))),
 }
 
@@ -72,6 +74,11 @@ def module(request: pytest.FixtureRequest) -> tuple[str, FederatedDataModule]:
         return "digits", Digits(**options)
     if request.param == "own":
         return "own", FederatedDataModule(TensorDataset(X, Y), test_dataset=TensorDataset(X, Y), **options)
+    if request.param == "arrays":
+        path = request.getfixturevalue("tmp_path_factory").mktemp("arrays") / "own.npz"
+        images = (np.arange(60 * 36) % 256).astype(np.uint8).reshape(60, 6, 6)
+        np.savez(path, x_train=images, y_train=Y, x_test=images[:30], y_test=Y[:30])
+        return "arrays", Arrays(path, mean=0.5, std=0.2, **options)
     root = request.getfixturevalue("data_root")
     return request.param, {"mnist": MNIST, "fashion": FashionMNIST}[request.param](root=root, **options)
 

@@ -13,7 +13,8 @@ from lightning_fed.cli import main
 
 SHORT = ["--trainer.max_rounds", "2"]
 _COMMANDS_WITH_TRAINER = ("fit", "validate", "test", "predict")
-_NEEDS_FILES = re.compile(r"mnist", re.IGNORECASE)
+_NEEDS_FILES = re.compile(r"(?<!e)mnist", re.IGNORECASE)
+_NEEDS_EMNIST = re.compile(r"emnist", re.IGNORECASE)
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -30,11 +31,13 @@ class Shell:
     Args:
         monkeypatch: Sets variables until the end of the test.
         has_data: Whether the folder of real data sets is there; commands that need it are only parsed otherwise.
+        emnist_folder: The folder that holds emnist47.npz, None if there is none; the same holds for its commands.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, has_data: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, has_data: bool, emnist_folder: Path | None) -> None:
         self.monkeypatch = monkeypatch
         self.has_data = has_data
+        self.emnist_folder = emnist_folder
 
     def run(self, block: Block) -> None:
         """Runs every line of a block."""
@@ -46,12 +49,14 @@ class Shell:
         with self.monkeypatch.context() as variables:
             while re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 variables.setenv(*words.pop(0).split("=", 1))
+            if self.emnist_folder is not None and _NEEDS_EMNIST.search(" ".join(words)):
+                variables.setenv("LIGHTNING_FED_DATA", str(self.emnist_folder))
             runner = self._runner(words)
             if runner is None:
                 raise AssertionError(f"{place}: no rule for {shlex.join(words)!r}; mark the block if it cannot be run")
             code = _exit_code(runner)
         assert code in (None, 0), f"{place}: {shlex.join(words)!r} ended with {code}"
-        printed_only = "--print_config" in words or not self.has_data and _NEEDS_FILES.search(" ".join(words))
+        printed_only = "--print_config" in words or self._lacks_data(words)
         if "fit" in words[:4] and not printed_only:
             assert self._has_run(), f"{place}: {shlex.join(words)!r} has left no run"
 
@@ -69,6 +74,11 @@ class Shell:
             return lambda: _expect_installable(words[2:])
         return None
 
+    def _lacks_data(self, words: list[str]) -> bool:
+        text = " ".join(words)
+        lacks_emnist = self.emnist_folder is None and _NEEDS_EMNIST.search(text) is not None
+        return lacks_emnist or (not self.has_data and _NEEDS_FILES.search(text) is not None)
+
     @staticmethod
     def _has_run() -> bool:
         """Whether the newest run has got to its last round."""
@@ -77,7 +87,7 @@ class Shell:
 
     def _short(self, words: list[str]) -> list[str]:
         if words[:1] and words[0] in _COMMANDS_WITH_TRAINER:
-            if _NEEDS_FILES.search(" ".join(words)) and not self.has_data:
+            if self._lacks_data(words):
                 return [*words, "--print_config"]
             return words if "--print_config" in words else [*words, *SHORT]
         return words

@@ -19,7 +19,7 @@ from lightning_fed import FederatedTrainer
 
 # Blocks that a test cannot run: they need an account or a network. A new one must be added here on purpose.
 NOT_RUN = {
-    "docs/data.md": 1,
+    "docs/data.md": 2,
     "docs/logging.md": 1,
     "docs/results/gma-fashionmnist.md": 1,
     "docs/results/server-methods-fashionmnist.md": 2,
@@ -30,7 +30,7 @@ PAGES = pages()
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emnist_folder: Path | None) -> Iterator[Shell]:
     """A folder with the files of a checkout; modules and variables made in it are gone afterwards."""
     for entry in ("configs", "cli.py"):
         (tmp_path / entry).symlink_to(REPOSITORY / entry)
@@ -42,7 +42,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     before = set(sys.modules)
-    yield Shell(monkeypatch, has_data=(root / "FashionMNIST" / "raw").is_dir() and (root / "MNIST" / "raw").is_dir())
+    has_data = (root / "FashionMNIST" / "raw").is_dir() and (root / "MNIST" / "raw").is_dir()
+    yield Shell(monkeypatch, has_data, emnist_folder)
     for module in set(sys.modules) - before:
         file = getattr(sys.modules[module], "__file__", None) or ""
         if Path(file).parent == tmp_path:
@@ -113,7 +114,7 @@ def test_options_and_references_exist(page: Path) -> None:
     assert options - known == set()
     # In prose `trainer.NAME` is an option, a property, an attribute of the live trainer, or the file.
     named = set(re.findall(r"(?<![\w.-])trainer\.(\w+)", prose(page)))
-    live = {"vector", "weights", "py"}
+    live = {"vector", "weights", "origin", "displacement", "start_gradients", "py"}
     assert {each for each in named - known - live if not hasattr(FederatedTrainer, each)} == set()
     assert [reference for reference in references(page) if locate(reference) is None] == []
 

@@ -20,6 +20,8 @@ COMPANIONS = {
     "client": "quickstart.yaml",
 }
 COMPLETE = ("", "papers")
+# Data with other classes than the model of their folder's companion.
+OTHER_COMPANIONS = {"data/emnist47": "model/cnn.yaml"}
 
 
 @pytest.fixture(autouse=True)
@@ -33,22 +35,25 @@ def config_words(name: str) -> list[str]:
     """Words that name a file, after what it needs."""
     folder = name.rpartition("/")[0]
     assert folder in COMPANIONS or folder in COMPLETE, f"say in COMPANIONS or COMPLETE what configs/{folder} needs"
-    files = [COMPANIONS[folder], name] if folder in COMPANIONS else [name]
+    other = next((file for start, file in OTHER_COMPANIONS.items() if name.startswith(start)), None)
+    files = [other or COMPANIONS[folder], name] if folder in COMPANIONS else [name]
     return [f"--config={CONFIGS / file}" for file in files]
 
 
-def needs_files(name: str) -> bool:
-    """Whether a file, with its companion, asks for data that do not come with a package."""
+def needed_files(name: str) -> str | None:
+    """The fixture for data that a file, with its companion, asks for; None if they come with a package."""
     texts = [Path(word.partition("=")[2]).read_text() for word in config_words(name)]
-    return any("MNIST" in text for text in texts)
+    if any("path: emnist47.npz" in text for text in texts):
+        return "emnist_root"
+    return "data_root" if any("MNIST" in text for text in texts) else None
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_config_trains_a_round(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if needs_files(name):
-        monkeypatch.setenv("LIGHTNING_FED_DATA", str(request.getfixturevalue("data_root")))
+    if (fixture := needed_files(name)) is not None:
+        monkeypatch.setenv("LIGHTNING_FED_DATA", str(request.getfixturevalue(fixture)))
     cli = FederatedCLI(["fit", *config_words(name), "--trainer.fast_dev_run=true"])
     assert cli.trainer.round == 1
     assert cli.trainer.callback_metrics["train/loss"] > 0

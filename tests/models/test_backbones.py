@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.models import MLP, LeNet, LogisticRegression
+from lightning_fed.models import CNN, MLP, LeNet, LogisticRegression
 
 
 def count(module: nn.Module) -> int:
@@ -17,12 +17,30 @@ def count(module: nn.Module) -> int:
         # First convolution 3 * 6 * 25 + 6, first linear layer 16 * 6 * 6 * 120 + 120.
         (LeNet(100, in_channels=3, image_size=32), (3, 32, 32), 456 + 2_416 + 69_240 + 10_164 + 8_500),
         (LeNet(image_size=12), (1, 12, 12), 156 + 2_416 + (16 * 120 + 120) + 10_164 + 850),
+        # 16 * 25 + 16, 32 * 16 * 25 + 32, then 32 maps of 4x4 to 47 classes.
+        (CNN(47), (1, 28, 28), 416 + 12_832 + 24_111),
+        # The convolutional network of McMahan et al., AISTATS 2017, who state its number of parameters.
+        (CNN(channels=[32, 64], padding=2, hidden=[512]), (1, 28, 28), 1_663_370),
+        (CNN(in_channels=3, image_size=32, hidden=(64, 32)), (3, 32, 32), 1_216 + 12_832 + 51_264 + 2_080 + 330),
+        (CNN(channels=(4,), kernel_size=3, image_size=4), (1, 4, 4), 40 + 50),
         (MLP(784), (1, 28, 28), 784 * 200 + 200 + 200 * 10 + 10),
         (MLP(64, hidden=[32, 16], num_classes=5), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 16 * 5 + 5),
         (MLP(64, hidden=()), (64,), 650),
         (LogisticRegression(784), (1, 28, 28), 7_850),
     ],
-    ids=["lenet", "lenet-colour", "lenet-smallest", "mlp", "mlp-deep", "mlp-none", "logistic"],
+    ids=[
+        "lenet",
+        "lenet-colour",
+        "lenet-smallest",
+        "cnn",
+        "cnn-mcmahan",
+        "cnn-deep",
+        "cnn-smallest",
+        "mlp",
+        "mlp-deep",
+        "mlp-none",
+        "logistic",
+    ],
 )
 def test_parameters_and_output_shape(backbone: nn.Module, shape: tuple[int, ...], parameters: int) -> None:
     assert count(backbone) == parameters
@@ -41,13 +59,26 @@ def test_lenet_is_the_network_of_its_docstring() -> None:
     torch.testing.assert_close(net(x), fc3(fc2(fc1(hidden).relu()).relu()))
 
 
+def test_cnn_is_the_network_of_its_docstring() -> None:
+    net = CNN(5, channels=(3, 4), padding=1, hidden=(7,))
+    conv1, conv2, fc1, fc2 = (m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
+    x = torch.rand(2, 1, 28, 28)
+    functional = nn.functional
+    maps = functional.max_pool2d(functional.conv2d(x, conv1.weight, conv1.bias, padding=1).relu(), 2)
+    maps = functional.max_pool2d(functional.conv2d(maps, conv2.weight, conv2.bias, padding=1).relu(), 2)
+    hidden = (maps.reshape(2, 4 * 5 * 5) @ fc1.weight.T + fc1.bias).relu()
+    torch.testing.assert_close(net(x), hidden @ fc2.weight.T + fc2.bias)
+
+
 def test_logistic_regression_is_linear() -> None:
     net = LogisticRegression(4, num_classes=3)
     x = torch.rand(2, 1, 2, 2)
     torch.testing.assert_close(net(x), x.reshape(2, 4) @ net.linear.weight.T + net.linear.bias)
 
 
-@pytest.mark.parametrize("make", [LeNet, lambda: MLP(64), lambda: LogisticRegression(64)], ids=["lenet", "mlp", "log"])
+@pytest.mark.parametrize(
+    "make", [LeNet, CNN, lambda: MLP(64), lambda: LogisticRegression(64)], ids=["lenet", "cnn", "mlp", "log"]
+)
 def test_initialisation_follows_the_seed(make) -> None:
     def initial(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
@@ -63,6 +94,8 @@ def test_initialisation_follows_the_seed(make) -> None:
         (LeNet, (2, 3, 28, 28), ["LeNet", "(2, 3, 28, 28)", "--model.backbone.in_channels"]),
         (LeNet, (2, 1, 32, 32), ["LeNet", "(2, 1, 32, 32)", "--model.backbone.image_size"]),
         (LeNet, (2, 784), ["LeNet", "(2, 784)"]),
+        (CNN, (2, 3, 28, 28), ["CNN", "(2, 3, 28, 28)", "--model.backbone.in_channels"]),
+        (CNN, (2, 28, 28), ["CNN", "(B, 1, 28, 28)", "(2, 28, 28)"]),
         (lambda: MLP(784), (2, 1, 8, 8), ["MLP", "expected 784", "--model.backbone.in_features 64"]),
         (lambda: LogisticRegression(4), (2, 5), ["LogisticRegression", "--model.backbone.in_features 5"]),
         (lambda: LogisticRegression(4), (4,), ["LogisticRegression", "(4,)"]),
@@ -80,6 +113,14 @@ def test_wrong_input_shape_names_backbone_and_option(make, shape: tuple[int, ...
         (lambda: LeNet(num_classes=0), "--model.backbone.num_classes"),
         (lambda: LeNet(in_channels=-1), "--model.backbone.in_channels"),
         (lambda: LeNet(image_size=8), "--model.backbone.image_size"),
+        (lambda: CNN(num_classes=0), "--model.backbone.num_classes` to be at least 1, got 0"),
+        (lambda: CNN(in_channels=0), "--model.backbone.in_channels"),
+        (lambda: CNN(channels=()), "--model.backbone.channels` to be at least 1, got 0"),
+        (lambda: CNN(channels=(16, 0)), "--model.backbone.channels"),
+        (lambda: CNN(hidden=(0,)), "--model.backbone.hidden"),
+        (lambda: CNN(kernel_size=0), "--model.backbone.kernel_size"),
+        (lambda: CNN(padding=-1), "--model.backbone.padding` to be at least 0, got -1"),
+        (lambda: CNN(image_size=15), "2 convolutions of 5x5 with pooling, got `--model.backbone.image_size` 15"),
         (lambda: MLP(0), "--model.backbone.in_features"),
         (lambda: MLP(64, hidden=(32, 0)), "--model.backbone.hidden"),
         (lambda: LogisticRegression(64, num_classes=-3), "--model.backbone.num_classes"),

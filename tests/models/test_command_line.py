@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningCLI
 from torch.optim import SGD
 
-from lightning_fed.models import MLP, ImageClassifier, LeNet, LogisticRegression
+from lightning_fed.models import CNN, MLP, ImageClassifier, LeNet, LogisticRegression
 
 LENET = ["--model", "ImageClassifier", "--model.backbone", "LeNet"]
 
@@ -37,12 +37,13 @@ def dump(cli: LightningCLI) -> dict:
     ("args", "backbone"),
     [
         (["LeNet", "--model.backbone.in_channels", "3"], LeNet),
+        (["CNN", "--model.backbone.channels", "[8, 4]", "--model.backbone.hidden", "[16]"], CNN),
         (["MLP", "--model.backbone.in_features", "64", "--model.backbone.hidden", "[32, 16]"], MLP),
         (["LogisticRegression", "--model.backbone.in_features", "64"], LogisticRegression),
         (["torchvision.ops.MLP", "--model.backbone.in_channels=64", "--model.backbone.hidden_channels=[10]"], None),
         (["torchvision.models.resnet18", "--model.backbone.num_classes=10"], None),
     ],
-    ids=["lenet", "mlp", "logistic", "class-of-another-package", "function-of-another-package"],
+    ids=["lenet", "cnn", "mlp", "logistic", "class-of-another-package", "function-of-another-package"],
 )
 def test_backbones_resolve_and_the_saved_config_parses_to_the_same(
     tmp_path: Path, args: list[str], backbone: type | None

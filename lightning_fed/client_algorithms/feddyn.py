@@ -1,0 +1,63 @@
+"""The clients' half of FedDyn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningModule
+
+from lightning_fed.aggregators.feddyn import FedDynServer
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.local import proximal_gradient
+from lightning_fed.hooks import Client, Update
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["FedDyn"]
+
+
+class FedDyn(ClientAlgorithm):
+    """Bends a client's objective to f_i(θ) - ⟨h_i, θ⟩ + (α/2) ‖θ - w‖²; then h_i <- h_i - α δ_i.
+
+    Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR
+    2021, Algorithm 1. It goes with the aggregator ``FedDynServer``, whose α it takes. h_i stays with the client and
+    starts at zero: a client's first round is FedProx with μ = α.
+    """
+
+    _alpha = 0.0
+
+    @property
+    def pull(self) -> float:
+        """Returns α."""
+        return self._alpha
+
+    def check(self, trainer: FederatedTrainer) -> None:
+        """Refuses a run without the server's half.
+
+        Raises:
+            FederatedError: If the aggregator is another one.
+        """
+        super().check(trainer)
+        if not isinstance(trainer.aggregator, FedDynServer):
+            raise FederatedError(
+                f"Expected the aggregator FedDynServer, the server's half of FedDyn, got "
+                f"{type(trainer.aggregator).__name__}: set `--aggregator FedDynServer`."
+            )
+        self._alpha = trainer.aggregator.alpha
+
+    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+        """Fetches h_i."""
+        trainer.client_states.recall("FedDyn", client.id, self.scratch("own", trainer.weights))
+
+    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]
+        """Adds α (w_i - w) - h_i."""
+        own = self.scratch("own", trainer.weights)
+        term = proximal_gradient(trainer.vector.data, trainer.origin, self.scratch("term", own))
+        trainer.vector.add_to_gradient(term.mul_(self._alpha).sub_(own))
+
+    def on_client_entered(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+        """Keeps h_i - α δ_i, with the δ_i that the server adds up: its h stays the mean of the h_i."""
+        own = self.scratch("own", trainer.weights)
+        trainer.client_states.store("FedDyn", update.client.id, own.sub_(update.delta, alpha=self._alpha))

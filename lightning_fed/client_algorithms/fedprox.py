@@ -1,0 +1,46 @@
+"""FedProx: a pull back to the global model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningModule
+
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.local import proximal_gradient
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["FedProx"]
+
+
+class FedProx(ClientAlgorithm):
+    """Adds μ (w_i - w) to every local gradient: the client minimises f_i(w_i) + (μ/2) ‖w_i - w‖².
+
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2.
+    μ = 0 is plain local training, bit for bit.
+
+    Args:
+        mu: μ, at least 0.
+
+    Raises:
+        FederatedError: If μ is negative or not finite.
+    """
+
+    def __init__(self, mu: float = 0.01) -> None:
+        if not 0 <= mu < float("inf"):
+            raise FederatedError(f"Expected `--client.mu` of FedProx to be at least 0 and finite, got {mu}.")
+        self.mu = mu
+
+    @property
+    def pull(self) -> float:
+        """Returns μ."""
+        return self.mu
+
+    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]
+        """Adds the proximal term."""
+        if self.mu > 0:
+            term = proximal_gradient(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))
+            trainer.vector.add_to_gradient(term, alpha=self.mu)

@@ -1,0 +1,158 @@
+"""SCAFFOLD: control variates against the drift of clients, kept from round to round or made anew in each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.client_algorithms.feddyn import FedDyn
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.distance import optimizer_distance
+from lightning_fed.functional.local import alignment, control_variate, proximal_gradient
+from lightning_fed.hooks import Client, StartGradient, Update
+
+if TYPE_CHECKING:
+    from lightning_fed.reduction import ReducedUpdate
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]
+
+
+class _Corrected(ClientAlgorithm):
+    """Adds one vector, the same in every step of a client, to its local gradients."""
+
+    def check(self, trainer: FederatedTrainer) -> None:
+        """Refuses a second correction of the same drift.
+
+        Raises:
+            FederatedError: If another kind of SCAFFOLD, or FedDyn, is there too.
+        """
+        super().check(trainer)
+        for other in trainer.callbacks:
+            if other is not self and isinstance(other, (_Corrected, FedDyn)):
+                raise FederatedError(
+                    f"Expected {type(self).__name__} without {type(other).__name__}, as both add a client's own linear "
+                    "term and each would take the other's for a gradient: leave one out of `--client`."
+                )
+
+    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]
+        """Adds the correction."""
+        trainer.vector.add_to_gradient(self.scratch("correction", trainer.weights))
+
+
+class SCAFFOLD(_Corrected):
+    """Adds c - c_i to every local gradient; c_i stays with the client, c is the mean of all clients' c_i.
+
+    Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+    ICML 2020, Algorithm 1. After training c_i becomes ∇f_i(w) over the client's full data (option I) or
+    c_i - c - δ_i / a_i (option II), where a_i = K_i η for plain SGD; momentum and schedules are simulated exactly, see
+    ``sgd_distance``. Then c <- c + Σ q_i (c_i⁺ - c_i), with q_i = 1/N under the aggregator's ``weighting`` uniform
+    (the paper) and s_i / Σ s_j over all clients under samples; N counts the clients that hold samples. In the first
+    round, from zero, it is plain local training, bit for bit.
+
+    Args:
+        option: ``II`` reads c_i⁺ off the update and needs SGD; ``I`` takes a pass over the client's data for it.
+
+    Attributes:
+        control: c, shape (d,), None before the first round.
+
+    Raises:
+        FederatedError: If the option is another one.
+    """
+
+    vectors_down = vectors_up = 1
+
+    def __init__(self, option: Literal["I", "II"] = "II") -> None:
+        if option not in ("I", "II"):
+            raise FederatedError(f"Expected `--client.option` of SCAFFOLD to be I or II, got {option!r}.")
+        self.option = option
+        self.needs_distance = option == "II"
+        self.control: Tensor | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forgets c of a former ``fit``."""
+        if stage == "fit":
+            self.control = None
+
+    def start_gradients(self, round: int) -> StartGradient:
+        """Asks for the client's gradient at w under option I."""
+        return "client" if self.option == "I" else "none"
+
+    def check(self, trainer: FederatedTrainer) -> None:
+        """Refuses a client optimizer whose distance is unknown, under option II.
+
+        Raises:
+            FederatedError: If the optimizer is not SGD, or another algorithm corrects the same drift.
+        """
+        super().check(trainer)
+        assert trainer.local_optimizer is not None
+        if self.option == "II":
+            optimizer_distance(trainer.local_optimizer.optimizer, [], asked_by="--client.option")
+        sizes = np.asarray(trainer.source.sizes)
+        by_samples = trainer.aggregator.weighting == "samples"
+        self._whole = float(sizes.sum() if by_samples else np.count_nonzero(sizes))
+
+    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Any) -> None:
+        """Gets c ready, which changes only when the round is over."""
+        if self.control is None:
+            self.control = torch.zeros_like(trainer.weights)
+        self.control = self.control.to(trainer.weights)
+        self.scratch("change", trainer.weights).zero_()
+
+    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+        """Computes c - c_i."""
+        assert self.control is not None
+        own = self.scratch("own", trainer.weights)
+        trainer.client_states.recall("SCAFFOLD", client.id, own)
+        torch.sub(self.control, own, out=self.scratch("correction", own))
+
+    def on_client_entered(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+        """Replaces c_i and adds its change to that of c."""
+        own, correction = self.scratch("own", trainer.weights), self.scratch("correction", trainer.weights)
+        new = self.scratch("new", own)
+        if self.option == "I":
+            new.copy_(trainer.start_gradients.gradient)
+        else:  # what local steps moved, whatever others have made of the update since
+            moved = proximal_gradient(trainer.vector.data, trainer.origin, new)
+            control_variate(correction, moved, update.distance, new)
+        trainer.client_states.store("SCAFFOLD", update.client.id, new)
+        share = trainer.aggregator.client_weight(update.client) / self._whole
+        self.scratch("change", own).add_(new.sub_(own), alpha=share)
+
+    def on_after_server_step(
+        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
+    ) -> None:
+        """Adds the round's change to c."""
+        assert self.control is not None
+        self.control.add_(self.scratch("change", self.control))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns c; the clients' own are kept by ``trainer.client_states``."""
+        return {} if self.control is None else {"control": self.control.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.control = state_dict["control"]
+
+
+class StatelessSCAFFOLD(_Corrected):
+    """Adds c - c_i to every local gradient, with c_i = ∇f_i(w) and c = Σ p_i c_i over the cohort, anew in each round.
+
+    Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI 2022, Algorithm 4.
+    The gradients, over each client's full data, are exchanged before training: a second communication round. p_i are
+    the aggregator's weights. For a client alone in its round it is plain local training.
+    """
+
+    def start_gradients(self, round: int) -> StartGradient:
+        """Asks for the cohort's gradients at w."""
+        return "cohort"
+
+    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+        """Computes c - c_i."""
+        start = trainer.start_gradients
+        alignment(start.mean, start.gradient, self.scratch("correction", trainer.weights))

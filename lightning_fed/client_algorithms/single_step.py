@@ -1,0 +1,112 @@
+"""GradAlign and linear scaling with alignment: FedGA's relatives for one step on all of a client's data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import SGD
+
+from lightning_fed.client_algorithms.fedga import FedGA
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.local import linear_scaling_shift
+from lightning_fed.hooks import Client, Update
+
+if TYPE_CHECKING:
+    from lightning_fed.reduction import ReducedUpdate
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["GradAlign", "LinearScaling"]
+
+
+class GradAlign(FedGA):
+    """Takes one step on all of a client's data at a displaced point: w_i = w - η ∇f_i(w - β v_i), v_i = g̅ - g_i.
+
+    Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI 2022, Algorithm 1:
+    FedGA with one local step on the full batch. β = 0 is FedSGD, bit for bit.
+
+    Args:
+        beta: β, at least 0, in units of the learning rate; or β from each of several rounds on.
+    """
+
+    def __init__(self, beta: float | dict[int, float] = 0.05) -> None:
+        super().__init__(beta, form="step")
+
+    def check(self, trainer: FederatedTrainer) -> None:
+        """Refuses more than one local step, and batches that are not all of a client's data.
+
+        Raises:
+            FederatedError: If a client would take several steps, or one on a part of its data.
+        """
+        super().check(trainer)
+        name = type(self).__name__
+        if 1 not in (trainer.local_epochs, trainer.local_steps):
+            got = f"{trainer.local_steps} steps" if trainer.local_steps else f"{trainer.local_epochs} epochs"
+            raise FederatedError(
+                f"Expected {name} with one local step, got {got}: set `--trainer.local_steps 1`, or use FedGA."
+            )
+        largest, batch = int(np.max(trainer.source.sizes)), trainer.source.batch_size
+        if batch < largest or trainer.accumulate_grad_batches > 1:
+            raise FederatedError(
+                f"Expected {name} to take its step on all of a client's data, got batches of {batch} for a client of "
+                f"{largest} samples: set `--data.batch_size {largest}` and leave out "
+                "`--trainer.accumulate_grad_batches`, or use FedGA."
+            )
+
+
+class LinearScaling(GradAlign):
+    """Takes the cohort's whole step with alignment: w <- w - η Σ_i ∇f_i(w - (η/2) Σ_{j≠i} ∇f_j(w)).
+
+    To second order it is n steps of size η, one on each client. Dandi, Barba, Jaggi, "Implicit Gradient Alignment in
+    Distributed and Federated Learning", AAAI 2022, appendix A.2. The update is n times the local step, so that the
+    uniform mean is their sum; the displacement is no part of it. With one client it is its plain step. η is the
+    learning rate of the clients' SGD.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(beta=0.0)
+
+    def check(self, trainer: FederatedTrainer) -> None:
+        """Refuses weights by samples and optimizers whose first step is not the learning rate times the gradient.
+
+        Raises:
+            FederatedError: If the sum of the clients' steps would be another one.
+        """
+        super().check(trainer)
+        if trainer.aggregator.weighting != "uniform":
+            raise FederatedError(
+                f"Expected `--aggregator.weighting uniform` for {type(self).__name__}, which sums the clients' steps, "
+                f"got {trainer.aggregator.weighting}."
+            )
+        assert trainer.local_optimizer is not None
+        optimizer = trainer.local_optimizer.optimizer
+        groups = optimizer.param_groups
+        plain = isinstance(optimizer, SGD) and not any(group["nesterov"] for group in groups)
+        if not plain or len({float(group["lr"]) for group in groups}) > 1:
+            raise FederatedError(
+                f"Expected SGD with one learning rate and without Nesterov's momentum as the clients' optimizer for "
+                f"{type(self).__name__}, got {type(optimizer).__name__}: change `--model.optimizer`."
+            )
+
+    def shift(self, trainer: FederatedTrainer, client: Client, out: Tensor) -> Tensor:
+        """Computes (η/2) Σ_{j≠i} g_j, shape (d,)."""
+        assert trainer.local_optimizer is not None
+        lr, _ = trainer.local_optimizer.step_options
+        start = trainer.start_gradients
+        return linear_scaling_shift(start.mean, start.gradient, len(start.clients), lr, out)
+
+    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+        """Scales the update by the number of clients."""
+        update.delta.mul_(len(trainer.start_gradients.clients))
+
+    def on_before_server_step(
+        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
+    ) -> None:
+        """Sums the steps of those that entered alone, where others diverged or took none."""
+        share = update.num_clients / len(trainer.start_gradients.clients)
+        if share < 1:
+            for total in (update.mean, update.normalized_mean, update.sum, update.abs_sum, update.updates):
+                total.mul_(share)
+            update.variance.mul_(share**2)

@@ -1,0 +1,220 @@
+"""What clients remember between their rounds: a vector by key and client, on the device, in host memory or on disk."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.run import write_atomically
+
+__all__ = ["FOLDER", "ClientStates"]
+
+FOLDER = "client_states"
+
+# KEY/CLIENT-VERSION.npy; KEY/CLIENT is the name of a record.
+_FILE = re.compile(r"(?P<record>\w+/\d+)-(?P<version>\d+)\.npy")
+
+
+class ClientStates:
+    """Keeps client state such as control variates, zero until it is first stored.
+
+    A file's version is raised with every checkpoint, so that a file which a checkpoint may refer to is never written
+    again: a run that is killed at any moment resumes from the records of its checkpoint. Files that no checkpoint
+    refers to are removed after the next one.
+
+    Args:
+        location: Where records live between rounds: ``device``, ``host`` or ``disk``. Checkpoints have them on disk
+            whatever it is, hence a run goes on with another one.
+        like: The global vector; records have its shape (d,) and dtype.
+        run: The run's folder, None if there is none.
+        pinned: Files that each checkpoint in the run's folder refers to, by the checkpoint's name, with None for one
+            that cannot be read, which keeps every file there; None if the run makes no checkpoints and nothing of
+            it is kept.
+    """
+
+    def __init__(
+        self,
+        location: Literal["device", "host", "disk"],
+        like: Tensor,
+        run: Path | None = None,
+        pinned: Mapping[str, list[str] | None] | None = None,
+    ) -> None:
+        self.location, self._run = location, None if run is None else run.absolute()
+        self._shape, self._dtype = like.shape, like.dtype
+        self._device = like.device if location == "device" else torch.device("cpu")
+        self._keeps = run is not None and pinned is not None
+        self._temporary: TemporaryDirectory[str] | None = None
+        self._held: dict[str, Tensor] = {}
+        self._files: dict[str, Path] = {}
+        self._changed: set[str] = set()
+        self._dumped: list[str] = []
+        self._version = 1
+        present = self._present() if self._keeps else []
+        self._pinned = {name: present if files is None else files for name, files in (pinned or {}).items()}
+        self._pass_versions(present, *self._pinned.values())
+
+    def recall(self, key: str, client: int, out: Tensor) -> None:
+        """Copies a client's record into ``out``, shape (d,); zeros if there is none yet.
+
+        Raises:
+            FederatedError: If the record's file is missing or damaged.
+        """
+        record = f"{key}/{client}"
+        if record in self._held:
+            out.copy_(self._held[record])
+        elif record in self._files:
+            value = self._read(self._files[record])
+            out.copy_(value)
+            if self.location != "disk":
+                self._hold(record, value)
+        else:
+            out.zero_()
+
+    def store(self, key: str, client: int, value: Tensor) -> None:
+        """Keeps a copy of ``value``, shape (d,), as a client's record; ``key`` is a plain identifier.
+
+        Raises:
+            FederatedError: If the disk refuses it.
+        """
+        if not key.isidentifier() or value.shape != self._shape:
+            raise ValueError(f"expected a plain key and shape {tuple(self._shape)}, got {key!r}, {tuple(value.shape)}")
+        record = f"{key}/{client}"
+        if self.location == "disk":
+            self._write(record, value)
+        else:
+            self._hold(record, value)
+        self._changed.add(record)
+
+    def dump(self) -> list[str]:
+        """Makes the records changed since the last call durable, for a checkpoint that is about to be written.
+
+        Returns:
+            The files that the checkpoint refers to, as KEY/CLIENT-VERSION.npy.
+        """
+        for record in sorted(self._changed):
+            if record in self._held:
+                self._write(record, self._held[record])
+            with _writing(self._files[record], "rb+") as file:
+                os.fsync(file.fileno())
+        self._changed.clear()
+        self._version += 1
+        self._dumped = self._current()
+        return self._dumped
+
+    def saved(self, name: str) -> None:
+        """Takes note that the checkpoint ``name`` of the last dump is durable; removes files that none refers to."""
+        self._pinned[name] = self._dumped
+        used = {file for files in self._pinned.values() for file in files}.union(self._current())
+        for file in self._present():
+            if file not in used:
+                with suppress(OSError):  # it is tried again after the next checkpoint
+                    (self._folder() / file).unlink()
+
+    def restore(self, files: list[str], source: Path) -> None:
+        """Takes over the records that a checkpoint refers to; they are read when they are first recalled.
+
+        Args:
+            files: What ``dump`` returned for the checkpoint.
+            source: The folder that they lie in.
+
+        Raises:
+            FederatedError: If one is missing.
+        """
+        for file in files:
+            path = source / file
+            if not path.is_file():
+                raise _refusal(path, "there is no such file")
+            if self._keeps and source != self._folder():
+                path = _take_over(path, self._folder() / file)
+            self._files[file.rpartition("-")[0]] = path
+        self._pass_versions(files)
+
+    def close(self) -> None:
+        """Lets go of all records; those on disk that nothing can resume from are removed."""
+        self._held, self._files = {}, {}
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def _hold(self, record: str, value: Tensor) -> None:
+        if record in self._held:
+            self._held[record].copy_(value.detach())
+        else:
+            self._held[record] = value.detach().to(self._device, self._dtype, copy=True)
+
+    def _folder(self) -> Path:
+        """The folder of this run's files; a temporary one in a run that makes no checkpoints."""
+        if self._keeps:
+            assert self._run is not None
+            return self._run / FOLDER
+        if self._temporary is None:
+            self._temporary = TemporaryDirectory(prefix=f"{FOLDER}-", dir=self._run, ignore_cleanup_errors=True)
+        return Path(self._temporary.name)
+
+    def _write(self, record: str, value: Tensor) -> None:
+        """Writes a record of the version that no checkpoint refers to yet, hence neither atomically nor at once."""
+        path = self._folder() / f"{record}-{self._version}.npy"
+        with _writing(path, "wb") as file:
+            np.save(file, value.detach().to("cpu", self._dtype).numpy())
+        self._files[record] = path
+
+    def _read(self, path: Path) -> Tensor:
+        try:
+            value = torch.from_numpy(np.load(path))
+        except Exception as error:  # whatever NumPy raises on a damaged file
+            raise _refusal(path, f"it cannot be read ({type(error).__name__})") from error
+        if value.shape != self._shape:
+            raise _refusal(path, f"it has the shape {tuple(value.shape)} instead of {tuple(self._shape)}")
+        return value
+
+    def _present(self) -> list[str]:
+        """The files of records that are in this run's folder."""
+        paths = self._folder().glob("*/*")
+        return [file for path in paths if _FILE.fullmatch(file := f"{path.parent.name}/{path.name}")]
+
+    def _current(self) -> list[str]:
+        return [f"{path.parent.name}/{path.name}" for path in self._files.values()]
+
+    def _pass_versions(self, *files: Iterable[str]) -> None:
+        """Raises the next version above those of files that are there or referred to."""
+        found = [int(match["version"]) for some in files for file in some if (match := _FILE.fullmatch(file))]
+        self._version = max([self._version, *(version + 1 for version in found)])
+
+
+@contextmanager
+def _writing(path: Path, mode: str) -> Iterator[IO[bytes]]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, mode) as file:
+            yield file
+    except OSError as error:
+        raise FederatedError(
+            f"Expected to write the client state {path}, but the system refuses ({error.strerror or error}): make room "
+            "or change `--trainer.default_root_dir`."
+        ) from error
+
+
+def _take_over(source: Path, target: Path) -> Path:
+    """Links a file of another run, which is never written again, or copies it where there are no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        write_atomically(target, source.read_bytes())
+    return target
+
+
+def _refusal(path: Path, what: str) -> FederatedError:
+    return FederatedError(
+        f"Expected the client state {path} that the checkpoint refers to, but {what}: give another `--ckpt_path`."
+    )

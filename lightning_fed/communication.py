@@ -1,0 +1,63 @@
+"""What a round costs: communication rounds, bytes each way, gradient evaluations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.reduction import Need, ReducedUpdate
+
+if TYPE_CHECKING:
+    from lightning_fed.engines import SequentialEngine
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["no_totals", "round_costs"]
+
+
+def no_totals() -> dict[str, int]:
+    """Returns the totals of a run that has not begun."""
+    return {"samples": 0, "gradients": 0, "comm/rounds": 0, "comm/bytes_down": 0, "comm/bytes_up": 0}
+
+
+def round_costs(trainer: FederatedTrainer, engine: SequentialEngine, update: ReducedUpdate) -> dict[str, int]:
+    """Counts what one round adds to the totals.
+
+    Each client that entered gets the model and sends its update: one communication round. Vectors that methods send
+    besides have the model's length d; buffers travel with the model if they are averaged. An exchange before training
+    (gradients up, their mean down) is a communication round of its own, however many methods use it. Reductions, losses
+    and counts are scalars and not counted.
+
+    Args:
+        trainer: The trainer.
+        engine: The engine, after the round.
+        update: The round's reduced update.
+
+    Returns:
+        ``samples`` seen in local steps; ``gradients``, the samples whose gradient was computed, passes over a client's
+        full data included; ``comm/rounds``; ``comm/bytes_down`` to and ``comm/bytes_up`` from the clients.
+    """
+    down, up = _vectors(trainer)
+    exchanges = int(engine.start_gradients.exchanged)
+    if exchanges and trainer.aggregator.gradient_at == "start" and _sends_gradient(trainer):
+        up -= 1  # the exchange has it already
+    vector = trainer.vector.numel * trainer.vector.data.element_size()
+    buffers = trainer.buffers.num_bytes if trainer.buffers.policy == "average" else 0
+    clients = update.num_clients
+    return {
+        "samples": engine.samples,
+        "gradients": engine.samples + engine.full_gradient_samples,
+        "comm/rounds": 1 + exchanges if clients else 0,
+        "comm/bytes_down": ((down + exchanges) * vector + buffers) * clients,
+        "comm/bytes_up": ((up + exchanges) * vector + buffers) * clients,
+    }
+
+
+def _sends_gradient(trainer: FederatedTrainer) -> bool:
+    return bool(trainer.aggregator.all_needs & Need.ANY_GRADIENT)
+
+
+def _vectors(trainer: FederatedTrainer) -> tuple[int, int]:
+    """Vectors of length d that each client gets and sends in a round, without an exchange."""
+    algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
+    down = 1 + sum(algorithm.vectors_down for algorithm in algorithms)
+    return down, 1 + _sends_gradient(trainer) + sum(algorithm.vectors_up for algorithm in algorithms)

@@ -1,0 +1,138 @@
+"""A user's own arrays from files."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch.utils.data import TensorDataset
+
+from lightning_fed.data.array_files import SUFFIXES, ArrayFile
+from lightning_fed.data.array_values import Layout, as_inputs, as_labels, as_numbers
+from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.loading import Datasets
+from lightning_fed.errors import FederatedError
+
+__all__ = ["Arrays"]
+
+
+class Arrays(BundledDataModule):
+    """Inputs and targets from .npz, .npy or .pt files, held in memory; large .npy files are mapped into it.
+
+    An .npz file with ``x_train``, ``y_train``, ``x_test`` and ``y_test`` needs ``path`` alone. Each of the six arrays
+    is named by an option of its own: as ``NAME`` in ``path``, as a file with one array (``labels.npy``), or as
+    ``FILE:NAME`` (``images.npz:test``). Relative paths start from ``root``.
+
+    8-bit images become float32 in [0, 1] of shape (C, H, W), other floating inputs float32, integers wider than 8 bits
+    int64.
+
+    Args:
+        path: File with named arrays: .npz, a dict in a .pt file, or a folder of .npy files named after the arrays.
+        root: Folder of data sets; ``LIGHTNING_FED_DATA`` if not given, the current folder if that is not set either.
+        x_train: Training inputs.
+        y_train: Training targets.
+        x_val: Validation inputs; ``x_val`` of ``path`` if it is there, with its ``y_val``.
+        y_val: Validation targets.
+        x_test: Test inputs; ``x_test`` of ``path`` if it is there, with its ``y_test``.
+        y_test: Test targets.
+        layout: Where the channels of inputs are: ``NHW`` (nowhere: a dimension is added), ``NHWC`` (last: moved before
+            height and width), ``as_is`` (nothing is done); ``auto`` does what 8-bit images need and leaves others.
+        scale: Whether 8-bit inputs are divided by 255.
+        mean: Subtracted from inputs after scaling, one value or one for each channel.
+        std: Divides inputs after that, above 0, one value or one for each channel.
+        class_labels: Whether targets are class labels: whole numbers from 0; others are left as they are.
+        **kwargs: Every other option of ``BundledDataModule``.
+
+    Raises:
+        FederatedError: If ``layout`` or ``std`` is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        x_train: str = "x_train",
+        y_train: str = "y_train",
+        x_val: str | None = None,
+        y_val: str | None = None,
+        x_test: str | None = None,
+        y_test: str | None = None,
+        layout: Layout = "auto",
+        scale: bool = True,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        class_labels: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if layout not in get_args(Layout):
+            raise FederatedError(
+                f"Expected `--data.layout` to be one of {', '.join(get_args(Layout))}, got {layout!r}."
+            )
+        if std is not None and not bool((torch.tensor(std) > 0).all()):
+            raise FederatedError(f"Expected `--data.std` to be above 0, got {std}.")
+        self.path = path
+        self.root = root
+        self.class_labels = class_labels
+        self._chosen = {
+            "x_train": x_train, "y_train": y_train, "x_val": x_val, "y_val": y_val, "x_test": x_test, "y_test": y_test,
+        }  # fmt: skip
+        self._input_options: dict[str, Any] = {"layout": layout, "scale": scale, "mean": mean, "std": std}
+
+    def load_datasets(self) -> Datasets:
+        """Reads the arrays."""
+        files: dict[Path, ArrayFile] = {}
+        train = self._dataset("train", files)
+        val = self._dataset("val", files) if self._has("val", files) else None
+        return Datasets(train, val, self._dataset("test", files) if self._has("test", files) else None)
+
+    def _has(self, part: str, files: dict[Path, ArrayFile]) -> bool:
+        """Whether a part was asked for, or one of its arrays lies in ``path`` under its usual name."""
+        options = (f"x_{part}", f"y_{part}")
+        if any(self._chosen[option] is not None for option in options):
+            return True
+        return self.path is not None and any(option in self._file(self.path, "path", files).names for option in options)
+
+    def _dataset(self, part: str, files: dict[Path, ArrayFile]) -> TensorDataset:
+        arrays, names = [], []
+        for option in (f"x_{part}", f"y_{part}"):
+            file, name = self._find(option, files)
+            arrays.append(file.read(name, f"--data.{option}"))
+            names.append(f"{name} of {file.path}")
+        inputs, targets = arrays
+        if len(inputs) != len(targets):
+            raise FederatedError(
+                f"Expected as many targets as inputs, got {len(inputs)} inputs in {names[0]} and {len(targets)} "
+                f"targets in {names[1]}: change `--data.x_{part}` or `--data.y_{part}`."
+            )
+        labels = as_labels(targets, names[1], f"--data.y_{part}") if self.class_labels else as_numbers(targets)
+        return TensorDataset(as_inputs(inputs, names[0], **self._input_options), labels)
+
+    def _find(self, option: str, files: dict[Path, ArrayFile]) -> tuple[ArrayFile, str]:
+        """Finds the file that an option names, and the array in it."""
+        given = self._chosen[option] or option
+        path, _, name = given.rpartition(":")
+        if Path(path).suffix in SUFFIXES:
+            return self._file(path, option, files), name
+        if Path(given).suffix not in SUFFIXES:
+            if self.path is None:
+                raise FederatedError(
+                    f"Expected `--data.path` to name the file that holds {given}, got none: set it, or set "
+                    f"`--data.{option}` to a file."
+                )
+            return self._file(self.path, "path", files), given
+        file = self._file(given, option, files)
+        if len(file.names) != 1:
+            raise FederatedError(
+                f"Expected one array in {file.path}, which holds {file.listing()}: write "
+                f"`--data.{option} {given}:NAME`."
+            )
+        return file, file.names[0]
+
+    def _file(self, path: str | os.PathLike[str], option: str, files: dict[Path, ArrayFile]) -> ArrayFile:
+        root = Path(self.root or os.environ.get("LIGHTNING_FED_DATA") or "").expanduser()
+        full = root / Path(path).expanduser()
+        if full not in files:
+            files[full] = ArrayFile(full, f"--data.{option}")
+        return files[full]

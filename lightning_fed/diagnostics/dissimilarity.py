@@ -1,0 +1,100 @@
+"""Logs how far the gradients of a round's clients lie apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.dissimilarity import gradient_spread
+from lightning_fed.hooks import FederatedCallback, StartGradient
+
+if TYPE_CHECKING:
+    from lightning_fed.reduction import ReducedUpdate
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["GradientDissimilarity"]
+
+
+class GradientDissimilarity(FederatedCallback):
+    """Logs r(w) = (1/2n) Σ ‖∇f_i(w) - ∇f(w)‖² over the cohort, at the model w that the round starts from.
+
+    ∇f_i is the gradient over client i's full data and ∇f their mean. Dandi, Barba, Jaggi, "Implicit Gradient Alignment
+    in Distributed and Federated Learning", AAAI 2022, section 3 and figures 5, 7 and 9. Training is the same with and
+    without it, bit for bit, and nothing counts as communication; gradients that an algorithm asks for too are computed
+    once. A client whose gradient is not finite is left out.
+
+    Logs ``gradient/dissimilarity`` (r), ``gradient/distance`` and ``gradient/distance_max`` (mean over the clients and
+    maximum of ‖∇f_i - ∇f‖), ``gradient/norm`` (‖∇f‖) and, for a chosen client in rounds that draw it,
+    ``gradient/distance_client``.
+
+    Args:
+        every_n_rounds: Rounds between measurements, at least 1.
+        weighting: Weights of all means: ``uniform`` (1/n, as in the paper) or ``samples`` (p_i ∝ s_i).
+        client: Id of a client whose own distance is logged, None for none.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        every_n_rounds: int = 1,
+        weighting: Literal["uniform", "samples"] = "uniform",
+        client: int | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if isinstance(every_n_rounds, bool) or not isinstance(every_n_rounds, int) or every_n_rounds < 1:
+            raise FederatedError(
+                f"Expected `every_n_rounds` of {name} to be an integer of at least 1, got {every_n_rounds!r}."
+            )
+        if weighting not in ("uniform", "samples"):
+            raise FederatedError(f"Expected `weighting` of {name} to be uniform or samples, got {weighting!r}.")
+        self.every_n_rounds, self.weighting, self.client = every_n_rounds, weighting, client
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuses a client that is not there, and a second callback that would log under the same names.
+
+        Raises:
+            FederatedError: If there is one.
+        """
+        if stage != "fit":
+            return
+        name, clients = type(self).__name__, len(trainer.source.sizes)
+        if self.client is not None and not 0 <= self.client < clients:
+            raise FederatedError(f"Expected `client` of {name} to be an id in [0, {clients}), got {self.client}.")
+        if sum(isinstance(callback, GradientDissimilarity) for callback in trainer.callbacks) > 1:
+            raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")
+
+    def start_gradients(self, round: int) -> StartGradient:
+        """Asks for the cohort's gradients in rounds that are due."""
+        return "cohort" if round % self.every_n_rounds == 0 else "none"
+
+    def on_before_server_step(
+        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
+    ) -> None:
+        """Logs, in rounds that are due; the gradients are those of all clients drawn, whatever became of them since."""
+        if self.start_gradients(trainer.round) == "none":
+            return
+        start = trainer.start_gradients
+        finite = torch.linalg.vector_norm(start.rows, dim=1).isfinite()
+        clients = [client for client, good in zip(start.clients, finite.tolist(), strict=True) if good]
+        if not clients:
+            return
+        rows = start.rows if len(clients) == len(start.clients) else start.rows[finite]
+        sizes = [client.num_samples if self.weighting == "samples" else 1 for client in clients]
+        shares = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+        spread = gradient_spread(rows, shares)
+        distances = spread.distances.cpu()
+        logged = {
+            "gradient/dissimilarity": spread.dissimilarity,
+            "gradient/distance": shares @ distances.double(),
+            "gradient/distance_max": distances.max(),
+            "gradient/norm": spread.norm,
+        }
+        ids = [client.id for client in clients]
+        if self.client in ids:
+            logged["gradient/distance_client"] = distances[ids.index(self.client)]
+        pl_module.log_dict(logged)

@@ -1,0 +1,80 @@
+"""Which clients of a round ended with NaN or infinity, and when that ends the run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import Client
+from lightning_fed.metrics import MetricRecorder
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["DivergenceWatch"]
+
+
+class DivergenceWatch:
+    """Finds clients that diverged, by one read from the device for each.
+
+    Args:
+        trainer: The trainer, set up for ``fit``; its ``max_diverged`` says how many may be left out.
+        recorder: Holds the client's loss; what a client logged that is left out is forgotten.
+
+    Attributes:
+        clients: Ids of those left out in this round.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, recorder: MetricRecorder) -> None:
+        self.trainer, self.recorder = trainer, recorder
+        self.clients: list[int] = []
+        self._cohort_size = 0
+        self._finite_buffers: list[str] = []
+
+    def start_round(self, cohort_size: int) -> None:
+        """Begins a round of so many clients."""
+        self.clients, self._cohort_size = [], cohort_size
+        # A buffer that holds infinity by design, such as an attention mask, says nothing about divergence.
+        values = self.trainer.buffers.values
+        self._finite_buffers = [
+            name for name, b in values.items() if b.is_floating_point() and bool(b.isfinite().all())
+        ]
+
+    def found(self, client: Client, *vectors: Tensor) -> bool:
+        """Looks for NaN and infinity in a client's vectors, mean loss and live buffers, and leaves it out for one.
+
+        Raises:
+            FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
+        """
+        loss = self.recorder.peek("train/loss")
+        size: Tensor = sum((torch.linalg.vector_norm(v) for v in vectors), vectors[0].new_zeros(()))
+        if loss is not None:
+            size = size + loss
+        live = self.trainer.buffers.live.tensors() if self._finite_buffers else {}
+        for name in self._finite_buffers:
+            size = size + live[name].norm()
+        if math.isfinite(size.item()):
+            return False
+        self.leave_out(client)
+        self.recorder.roll_back()
+        return True
+
+    def leave_out(self, client: Client) -> None:
+        """Counts a client that diverged.
+
+        Raises:
+            FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
+        """
+        self.clients.append(client.id)
+        if len(self.clients) > self.trainer.max_diverged * self._cohort_size:
+            raise FederatedError(
+                f"Expected finite losses and updates, but client {client.id} diverged in round {client.round}: lower "
+                "the learning rate in the model's optimizer, set `--trainer.gradient_clip_val`, check its data, or let "
+                "`--trainer.max_diverged` leave out such clients."
+            )
+        rank_zero_warn(f"Client {client.id} diverged in round {client.round} and is left out of it.")

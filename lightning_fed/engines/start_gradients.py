@@ -1,0 +1,136 @@
+"""The gradients of a round's clients at the global model, before any of them trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+
+from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.hooks import Client, Cohort, FederatedCallback, StartGradient
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["StartGradients"]
+
+_LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
+
+
+class StartGradients:
+    """Holds g_i = ∇f_i(w) and f_i(w) over each client's full data, computed once for every part that asks.
+
+    A part asks by ``FederatedCallback.start_gradients``. Tensors are in the dtype of the global vector and are reused
+    in the next round.
+
+    Args:
+        trainer: The trainer, set up for ``fit``.
+        full_gradient: Computes one client's gradient.
+
+    Attributes:
+        gradient: g_i of the client about to train, shape (d,).
+        loss: f_i of that client, shape ().
+        clients: The n clients of the exchange; empty if no part asks for those of the cohort.
+        weights: Their aggregation weights p_i, shape (n,), float64, summing to 1.
+        rows: Their g_i in ascending order of client id, shape (n, d).
+        losses: Their f_i, shape (n,).
+        mean: g̅ = Σ p_i g_i, shape (d,).
+        level: The most that any part asks for in this round.
+        method_level: The most that an algorithm asks for, not only a diagnostic.
+        exchanged: Whether an algorithm, not only a diagnostic, had the cohort's gradients exchanged in this round.
+        samples: Samples whose gradient was computed in this round for an algorithm.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, full_gradient: FullGradient) -> None:
+        self.trainer, self.full_gradient = trainer, full_gradient
+        self.level: StartGradient = "none"
+        self.method_level: StartGradient = "none"
+        self.exchanged, self.samples = False, 0
+        self.clients: tuple[Client, ...] = ()
+        none = trainer.weights.new_empty(0)
+        self.gradient = self.loss = self.mean = self.losses = none
+        self.rows = trainer.weights.new_empty(0, trainer.weights.numel())
+        self.weights = torch.empty(0, dtype=torch.float64)
+        self._own, self._all_rows, self._mean = none, self.rows, none
+        self._at: dict[int, int] = {}
+
+    def _level(self, round: int, kinds: tuple[type[Callback], ...]) -> StartGradient:
+        asked = [
+            callback.start_gradients(round)
+            for callback in self.trainer.callbacks
+            if isinstance(callback, FederatedCallback) and isinstance(callback, kinds)
+        ]
+        return max(asked, key=_LEVELS.index, default="none")
+
+    def open(self, cohort: Cohort) -> Tensor | None:
+        """Finds out what this round needs and computes the cohort's gradients, if they are asked for.
+
+        Args:
+            cohort: The round's clients.
+
+        Returns:
+            ‖g_i‖ + f_i for each client, shape (n,): not finite where there is no gradient to use. None without an
+            exchange: a diagnostic that looks on leaves no client out.
+        """
+        self.level = self._level(cohort.round, (Callback,))
+        self.method_level = self._level(cohort.round, (ClientAlgorithm, Aggregator))
+        self.exchanged = self.method_level == "cohort"
+        self.samples = 0
+        self.clients = ()
+        if self.level == "client" and not len(self._own):
+            self._own = torch.empty_like(self.trainer.weights)
+        if self.level != "cohort" or not cohort.clients:
+            return None
+        self._compute_rows(cohort.clients)
+        if not self.exchanged:
+            return None
+        sizes: Tensor = torch.linalg.vector_norm(self.rows, dim=1)
+        return sizes + self.losses
+
+    def _compute_rows(self, clients: tuple[Client, ...]) -> None:
+        if len(self._all_rows) < len(clients):
+            self._all_rows = self._all_rows.new_empty(len(clients), self._all_rows.shape[1])
+        self.trainer.vector.data.copy_(self.trainer.weights)
+        losses = []
+        for row, client in zip(self._all_rows, clients, strict=False):
+            self.trainer.buffers.load(client)
+            losses.append(self._compute(client, row))
+        self._arrange(clients, self._all_rows[: len(clients)], torch.stack(losses))
+
+    def _compute(self, client: Client, out: Tensor) -> Tensor:
+        if self.method_level != "none":
+            self.samples += client.num_samples
+        return self.full_gradient.compute(client, out)
+
+    def _arrange(self, clients: tuple[Client, ...], rows: Tensor, losses: Tensor) -> None:
+        """Takes over the cohort's gradients and averages them with the aggregator's weights, in this order."""
+        self.clients, self.rows, self.losses = clients, rows, losses
+        self._at = {client.id: at for at, client in enumerate(clients)}
+        weights = [self.trainer.aggregator.client_weight(client) for client in clients]
+        self.weights = torch.tensor(weights, dtype=torch.float64) / (sum(weights) or 1.0)
+        if not len(self._mean):
+            self._mean = torch.empty_like(self.trainer.weights)
+        self.mean = self._mean.zero_()
+        for row, weight in zip(rows, self.weights.tolist(), strict=True):
+            self.mean.add_(row, alpha=weight)
+
+    def keep(self, clients: tuple[Client, ...]) -> None:
+        """Leaves clients out of the exchange: only these remain, in the same order."""
+        index = [self._at[client.id] for client in clients]
+        for to, at in enumerate(index):  # moves up in place, so that the matrix is never there twice
+            if to != at:
+                self._all_rows[to].copy_(self._all_rows[at])
+        self._arrange(clients, self._all_rows[: len(index)], self.losses[index])
+
+    def load(self, client: Client) -> None:
+        """Makes ``gradient`` and ``loss`` those of the client about to train; the live model holds w."""
+        if self.level == "cohort":
+            at = self._at[client.id]
+            self.gradient, self.loss = self.rows[at], self.losses[at]
+        elif self.level == "client":
+            self.loss = self._compute(client, self._own)
+            self.gradient = self._own

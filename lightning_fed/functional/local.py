@@ -1,0 +1,61 @@
+"""What client algorithms add to a local gradient, where they take it, and what a client keeps.
+
+Vectors have shape (d,). w is the round's global model, w_i the client's weights, g_i = ∇f_i(w) its gradient over all
+its data, g̅ = Σ p_i g_i. Results go to ``out``, which is returned.
+"""
+
+from torch import Tensor
+
+__all__ = ["alignment", "control_variate", "linear_scaling_shift", "proximal_gradient"]
+
+
+def proximal_gradient(weights: Tensor, origin: Tensor, out: Tensor) -> Tensor:
+    """Computes w_i - w, the gradient of ½ ‖w_i - w‖² (Li et al., MLSys 2020, eq. 2, without its factor μ).
+
+    Args:
+        weights: w_i.
+        origin: w.
+        out: Receives the result, in a dtype at least as wide.
+    """
+    return out.copy_(weights).sub_(origin)
+
+
+def alignment(mean: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
+    """Computes v_i = g̅ - g_i (Dandi, Barba, Jaggi, AAAI 2022, Algorithm 2); weighted with p_i they sum to zero.
+
+    The same vector is what the stateless form of SCAFFOLD adds to every local gradient (Algorithm 4).
+
+    Args:
+        mean: g̅.
+        gradient: g_i.
+        out: Receives the result.
+    """
+    return out.copy_(mean).sub_(gradient)
+
+
+def linear_scaling_shift(mean: Tensor, gradient: Tensor, num_clients: int, lr: float, out: Tensor) -> Tensor:
+    """Computes (α/2) Σ_{j≠i} g_j (Dandi, Barba, Jaggi, AAAI 2022, appendix A.2), zero for one client.
+
+    Args:
+        mean: (1/n) Σ g_j.
+        gradient: g_i.
+        num_clients: n.
+        lr: α, the learning rate of the step.
+        out: Receives the result.
+    """
+    return out.copy_(mean).mul_(num_clients).sub_(gradient).mul_(lr / 2)
+
+
+def control_variate(correction: Tensor, moved: Tensor, distance: float, out: Tensor) -> Tensor:
+    """Computes c_i⁺ = c_i - c - (w_i - w) / a_i (Karimireddy et al., ICML 2020, eq. 4, option II).
+
+    For constant corrections it is the mean of the gradients that the client met, as its optimizer weighed them. With
+    plain SGD a_i = K_i η; for other forms of SGD see ``sgd_distance``.
+
+    Args:
+        correction: c - c_i, what was added to every local gradient.
+        moved: w_i - w.
+        distance: a_i above 0, in units of the learning rate.
+        out: Receives the result.
+    """
+    return out.copy_(moved).div_(-distance).sub_(correction)

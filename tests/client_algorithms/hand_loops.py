@@ -1,0 +1,237 @@
+"""The client algorithms in NumPy, written from their papers: every one a round by hand over recorded batches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from known_clients import LR, Problem
+
+
+class Sgd:
+    """One client's SGD, as torch documents it."""
+
+    def __init__(self, momentum: float = 0, dampening: float = 0, nesterov: bool = False, decay: float = 0) -> None:
+        self.momentum, self.dampening, self.nesterov, self.decay = momentum, dampening, nesterov, decay
+        self.halving: int | None = None
+        self.buffer: Any = None
+        self.steps = 0
+
+    def __call__(self, w: Any, gradient: Any) -> Any:
+        gradient = gradient + self.decay * w
+        step = gradient
+        if self.momentum:
+            damped = (1 - self.dampening) * gradient
+            self.buffer = gradient if self.buffer is None else self.momentum * self.buffer + damped
+            step = gradient + self.momentum * self.buffer if self.nesterov else self.buffer
+        lr = LR * 0.5 ** (self.steps // self.halving) if self.halving else LR
+        self.steps += 1
+        return w - lr * step
+
+
+class Adam:
+    """One client's Adam; ``decay`` is AdamW's."""
+
+    def __init__(self, decay: float = 0) -> None:
+        self.decay, self.first, self.second, self.steps = decay, 0.0, 0.0, 0
+
+    def __call__(self, w: Any, gradient: Any) -> Any:
+        self.steps += 1
+        self.first = 0.9 * self.first + 0.1 * gradient
+        self.second = 0.999 * self.second + 0.001 * gradient**2
+        first, second = self.first / (1 - 0.9**self.steps), self.second / (1 - 0.999**self.steps)
+        return w - LR * self.decay * w - LR * first / (np.sqrt(second) + 1e-8)
+
+
+def halving() -> Sgd:
+    made = Sgd(momentum=0.5)
+    made.halving = 2
+    return made
+
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": Sgd,
+    "momentum": lambda: Sgd(momentum=0.8, dampening=0.1),
+    "nesterov": lambda: Sgd(momentum=0.7, nesterov=True),
+    "schedule": halving,
+    "decay": lambda: Sgd(momentum=0.5, decay=0.3),
+    "adam": Adam,
+    "adamw": lambda: Adam(decay=0.3),
+}
+
+
+class FedAvgByHand:
+    """Plain local training and a weighted mean; what an algorithm changes is in the methods below.
+
+    Attributes:
+        round: Index of the round, from 1.
+        w: The global model, shape (d,).
+        p: Aggregation weights p_i of the round's clients.
+        updates: δ_i of the round's clients.
+    """
+
+    pull = 0.0
+
+    def __init__(
+        self, problem: Problem, optimizer: str = "sgd", weighting: str = "samples", clip: float | None = None
+    ) -> None:
+        self.problem, self.optimizer, self.weighting, self.clip = problem, optimizer, weighting, clip
+        self.round, self.w = 0, problem.start
+        self.decays = optimizer in ("decay", "adamw")
+
+    def run(self, batches: dict[int, list[np.ndarray]]) -> np.ndarray:
+        """Runs a round of these clients on these rows; returns w, shape (d,)."""
+        self.round += 1
+        sizes = {i: self.problem.sizes[i] if self.weighting == "samples" else 1 for i in sorted(batches)}
+        self.p = {i: size / sum(sizes.values()) for i, size in sizes.items()}
+        self.prepare()
+        self.ends, self.updates = {}, {}
+        for i in self.p:
+            start = self.w - self.displacement(i)
+            self.ends[i] = self.train(i, start, batches[i])
+            self.updates[i] = self.measure(i, start)
+        self.w = self.server({i: len(batches[i]) for i in self.p})
+        return self.w
+
+    def train(self, i: int, start: np.ndarray, batches: list[np.ndarray]) -> np.ndarray:
+        w, step = start, OPTIMIZERS[self.optimizer]()
+        for rows in batches:
+            gradient = self.problem.gradient(w - self.shift(i), rows) + self.term(i, w - start)
+            if self.clip is not None:
+                gradient = gradient * min(1, self.clip / (np.linalg.norm(gradient) + 1e-6))
+            w = step(w, gradient)
+        return w
+
+    def distance(self, steps: int) -> float:
+        """How far the optimizer moves a scalar of gradient 1, without decay."""
+        x, step = 0.0, OPTIMIZERS[self.optimizer]()
+        step.decay = 0
+        for _ in range(steps):
+            x = step(x, 1 + self.pull * x)
+        return -x
+
+    def mean_gradient(self) -> np.ndarray:
+        return sum(p * self.problem.full(self.w, i) for i, p in self.p.items())  # type: ignore[return-value]
+
+    def prepare(self) -> None:
+        """Before the first client of a round."""
+
+    def displacement(self, i: int) -> Any:
+        """What is taken off the client's start."""
+        return 0.0
+
+    def shift(self, i: int) -> Any:
+        """What is taken off the point of each gradient."""
+        return 0.0
+
+    def term(self, i: int, moved: np.ndarray) -> Any:
+        """What is added to each gradient."""
+        return 0.0
+
+    def measure(self, i: int, start: np.ndarray) -> np.ndarray:
+        return self.ends[i] - start
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        return self.w + sum(p * self.updates[i] for i, p in self.p.items())
+
+
+class FedProxByHand(FedAvgByHand):
+    def __init__(self, *args: Any, mu: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.pull = mu
+
+    def term(self, i: int, moved: np.ndarray) -> np.ndarray:
+        return self.pull * moved
+
+
+class ScaffoldByHand(FedAvgByHand):
+    """Karimireddy et al., Algorithm 1; N counts the clients with samples, weights are the aggregator's."""
+
+    def __init__(self, *args: Any, option: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.option = option
+        self.own = [np.zeros_like(self.w) for _ in self.problem.sizes]
+        self.c = np.zeros_like(self.w)
+
+    def term(self, i: int, moved: np.ndarray) -> np.ndarray:
+        return self.c - self.own[i]
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        sizes = self.problem.sizes
+        uniform = {i: 1 / np.count_nonzero(sizes) for i in self.p}
+        share = uniform if self.weighting == "uniform" else {i: sizes[i] / sum(sizes) for i in self.p}
+        change = np.zeros_like(self.c)
+        for i in self.p:
+            new = self.own[i] - self.c + (self.w - self.ends[i]) / self.distance(steps[i])
+            new = self.problem.full(self.w, i) if self.option == "I" else new
+            change += share[i] * (new - self.own[i])
+            self.own[i] = new
+        self.c = self.c + change
+        return super().server(steps)
+
+
+class StatelessByHand(FedAvgByHand):
+    """Dandi, Barba, Jaggi, Algorithm 4."""
+
+    def term(self, i: int, moved: np.ndarray) -> np.ndarray:
+        return self.mean_gradient() - self.problem.full(self.w, i)
+
+
+class FedGAByHand(FedAvgByHand):
+    """Dandi, Barba, Jaggi, Algorithms 2 and 3; weight decay, which reads w_i, makes it Algorithm 3."""
+
+    def __init__(self, *args: Any, beta: Any, form: str = "start", measure_from: str = "displaced", **options: Any):
+        super().__init__(*args, **options)
+        self.beta, self.measure_from = beta, measure_from
+        self.at_start = form == "start" and not self.decays
+
+    def prepare(self) -> None:
+        beta, mean = self.beta(self.round) if callable(self.beta) else self.beta, self.mean_gradient()
+        self.v = {i: beta * (mean - self.problem.full(self.w, i)) for i in self.p}
+
+    def displacement(self, i: int) -> Any:
+        return self.v[i] if self.at_start else 0.0
+
+    def shift(self, i: int) -> Any:
+        return 0.0 if self.at_start else self.v[i]
+
+    def measure(self, i: int, start: np.ndarray) -> np.ndarray:
+        return self.ends[i] - (self.w if self.measure_from == "global" else start)
+
+
+class LinearScalingByHand(FedAvgByHand):
+    """Dandi, Barba, Jaggi, appendix A.2: w - α Σ_i ∇f_i(w - (α/2) Σ_{j≠i} ∇f_j(w))."""
+
+    def shift(self, i: int) -> np.ndarray:
+        others = [self.problem.full(self.w, j) for j in self.p if j != i]
+        return LR / 2 * sum(others, np.zeros_like(self.w))
+
+    def measure(self, i: int, start: np.ndarray) -> np.ndarray:
+        return len(self.p) * (self.ends[i] - start)
+
+
+class FedDynByHand(FedAvgByHand):
+    """Acar et al., Algorithm 1."""
+
+    def __init__(self, *args: Any, alpha: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.alpha = self.pull = alpha
+        self.own = [np.zeros_like(self.w) for _ in self.problem.sizes]
+        self.h = np.zeros_like(self.w)
+
+    def term(self, i: int, moved: np.ndarray) -> np.ndarray:
+        return self.alpha * moved - self.own[i]
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        for i in self.p:
+            self.own[i] = self.own[i] - self.alpha * (self.ends[i] - self.w)
+        self.h = self.h - self.alpha / len(self.problem.sizes) * sum(self.ends[i] - self.w for i in self.p)
+        return sum(self.ends[i] for i in self.p) / len(self.p) - self.h / self.alpha
+
+
+class FedNovaByHand(FedProxByHand):
+    """Wang et al., eq. 6, over clients with a proximal term."""
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        a = {i: self.distance(steps[i]) for i in self.p}
+        mean = sum(p * self.updates[i] / a[i] for i, p in self.p.items())
+        return self.w + sum(p * a[i] for i, p in self.p.items()) * mean

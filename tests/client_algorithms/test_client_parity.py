@@ -1,0 +1,118 @@
+"""Every client algorithm against a NumPy loop on the same batches, in double precision."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import hand_loops as hand
+import numpy as np
+import pytest
+from client_runs import fit
+from known_clients import SIZES, Logistic, Quadratic
+
+from lightning_fed import client_algorithms
+from lightning_fed.aggregators import FedAvg, FedDynServer, FedNova
+from lightning_fed.client_algorithms import (
+    SCAFFOLD,
+    ClientAlgorithm,
+    FedDyn,
+    FedGA,
+    FedProx,
+    GradAlign,
+    LinearScaling,
+    StatelessSCAFFOLD,
+)
+
+ROUNDS = 4
+SGDS = ("sgd", "momentum", "nesterov", "schedule", "decay")
+ALL = (*SGDS, "adam", "adamw")
+# One client joins in every round, one twice and one only in the last; cohorts have their own Σ p_i.
+EMPTY = SIZES.index(0)
+COHORTS = ((0, 1, 3), (2, 3, 4), (3, 0, 4), (1, 3, 2))
+BETAS = {1: 0.3, 3: 0.1, 4: 0.0}
+
+
+def beta_by_hand(round: int) -> float:
+    return {1: 0.3, 2: 0.3, 3: 0.1, 4: 0.0}[round]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm in the suite: how it is made, by hand too, and what it takes."""
+
+    make: Callable[[], ClientAlgorithm | None]
+    by_hand: Callable[..., hand.FedAvgByHand]
+    server: Callable[..., Any] = FedAvg
+    optimizers: tuple[str, ...] = SGDS
+    weightings: tuple[str, ...] = ("samples", "uniform")
+    options: dict[str, Any] = field(default_factory=lambda: {"local_epochs": 2})
+
+
+ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES)}
+CASES = {
+    "none": Case(lambda: None, hand.FedAvgByHand),
+    "FedProx": Case(partial(FedProx, 0.7), partial(hand.FedProxByHand, mu=0.7), optimizers=ALL),
+    "SCAFFOLD I": Case(partial(SCAFFOLD, "I"), partial(hand.ScaffoldByHand, option="I"), optimizers=ALL),
+    "SCAFFOLD II": Case(SCAFFOLD, partial(hand.ScaffoldByHand, option="II")),
+    "StatelessSCAFFOLD": Case(StatelessSCAFFOLD, hand.StatelessByHand),
+    "FedGA start": Case(partial(FedGA, 0.3), partial(hand.FedGAByHand, beta=0.3), optimizers=ALL),
+    "FedGA step": Case(partial(FedGA, 0.3, "step"), partial(hand.FedGAByHand, beta=0.3, form="step")),
+    "FedGA global": Case(
+        partial(FedGA, 0.3, measure_from="global"), partial(hand.FedGAByHand, beta=0.3, measure_from="global")
+    ),
+    "FedGA by round": Case(partial(FedGA, BETAS), partial(hand.FedGAByHand, beta=beta_by_hand)),
+    "GradAlign": Case(partial(GradAlign, 0.3), partial(hand.FedGAByHand, beta=0.3, form="step"), options=ONE_STEP),
+    "LinearScaling": Case(
+        LinearScaling,
+        hand.LinearScalingByHand,
+        optimizers=("sgd", "momentum", "schedule", "decay"),
+        weightings=("uniform",),
+        options=ONE_STEP,
+    ),
+    "FedDyn": Case(
+        FedDyn, partial(hand.FedDynByHand, alpha=0.4), partial(FedDynServer, alpha=0.4), weightings=("uniform",)
+    ),
+    "FedNova with FedProx": Case(partial(FedProx, 0.7), partial(hand.FedNovaByHand, mu=0.7), FedNova),
+}
+PROBLEMS = {"quadratic": Quadratic(), "logistic": Logistic()}
+
+
+def grid() -> list[tuple[str, str, str, str]]:
+    """Gives every algorithm every optimizer that it takes, with problems and weightings in turn."""
+    found = []
+    for at, (name, case) in enumerate(CASES.items()):
+        for turn, optimizer in enumerate(case.optimizers, start=at):
+            problem, weighting = list(PROBLEMS)[turn % 2], case.weightings[turn // 2 % len(case.weightings)]
+            found.append((name, optimizer, problem, weighting))
+    return found
+
+
+@pytest.mark.parametrize(("name", "optimizer", "problem", "weighting"), grid())
+def test_rounds_are_those_of_a_loop_by_hand(name: str, optimizer: str, problem: str, weighting: str) -> None:
+    case, clients = CASES[name], PROBLEMS[problem]
+    made = case.make()
+    tape = fit(
+        clients, *([made] if made is not None else []), case.server(weighting=weighting), optimizer=optimizer,
+        max_rounds=ROUNDS, cohorts=COHORTS, **case.options,
+    )  # fmt: skip
+    loop = case.by_hand(clients, optimizer, weighting)
+    for round in range(ROUNDS):
+        assert set(tape.batches[round]) == set(COHORTS[round]) - {EMPTY}
+        expected = loop.run(tape.batches[round])
+        np.testing.assert_allclose(tape.weights[round], expected, rtol=1e-10, atol=1e-11)
+        for i, update in loop.updates.items():
+            np.testing.assert_allclose(tape.updates[round][i], update, rtol=1e-10, atol=1e-11)
+    assert np.abs(tape.weights[-1] - clients.start).max() > 0.01
+
+
+def test_every_algorithm_meets_both_problems_and_the_weightings_it_takes() -> None:
+    for name, case in CASES.items():
+        met = [(problem, weighting) for tested, _, problem, weighting in grid() if tested == name]
+        assert {problem for problem, _ in met} == set(PROBLEMS)
+        assert {weighting for _, weighting in met} == set(case.weightings)
+
+
+def test_every_algorithm_is_in_the_suite() -> None:
+    tested = {type(case.make()).__name__ for case in CASES.values()} - {"NoneType"}
+    assert tested == set(client_algorithms.__all__) - {"ClientAlgorithm"}

@@ -1,0 +1,85 @@
+"""The list of all client algorithms, alone and together, and how each enters the composition suite."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lightning_fed.client_algorithms import (
+    SCAFFOLD,
+    ClientAlgorithm,
+    FedDyn,
+    FedGA,
+    FedProx,
+    GradAlign,
+    LinearScaling,
+    StatelessSCAFFOLD,
+)
+
+__all__ = ["ALONE", "CLIENTS", "CLIENT_LIMITS", "TOGETHER", "Local"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """How client algorithms enter the suite.
+
+    Attributes:
+        make: Makes them, in order.
+        without: The names in CLIENTS of what is left when one of them is taken out.
+        rule: The one aggregator that they go with, None for any.
+        uniform: Whether they take ``weighting: uniform`` alone.
+        full_batch: Whether they take one step on all of a client's data.
+    """
+
+    make: Callable[[], list[ClientAlgorithm]]
+    without: tuple[str, ...] = ("none",)
+    rule: str | None = None
+    uniform: bool = False
+    full_batch: bool = False
+
+
+ALONE = {
+    "FedProx": Local(lambda: [FedProx(2.0)]),
+    "SCAFFOLD": Local(lambda: [SCAFFOLD()]),
+    "SCAFFOLD I": Local(lambda: [SCAFFOLD("I")]),
+    "StatelessSCAFFOLD": Local(lambda: [StatelessSCAFFOLD()]),
+    "FedGA": Local(lambda: [FedGA(0.5)]),
+    "GradAlign": Local(lambda: [GradAlign(0.5)], ("none on all data",), full_batch=True),
+    "LinearScaling": Local(lambda: [LinearScaling()], ("none on all data",), uniform=True, full_batch=True),
+    "FedDyn": Local(lambda: [FedDyn()], rule="FedDynServer"),
+}
+TOGETHER = {
+    "FedGA on FedProx": Local(lambda: [FedProx(2.0), FedGA(0.5)], ("FedProx", "FedGA")),
+    "FedGA on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedGA(0.5)], ("SCAFFOLD", "FedGA")),
+    "FedGA on SCAFFOLD I": Local(lambda: [SCAFFOLD("I"), FedGA(0.5)], ("SCAFFOLD I", "FedGA")),
+    "FedGA on stateless": Local(lambda: [StatelessSCAFFOLD(), FedGA(0.5)], ("StatelessSCAFFOLD", "FedGA")),
+    "FedProx on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedProx(2.0)], ("SCAFFOLD", "FedProx")),
+    "FedProx on stateless": Local(lambda: [StatelessSCAFFOLD(), FedProx(2.0)], ("StatelessSCAFFOLD", "FedProx")),
+    "all three": Local(
+        lambda: [SCAFFOLD(), FedProx(2.0), FedGA(0.5)], ("FedProx on SCAFFOLD", "FedGA on SCAFFOLD", "FedGA on FedProx")
+    ),
+    "FedGA on FedDyn": Local(lambda: [FedDyn(), FedGA(0.5)], ("FedDyn", "FedGA"), "FedDynServer"),
+    "FedProx on FedDyn": Local(lambda: [FedDyn(), FedProx(2.0)], ("FedDyn", "FedProx"), "FedDynServer"),
+}
+CLIENTS = {**ALONE, **TOGETHER}
+
+# Other orders and forms, and algorithms at their limit or beside it: not part of the grid.
+CLIENT_LIMITS = {
+    "none": Local(list),
+    "none on all data": Local(list, full_batch=True),
+    "FedProx on FedGA": Local(lambda: [FedGA(0.5), FedProx(2.0)]),
+    "FedGA step": Local(lambda: [FedGA(0.5, form="step")]),
+    "FedGA step on FedProx": Local(lambda: [FedProx(2.0), FedGA(0.5, form="step")]),
+    "FedGA step on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedGA(0.5, form="step")]),
+    "FedGA step on FedDyn": Local(lambda: [FedDyn(), FedGA(0.5, form="step")], rule="FedDynServer"),
+    "FedGA global": Local(lambda: [FedGA(0.5, measure_from="global")]),
+    "FedGA from round 3": Local(lambda: [FedGA({3: 0.5})]),
+    "FedGA from round 4": Local(lambda: [FedGA({4: 0.5})]),
+    "FedProx at 0": Local(lambda: [FedProx(0.0)]),
+    "FedProx as FedDyn": Local(lambda: [FedProx(0.1)], rule="FedDynServer"),
+    "FedGA at 0": Local(lambda: [FedGA(0.0)]),
+    "FedGA step at 0": Local(lambda: [FedGA(0.0, form="step")]),
+    "FedGA global at 0": Local(lambda: [FedGA(0.0, measure_from="global")]),
+    "FedGA at 0 on FedProx at 0": Local(lambda: [FedProx(0.0), FedGA(0.0)]),
+    "GradAlign at 0": Local(lambda: [GradAlign(0.0)], ("none on all data",), full_batch=True),
+    "SCAFFOLD on all data": Local(lambda: [SCAFFOLD()], ("none on all data",), full_batch=True),
+    "stateless on all data": Local(lambda: [StatelessSCAFFOLD()], ("none on all data",), full_batch=True),
+}

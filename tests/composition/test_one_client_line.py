@@ -1,0 +1,73 @@
+"""Client algorithms are chosen by one option, over any configuration."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_parts import ALONE
+
+from lightning_fed.cli import FederatedCLI, main
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
+ON_ALL_DATA = ("--data.batch_size=1000",)
+LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
+    (("--client=FedProx", "--client.mu=0.1"), ["FedProx"], {"mu": 0.1}),
+    (("--client=SCAFFOLD",), ["SCAFFOLD"], {"option": "II"}),
+    (("--client=SCAFFOLD", "--client.option=I", "--model.optimizer=Adam"), ["SCAFFOLD"], {"option": "I"}),
+    (("--client=StatelessSCAFFOLD", "--aggregator=FedNova"), ["StatelessSCAFFOLD"], {}),
+    (("--client=FedGA", "--client.beta={1: 0.1, 50: 0.01}"), ["FedGA"], {"beta": {1: 0.1, 50: 0.01}}),
+    (("--client=FedGA", "--client.measure_from=global"), ["FedGA"], {"measure_from": "global", "beta": 0.05}),
+    (("--client=GradAlign", "--client.beta=2", *ON_ALL_DATA), ["GradAlign"], {"beta": 2.0}),
+    (("--client=LinearScaling", "--aggregator.weighting=uniform", *ON_ALL_DATA), ["LinearScaling"], {}),
+    (("--client=FedDyn", "--aggregator=FedDynServer", "--aggregator.alpha=0.3"), ["FedDyn"], {"pull": 0.3}),
+    (("--client+=FedProx", "--client.mu=.3", "--client+=FedGA", "--client.beta=.1"), ["FedProx", "FedGA"], {"mu": 0.3}),
+    (("--client=[SCAFFOLD, FedGA]", "--aggregator=Krum"), ["SCAFFOLD", "FedGA"], {"option": "II"}),
+]
+QUIET = ("--trainer.max_rounds=1", "--trainer.logger=false", "--trainer.enable_progress_bar=false")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+
+
+def test_every_client_algorithm_has_a_line() -> None:
+    named = {name for _, names, _ in LINES for name in names}
+    assert named == {type(local.make()[0]).__name__ for local in ALONE.values()}
+
+
+@pytest.mark.parametrize(("words", "names", "arguments"), LINES)
+def test_trains_a_round(words: tuple[str, ...], names: list[str], arguments: dict[str, Any]) -> None:
+    cli = FederatedCLI(["fit", f"--config={QUICKSTART}", *words, *QUIET, "--trainer.enable_checkpointing=false"])
+    trainer = cli.trainer
+    first = trainer.callbacks[0]
+    assert [type(callback).__name__ for callback in trainer.callbacks[: len(names)]] == names
+    assert {name: getattr(first, name) for name in arguments} == arguments
+    assert trainer.label == "+".join([type(trainer.aggregator).__name__, *names])
+    assert trainer.name == trainer.label.lower()
+    assert trainer.round == 1
+    assert trainer.callback_metrics["train/loss"] > 0
+
+
+REFUSED = [
+    (["--client=FedDyn"], r"aggregator FedDynServer.*, got FedAvg: set `--aggregator FedDynServer`\."),
+    (["--client=[SCAFFOLD, StatelessSCAFFOLD]"], r"SCAFFOLD without StatelessSCAFFOLD.*`--client`\."),
+    (["--client=SCAFFOLD", "--model.optimizer=Adam"], r"SGD.*got Adam.*`--model.optimizer` or `--client.option`\."),
+    (["--client=GradAlign"], r"all of a client's data, got batches of 10 .*`--data.batch_size \d+`"),
+    (["--client=GradAlign", *ON_ALL_DATA, "--trainer.local_epochs=2"], r"one local step.*`--trainer.local_steps 1`"),
+    (["--client=LinearScaling", *ON_ALL_DATA], r"`--aggregator.weighting uniform` for LinearScaling.*samples\."),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), REFUSED)
+def test_what_does_not_fit_together_is_one_sentence_and_leaves_nothing_behind(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", f"--config={QUICKSTART}", *words, *QUIET])
+    assert ended.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.search("^Expected .*" + sentence, last), last
+    assert not list(tmp_path.glob("runs/*/*"))
