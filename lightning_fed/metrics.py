@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +11,13 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.series import LogOptions, Series, scalar
 
-__all__ = ["LoggedMetrics", "MetricRecorder", "recording"]
+__all__ = ["LoggedMetrics", "MetricRecorder", "metric_states", "recording"]
 
 
 @dataclass
@@ -151,12 +151,7 @@ class MetricRecorder:
 
     def set_metrics_aside(self) -> list[tuple[Metric, dict[str, Any]]]:
         """Resets every Metric object that was logged; returns each one, and those inside it, with what it held."""
-        held = [
-            (part, {key: list(value) if isinstance(value, list) else value for key, value in vars(part).items()})
-            for metric, _, _ in self._metrics.values()
-            for part in metric.modules()
-            if isinstance(part, Metric)
-        ]
+        held = metric_states(part for metric, _, _ in self._metrics.values() for part in metric.modules())
         self.reset_metrics()
         return held
 
@@ -166,6 +161,18 @@ class MetricRecorder:
         for metric, state in held:
             if id(metric) not in mine:
                 vars(metric).update(state)
+
+
+def metric_states(modules: Iterable[nn.Module]) -> list[tuple[Metric, dict[str, Any]]]:
+    """Returns the Metric objects among modules with what they hold; after a reset ``vars(metric).update`` restores it.
+
+    Without a reset in between, an update may add in place to what is held here.
+    """
+    return [
+        (part, {key: list(value) if isinstance(value, list) else value for key, value in vars(part).items()})
+        for part in modules
+        if isinstance(part, Metric)
+    ]
 
 
 def _computed(name: str, metric: Metric) -> float:

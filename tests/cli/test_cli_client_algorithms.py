@@ -52,7 +52,8 @@ def test_one_algorithm_and_its_argument(cli, words):
 def test_a_list_in_order(cli, words):
     trainer = cli.run(*words).trainer
     prox, ga = trainer.callbacks[:2]
-    assert isinstance(prox, FedProx) and isinstance(ga, FedGA)
+    assert isinstance(prox, FedProx)
+    assert isinstance(ga, FedGA)
     assert (prox.mu, ga.beta, ga.form, ga.measure_from) == (0.3, 0.1, "step", "displaced")
     assert trainer.label == "FedAvg+FedProx+FedGA"
 
