@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,28 +51,37 @@ class FullGradient:
         Returns:
             f_i, shape (), on the device.
         """
-        trainer, vector, buffers = self.trainer, self.trainer.vector, self.trainer.buffers.live
-        kept, metrics = buffers.copy(), metric_states(self.module.modules())
+        vector = self.trainer.vector
+        seed = seed_for(self.trainer.seed, Purpose.GRADIENT, client.round, client.id)
+        vector.zero_grad()
+        out.zero_()
+        with self._unnoticed(client):
+            seed_everywhere(seed)
+            loss = self._accumulate(client, seed, out)
+        if self.trainer.full_gradient_weight_decay:
+            self._add_weight_decay()
+        out.add_(vector.grad)
+        vector.zero_grad()
+        return loss
+
+    @contextmanager
+    def _unnoticed(self, client: Client) -> Iterator[None]:
+        """Puts everything back that a pass over the data changes: modes, buffers, metric objects, what is logged."""
+        trainer, buffers = self.trainer, self.trainer.buffers.live
+        kept, metrics, before = buffers.copy(), metric_states(self.module.modules()), trainer.client
         for metric, _ in metrics:
             metric.reset()
         modes = {m: m.training for m in self.module.modules()}
         self.module.train(trainer.full_gradient_mode == "train")
-        seed = seed_for(trainer.seed, Purpose.GRADIENT, client.round, client.id)
-        seed_everywhere(seed)
-        vector.zero_grad()
-        out.zero_()
+        trainer.client = client
         with recording(self.module, MetricRecorder()):
-            loss = self._accumulate(client, seed, out)
-        if trainer.full_gradient_weight_decay:
-            self._add_weight_decay()
-        out.add_(vector.grad)
-        vector.zero_grad()
+            yield
+        trainer.client = before
         for m, training in modes.items():
             m.training = training
         buffers.load(kept)
         for metric, state in metrics:
             vars(metric).update(state)
-        return loss
 
     def _accumulate(self, client: Client, seed: int, out: Tensor) -> Tensor:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
