@@ -59,6 +59,11 @@ class LocalOptimizer:
         self._built = [{k: repr(v) for k, v in group.items()} for group in self._groups]
 
     @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer steps."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    @property
     def step_options(self) -> tuple[float, float]:
         """Learning rate and momentum of the next step, those of the first parameter group."""
         group = self.optimizer.param_groups[0]

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
+from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.client_states import FOLDER
 from lightning_fed.errors import FederatedError
 from lightning_fed.run import Run, find_runs, open_run, write_atomically
@@ -63,6 +64,7 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
             "metrics": vars(trainer.metrics),
             "client_states": trainer.client_states.dump(),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
+            "methods": _methods(trainer),
             "should_stop": bool(trainer.should_stop) and not _out_of_time(trainer),
         },
     }
@@ -71,6 +73,12 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
     module.on_save_checkpoint(checkpoint)
     _expect_primitives(checkpoint, "")
     return checkpoint
+
+
+def _methods(trainer: Any) -> list[str]:
+    """Names the aggregator, the mask and the client algorithms: a checkpoint is resumed by the same ones."""
+    algorithms = sorted(type(cb).__name__ for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm))
+    return [str(trainer.aggregator.label), *algorithms]
 
 
 def _out_of_time(trainer: FederatedTrainer) -> bool:
@@ -157,6 +165,12 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
         raise FederatedError(
             f"Expected the data split of the run that {source} is from ({str(state['split_hash'])[:12]}...), got "
             f"another ({str(split)[:12]}...): give the same `--data`, or start a new run with `--weights`."
+        )
+    methods = _methods(trainer)
+    if state.get("methods", methods) != methods:  # its state would be missing, or another's left behind
+        raise FederatedError(
+            f"Expected the methods of the run that {source} is from, {', '.join(state['methods'])}, got "
+            f"{', '.join(methods)}: give the same `--aggregator` and `--client`, or start a new run with `--weights`."
         )
     trainer.weights.copy_(trainer.vector.data if state["weights"] is None else state["weights"])
     trainer.buffers.load_state_dict(state["buffers"])

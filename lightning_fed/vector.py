@@ -5,6 +5,7 @@ gradient is a view. Loading a model is one copy and an update one subtraction. F
 vector, tied parameters appear once, buffers are kept apart (``lightning_fed.buffers``).
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -162,6 +163,16 @@ class ParameterVector:
     def gradient_of(self, parameter: Tensor) -> Tensor:
         """Returns the view of the flat gradient that belongs to a parameter of the module."""
         return next(view for p, view in zip(self.parameters, self._grads, strict=True) if p is parameter)
+
+    def gradients_except(self, parameters: Iterable[Tensor]) -> list[slice]:
+        """Returns the parts of the flat vector that belong to none of these parameters."""
+        wanted = {id(p) for p in parameters}
+        parts, offset = [], 0
+        for p in self.parameters:
+            if id(p) not in wanted:
+                parts.append(slice(offset, offset + p.numel()))
+            offset += p.numel()
+        return parts
 
     def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times the gradient of a further term of the client's objective, shape (d,).

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_fed.checks import is_number
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import Client, FederatedCallback, StartGradient
 from lightning_fed.masks import Mask
@@ -43,6 +44,7 @@ class Aggregator(FederatedCallback, ABC):
             client's full data, or ``last_step``, the last minibatch's.
         mask_refusal: Why no mask can go over the rule, None if one can.
         min_clients: The fewest clients in a round that the rule works with.
+        weighs_updates: Whether the p_i enter the step; where they do not, they are the weights of buffers alone.
 
     Raises:
         FederatedError: If an argument is out of range.
@@ -52,6 +54,7 @@ class Aggregator(FederatedCallback, ABC):
     gradient_at: Literal["start", "end", "last_step"] = "start"
     mask_refusal: str | None = None
     min_clients: int = 1
+    weighs_updates: bool = True
 
     def __init__(
         self,
@@ -61,9 +64,9 @@ class Aggregator(FederatedCallback, ABC):
         buffers: Literal["average", "local", "keep"] = "average",
         apply: Literal["after", "before"] = "after",
     ) -> None:
-        if not 0 < lr < float("inf"):
+        if not is_number(lr, above=0):
             raise FederatedError(
-                f"Expected the server learning rate to be above 0, got {lr}: change `--aggregator.lr`."
+                f"Expected the server learning rate to be a number above 0, got {lr!r}: change `--aggregator.lr`."
             )
         for name, value, known in (
             ("weighting", weighting, ("samples", "uniform")),
@@ -123,6 +126,15 @@ class Aggregator(FederatedCallback, ABC):
     def client_weight(self, client: Client) -> float:
         """Returns the weight of a client before normalisation: s_i or 1."""
         return float(client.num_samples) if self.weighting == "samples" else 1.0
+
+    @property
+    def by_samples(self) -> bool:
+        """Whether clients count by their samples in the step, and so in what client algorithms exchange."""
+        return self.weighs_updates and self.weighting == "samples"
+
+    def update_weight(self, client: Client) -> float:
+        """Returns the weight of a client in the step before normalisation: 1 for a rule that does not weigh."""
+        return self.client_weight(client) if self.weighs_updates else 1.0
 
     def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place; the mask is computed from the raw updates."""

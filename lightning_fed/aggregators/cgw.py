@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.checks import is_number
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.corrective import corrective_weights, weighted_gradients
 from lightning_fed.functional.inner_products import gram_matrix
@@ -47,7 +48,7 @@ class CGW(Aggregator):
         self, alpha: float = 0.1, constraint: Literal["per_client", "shared"] = "per_client", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if not 0 <= alpha < float("inf"):
+        if not is_number(alpha, least=0):
             raise FederatedError(f"Expected `--aggregator.alpha` to be at least 0, got {alpha}.")
         if constraint not in ("per_client", "shared"):
             raise FederatedError(

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_fed.aggregators.stateful import StatefulAggregator, expect_positive
@@ -17,7 +18,8 @@ class FedDynServer(StatefulAggregator):
 
     Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1, for clients that minimise
     f_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - w‖² with h_i <- h_i - α (w_i - w): h is the mean of the h_i over all N clients. The
-    first step from zero is (1 + n/N) times the mean update, so no α gives FedAvg.
+    first step from zero is (1 + n/N) times the mean update, so no α gives FedAvg. A mask before the rule is in h too,
+    which is then no mean of the h_i.
 
     Args:
         alpha: α above 0; the clients' half takes the same.
@@ -37,6 +39,34 @@ class FedDynServer(StatefulAggregator):
                 "state is the mean over all clients with the same weight, leave the option out."
             )
         self.alpha = alpha
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Warns of a run without the clients' half."""
+        from lightning_fed.client_algorithms.feddyn import FedDyn  # which imports this class
+
+        if not any(isinstance(callback, FedDyn) for callback in trainer.callbacks):
+            rank_zero_warn(
+                "FedDynServer without the clients' half adds up all former updates, a momentum that never fades: set "
+                "`--client FedDyn`."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns h and α, in whose units it is."""
+        return {**super().state_dict(), "alpha": self.alpha}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned.
+
+        Raises:
+            FederatedError: If α has changed: h and the clients' h_i are multiples of it.
+        """
+        alpha = state_dict.get("alpha", self.alpha)
+        if alpha != self.alpha:
+            raise FederatedError(
+                f"Expected `--aggregator.alpha {alpha}` of the run that the checkpoint is from, got {self.alpha}: "
+                "start a new run with `--weights` instead of `--ckpt_path`."
+            )
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "alpha"})
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns (1/n) Σ δ_i - h/α, shape (d,)."""

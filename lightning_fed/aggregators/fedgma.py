@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.checks import is_number
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.fedgma import gradient_and_mask
 from lightning_fed.hooks import Cohort, Update
@@ -51,9 +52,9 @@ class FedGMA(Aggregator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not 0 <= p <= 1:
+        if not is_number(p, least=0) or p > 1:
             raise FederatedError(f"Expected `--aggregator.p` to be in [0, 1], got {p}.")
-        if not 0 <= server_lr < float("inf"):
+        if not is_number(server_lr, least=0):
             raise FederatedError(f"Expected `--aggregator.server_lr` to be at least 0, got {server_lr}.")
         for name, value, known in (
             ("gradient_at", gradient_at, ("start", "last_step", "end")),
@@ -73,7 +74,7 @@ class FedGMA(Aggregator):
         """Forgets the votes of the former round."""
         self._votes = None
 
-    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_entered(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
         """Counts votes for the prose: the sum of signs does not tell a gradient of zero from two that are opposed."""
         if self.p_means == "prose" and update.gradient is not None:
             if self._votes is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.checks import is_count, is_number
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.robust import (
     check_krum,
@@ -41,6 +42,7 @@ class CoordinateMedian(RobustMean):
     The weights p_i do not enter. One or two clients: FedAvg with uniform weighting.
     """
 
+    weighs_updates = False
     mask_refusal = "each coordinate of a median is already what the clients settle on by their number"
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -62,11 +64,12 @@ class TrimmedMean(RobustMean):
         FederatedError: If k is negative, or a round has too few clients.
     """
 
+    weighs_updates = False
     mask_refusal = "it already leaves out, coordinate by coordinate, the clients that are far from the others"
 
     def __init__(self, trim: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _expect_at_least("trim", trim, 0)
+        _expect_count("trim", trim, 0)
         self.trim = trim
         self.min_clients = 2 * trim + 1
 
@@ -95,13 +98,14 @@ class MultiKrum(RobustMean):
         FederatedError: If an argument is out of range, or a round has too few clients.
     """
 
+    weighs_updates = False
     mask_refusal = "it leaves out whole clients, whose votes would still count in the mask"
 
     def __init__(self, num_corrupted: int = 1, num_selected: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _expect_at_least("num_corrupted", num_corrupted, 0)
+        _expect_count("num_corrupted", num_corrupted, 0)
         if num_selected is not None:
-            _expect_at_least("num_selected", num_selected, 1)
+            _expect_count("num_selected", num_selected, 1)
         self.num_corrupted = num_corrupted
         self.num_selected = num_selected
         self.min_clients = max(2 * num_corrupted + 3, num_selected or 1)
@@ -156,9 +160,10 @@ class GeometricMedian(RobustMean):
 
     def __init__(self, iterations: int = 100, tolerance: float = 1e-6, smoothing: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _expect_at_least("iterations", iterations, 1)
-        _expect_at_least("tolerance", tolerance, 0)
-        if not 0 < smoothing < float("inf"):
+        _expect_count("iterations", iterations, 1)
+        if not is_number(tolerance, least=0):
+            raise FederatedError(f"Expected `--aggregator.tolerance` to be at least 0, got {tolerance!r}.")
+        if not is_number(smoothing, above=0):
             raise FederatedError(f"Expected `--aggregator.smoothing` to be a number above 0, got {smoothing}.")
         self.iterations = iterations
         self.tolerance = tolerance
@@ -169,6 +174,6 @@ class GeometricMedian(RobustMean):
         return geometric_median(update.updates, update.weights, self.iterations, self.tolerance, self.smoothing)
 
 
-def _expect_at_least(name: str, value: float, least: int) -> None:
-    if not least <= value < float("inf"):
-        raise FederatedError(f"Expected `--aggregator.{name}` to be at least {least}, got {value}.")
+def _expect_count(name: str, value: int, least: int) -> None:
+    if not is_count(value, least):
+        raise FederatedError(f"Expected `--aggregator.{name}` to be an integer of at least {least}, got {value!r}.")

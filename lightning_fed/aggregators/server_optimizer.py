@@ -31,6 +31,10 @@ class ServerOptimizer(Aggregator):
 
     def __init__(self, optimizer: OptimizerCallable = lambda params: SGD(params, lr=1.0), **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if not callable(optimizer):
+            raise FederatedError(
+                f"Expected `--aggregator.optimizer` to make an optimizer from parameters, got {optimizer!r}."
+            )
         self._make_optimizer = optimizer
         self._forget()
 

@@ -1,12 +1,12 @@
 """The base of aggregators that remember vectors from round to round."""
 
-from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.checks import is_number
 from lightning_fed.errors import FederatedError
 
 __all__ = ["StatefulAggregator", "expect_decay", "expect_positive"]
@@ -58,7 +58,7 @@ def expect_decay(**rates: float) -> None:
         FederatedError: If one is outside [0, 1).
     """
     for name, rate in rates.items():
-        if not 0 <= rate < 1:
+        if not is_number(rate, least=0) or rate >= 1:
             raise FederatedError(f"Expected `--aggregator.{name}` to be in [0, 1), got {rate}.")
 
 
@@ -69,5 +69,5 @@ def expect_positive(**values: float) -> None:
         FederatedError: If one is not above 0 and finite.
     """
     for name, value in values.items():
-        if not (value > 0 and isfinite(value)):
+        if not is_number(value, above=0):
             raise FederatedError(f"Expected `--aggregator.{name}` to be above 0 and finite, got {value}.")

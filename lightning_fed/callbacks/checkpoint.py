@@ -46,9 +46,12 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
     def __init__(
         self, monitor: str | None = None, mode: Literal["min", "max"] | None = None, every_n_rounds: int = 1
     ) -> None:
-        if every_n_rounds < 1:
+        if mode not in ("min", "max", None):
+            raise FederatedError(f"Expected `mode` of FederatedCheckpoint to be min or max, got {mode!r}.")
+        if isinstance(every_n_rounds, bool) or not isinstance(every_n_rounds, int) or every_n_rounds < 1:
             raise FederatedError(
-                f"Expected `every_n_rounds` of FederatedCheckpoint to be at least 1, got {every_n_rounds}."
+                "Expected `every_n_rounds` of FederatedCheckpoint to be an integer of at least 1, got "
+                f"{every_n_rounds!r}."
             )
         if monitor is not None and mode is None:
             mode = "min" if "loss" in monitor else "max"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from lightning.pytorch import LightningModule
 
+from lightning_fed.checks import is_number
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.inner_products import wide_dtype
 from lightning_fed.hooks import FederatedCallback, Update
@@ -31,7 +32,7 @@ class ClipUpdates(FederatedCallback):
     """
 
     def __init__(self, max_norm: float) -> None:
-        if not 0 < max_norm < float("inf"):
+        if not is_number(max_norm, above=0):
             raise FederatedError(f"Expected `max_norm` of ClipUpdates to be above 0, got {max_norm}.")
         self.max_norm = max_norm
 

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import ASGD, Adafactor
 
+from lightning_fed.checks import is_count, is_number
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import alignment
@@ -36,7 +37,8 @@ class FedGA(ClientAlgorithm):
             They agree for every optimizer that sees gradients alone. Where the optimizer reads the weights, as weight
             decay does, both are the second form: it reads w_i without displacement.
         measure_from: Whether the update is measured from the ``displaced`` start, or from the ``global`` model as
-            Algorithm 2 is written: that has the same mean, but displacements then vote in masks and robust means.
+            Algorithm 2 is written: that has the same mean, but displacements then vote in masks and robust means. The
+            form ``step`` displaces no start.
 
     Raises:
         FederatedError: If an argument is out of range.
@@ -52,7 +54,7 @@ class FedGA(ClientAlgorithm):
     ) -> None:
         name = type(self).__name__
         given = beta if isinstance(beta, dict) else {1: beta}
-        if not given or min(given) < 1 or not all(0 <= value < float("inf") for value in given.values()):
+        if not given or not all(is_count(at) and is_number(value, least=0) for at, value in given.items()):
             raise FederatedError(
                 f"Expected `--client.beta` of {name} to be at least 0 and finite, or such numbers by round from 1 on, "
                 f"got {beta!r}."
@@ -93,7 +95,11 @@ class FedGA(ClientAlgorithm):
 
     def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
         """Measures the update from the global model, if asked to."""
-        if self.measure_from == "global":
+        if self.measure_from == "displaced" or self.form == "step":
+            return
+        if trainer.origin is self._global:  # the start itself was not displaced, as the optimizer decays the weights
+            update.delta.sub_(self.scratch("shift", trainer.weights))
+        else:
             update.delta.copy_(trainer.vector.data).sub_(self._global)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 
+from lightning_fed.checks import is_number
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import proximal_gradient
@@ -30,7 +31,7 @@ class FedProx(ClientAlgorithm):
     """
 
     def __init__(self, mu: float = 0.01) -> None:
-        if not 0 <= mu < float("inf"):
+        if not is_number(mu, least=0):
             raise FederatedError(f"Expected `--client.mu` of FedProx to be at least 0 and finite, got {mu}.")
         self.mu = mu
 

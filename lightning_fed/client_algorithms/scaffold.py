@@ -94,8 +94,7 @@ class SCAFFOLD(_Corrected):
         if self.option == "II":
             optimizer_distance(trainer.local_optimizer.optimizer, [], asked_by="--client.option")
         sizes = np.asarray(trainer.source.sizes)
-        by_samples = trainer.aggregator.weighting == "samples"
-        self._whole = float(sizes.sum() if by_samples else np.count_nonzero(sizes))
+        self._whole = float(sizes.sum() if trainer.aggregator.by_samples else np.count_nonzero(sizes))
 
     def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Any) -> None:
         """Gets c ready, which changes only when the round is over."""
@@ -121,7 +120,7 @@ class SCAFFOLD(_Corrected):
             moved = proximal_gradient(trainer.vector.data, trainer.origin, new)
             control_variate(correction, moved, update.distance, new)
         trainer.client_states.store("SCAFFOLD", update.client.id, new)
-        share = trainer.aggregator.client_weight(update.client) / self._whole
+        share = trainer.aggregator.update_weight(update.client) / self._whole
         self.scratch("change", own).add_(new.sub_(own), alpha=share)
 
     def on_after_server_step(

@@ -75,10 +75,15 @@ class LinearScaling(GradAlign):
             FederatedError: If the sum of the clients' steps would be another one.
         """
         super().check(trainer)
-        if trainer.aggregator.weighting != "uniform":
+        if trainer.aggregator.by_samples:
             raise FederatedError(
                 f"Expected `--aggregator.weighting uniform` for {type(self).__name__}, which sums the clients' steps, "
                 f"got {trainer.aggregator.weighting}."
+            )
+        if trainer.gradient_clip_val:
+            raise FederatedError(
+                f"Expected no gradient clipping with {type(self).__name__}, whose displacements would not be clipped, "
+                f"got {trainer.gradient_clip_val}: leave out `--trainer.gradient_clip_val`, or use GradAlign."
             )
         assert trainer.local_optimizer is not None
         optimizer = trainer.local_optimizer.optimizer

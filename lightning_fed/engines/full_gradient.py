@@ -27,7 +27,8 @@ class FullGradient:
 
     Nothing of it shows in the client's training: buffers and the state of metrics are put back, logged values are
     dropped, and the random streams are those of a purpose of their own. Weight decay is no part of it, unless the
-    trainer's ``full_gradient_weight_decay`` asks for it: then the optimizer's wd w is added.
+    trainer's ``full_gradient_weight_decay`` asks for it: then the optimizer's wd w is added. Inputs are not augmented:
+    f_i is over the client's data as they are.
 
     Args:
         trainer: The trainer, set up for ``fit``; its ``full_gradient_mode`` says whether the module is in eval mode,
@@ -38,8 +39,12 @@ class FullGradient:
     """
 
     def __init__(self, trainer: FederatedTrainer, module: LightningModule, source: Any, transfer: Any) -> None:
-        self.trainer, self.module, self.source, self.transfer = trainer, module, source, transfer
+        self.trainer, self.module, self.transfer = trainer, module, transfer
+        self.source = getattr(source, "unaugmented", source)
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
+        assert trainer.local_optimizer is not None
+        # Where clients never move the model, no method may move it on account of a gradient.
+        self.untrained = trainer.vector.gradients_except(trainer.local_optimizer.parameters)
 
     def compute(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient at the module's live weights.
@@ -62,6 +67,8 @@ class FullGradient:
             self._add_weight_decay()
         out.add_(vector.grad)
         vector.zero_grad()
+        for part in self.untrained:
+            out[part] = 0
         return loss
 
     @contextmanager
@@ -72,7 +79,8 @@ class FullGradient:
         for metric, _ in metrics:
             metric.reset()
         modes = {m: m.training for m in self.module.modules()}
-        self.module.train(trainer.full_gradient_mode == "train")
+        if trainer.full_gradient_mode == "eval":  # otherwise each part as it trains: the user may hold some in eval
+            self.module.eval()
         trainer.client = client
         with recording(self.module, MetricRecorder()):
             yield

@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.plugins import Precision
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
+from torch.optim import LBFGS
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
@@ -53,7 +54,13 @@ class LocalStep:
         self.precision: Precision = trainer.fabric.strategy.precision
         self.plain_forward = type(self.precision) is Precision
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
+        self.untrained = self.vector.gradients_except(trainer.local_optimizer.parameters)
         self.accumulate = trainer.accumulate_grad_batches
+        if self.accumulate > 1 and isinstance(self.optimizer, LBFGS):
+            raise FederatedError(
+                "Expected `--trainer.accumulate_grad_batches 1` with LBFGS, which evaluates its last batch again and "
+                f"again, got {self.accumulate}: choose a larger `--data.batch_size` instead."
+            )
         self.clip_val = trainer.gradient_clip_val
         self.own = {
             hook: getattr(module, hook)
@@ -157,6 +164,8 @@ class LocalStep:
         self.vector.hide_missing_gradients()
         if self.last_gradient is not None:
             self.last_gradient.copy_(self.vector.grad)
+            for part in self.untrained:
+                self.last_gradient[part] = 0
         self._call("on_before_optimizer_step", self.optimizer)
         if "configure_gradient_clipping" in self.own:
             self.own["configure_gradient_clipping"](self.optimizer, self.clip_val, self.trainer.gradient_clip_algorithm)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.engines.divergence import DivergenceWatch
@@ -79,7 +81,7 @@ class SequentialEngine:
         if self.gradient_at == "last_step":
             self.step.last_gradient = self.gradient
         algorithms = [cb for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm)]
-        self.pull = sum(algorithm.pull for algorithm in algorithms)
+        self.algorithms = algorithms
         by_aggregator = Need.NORMALIZED_MEAN in aggregator.all_needs
         self.needs_distance = by_aggregator or any(algorithm.needs_distance for algorithm in algorithms)
         self.distance_option = "--aggregator" if by_aggregator else "--client"
@@ -120,6 +122,7 @@ class SequentialEngine:
             if self.client_end_hooks and self.divergence.found(client, self.delta):  # an edit may have gone wrong
                 continue
             self.reducer.add(update, average_buffers=aggregator.buffers == "average")
+            trainer.buffers.store(client)
             for hook in self.client_entered_hooks:
                 hook(trainer, self.module, update)
             self.max_steps = max(self.max_steps, update.num_steps)
@@ -166,7 +169,6 @@ class SequentialEngine:
         update = Update(client, self.delta, steps)
         if self.gradient_at is not None and not self._take_gradient(update):
             return None
-        trainer.buffers.store(client)
         update.buffers = trainer.buffers.live.tensors()
         if self.needs_distance and steps:
             update.distance = self._distance()
@@ -181,13 +183,27 @@ class SequentialEngine:
         assert self.gradient is not None
         update.gradient = self.gradient
         if self.gradient_at == "end":
-            update.loss = self.full_gradient.compute(client, self.gradient)
-            self.end_samples += client.num_samples
+            update.loss = self._end_gradient(client, self.gradient)
         return not (self.sums_gradients and self.divergence.found(client, self.gradient))
+
+    def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
+        """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""
+        trainer, weights = self.trainer, self.trainer.vector.data
+        self.end_samples += client.num_samples
+        # The pass comes before hooks that may draw; what they draw does not depend on it.
+        with isolate_rng():
+            if trainer.origin is self.start:
+                return self.full_gradient.compute(client, out)
+            end = weights.clone()
+            weights.sub_(trainer.origin).add_(self.start)
+            loss = self.full_gradient.compute(client, out)
+            weights.copy_(end)
+        return loss
 
     def _distance(self) -> float:
         rates, momenta = [lr for lr, _ in self.step_options], [momentum for _, momentum in self.step_options]
-        return optimizer_distance(self.optimizer.optimizer, rates, momenta, self.pull, self.distance_option)
+        pull = sum(algorithm.pull for algorithm in self.algorithms)
+        return optimizer_distance(self.optimizer.optimizer, rates, momenta, pull, self.distance_option)
 
     def _run_local_steps(self, client: Client) -> int:
         """Runs local epochs or steps; returns the optimizer steps taken."""

@@ -110,7 +110,7 @@ class StartGradients:
         """Takes over the cohort's gradients and averages them with the aggregator's weights, in this order."""
         self.clients, self.rows, self.losses = clients, rows, losses
         self._at = {client.id: at for at, client in enumerate(clients)}
-        weights = [self.trainer.aggregator.client_weight(client) for client in clients]
+        weights = [self.trainer.aggregator.update_weight(client) for client in clients]
         self.weights = torch.tensor(weights, dtype=torch.float64) / (sum(weights) or 1.0)
         if not len(self._mean):
             self._mean = torch.empty_like(self.trainer.weights)

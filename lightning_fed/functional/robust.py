@@ -66,7 +66,8 @@ def check_trim(num_clients: int, trim: int) -> None:
     if 2 * trim >= num_clients:
         raise FederatedError(
             f"Expected at least {2 * trim + 1} clients in a round to cut {trim} at each end, got {num_clients}: lower "
-            "`--aggregator.trim` or raise `--trainer.clients_per_round`."
+            "`--aggregator.trim` or raise `--trainer.clients_per_round`; clients without samples or that diverged do "
+            "not count."
         )
 
 
@@ -84,7 +85,8 @@ def check_krum(num_clients: int, num_corrupted: int, num_selected: int | None = 
     if num_clients < 2 * num_corrupted + 3:
         raise FederatedError(
             f"Expected at least 2f + 3 = {2 * num_corrupted + 3} clients in a round for Krum with f = {num_corrupted}, "
-            f"got {num_clients}: lower `--aggregator.num_corrupted` or raise `--trainer.clients_per_round`."
+            f"got {num_clients}: lower `--aggregator.num_corrupted` or raise `--trainer.clients_per_round`; clients "
+            "without samples or that diverged do not count."
         )
     if num_selected is not None and num_selected > num_clients:
         raise FederatedError(

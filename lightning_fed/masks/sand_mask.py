@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from lightning_fed.checks import is_number
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.masks import sand_mask, vote_threshold
 from lightning_fed.masks.base import Mask
@@ -30,7 +31,7 @@ class SANDMask(Mask):
 
     def __init__(self, threshold: float = 0.4, k: float = 10.0) -> None:
         vote_threshold(threshold, 1)
-        if not 0 < k < float("inf"):
+        if not is_number(k, above=0):
             raise FederatedError(f"Expected `--aggregator.mask.k` to be above 0 and finite, got {k}.")
         self.threshold = threshold
         self.k = k

@@ -109,6 +109,7 @@ def step_by_hand(
             update.loss = torch.tensor(1.0 if losses is None else losses[i])
         aggregator.on_client_end(trainer, module, update)
         reducer.add(update, average_buffers=False)
+        aggregator.on_client_entered(trainer, module, update)
     reduced: ReducedUpdate = reducer.reduce(1)
     aggregator.on_round_end(trainer, module, reduced)
     return weights.numpy(), module.values

@@ -154,11 +154,13 @@ def test_gradalign_at_0_is_one_step_of_fedavg(optimizer: str) -> None:
     expect_same(run(plain, optimizer, one_step=True), run(lambda: GradAlign(0.0), optimizer, one_step=True))
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize(("option", "mode"), [("I", "eval"), ("I", "train"), ("II", "eval")])
 @pytest.mark.parametrize("optimizer", SGDS)
-def test_scaffold_in_its_first_round(optimizer: str, option: Any) -> None:
+def test_scaffold_in_its_first_round(optimizer: str, option: Any, mode: str) -> None:
     rounds = {"max_rounds": 1, "clients_per_round": 1.0}
-    expect_same(run(plain, optimizer, **rounds), run(lambda: SCAFFOLD(option), optimizer, **rounds))
+    fedavg, scaffold = run(plain, optimizer, **rounds), run(lambda: SCAFFOLD(option), optimizer, mode, **rounds)
+    expect_same(fedavg, scaffold)
+    assert (scaffold.passes > fedavg.passes) == (option == "I")
 
 
 def test_scaffold_in_its_second_round_is_something_else() -> None:

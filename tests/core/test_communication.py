@@ -1,0 +1,204 @@
+"""Communication rounds, bytes each way and gradient evaluations, against a table worked out by hand."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core_parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
+from torch import nn
+
+from lightning_fed.aggregators import CGW, CoordinateMedian, FedAvg, FedAvgM, FedDynServer, FedGMA
+from lightning_fed.client_algorithms import (
+    SCAFFOLD,
+    ClientAlgorithm,
+    FedDyn,
+    FedGA,
+    FedProx,
+    GradAlign,
+    LinearScaling,
+    StatelessSCAFFOLD,
+)
+from lightning_fed.hooks import FederatedCallback
+from lightning_fed.masks import SignAgreement
+from lightning_fed.sampling import ClientSampler
+from lightning_fed.trainer import FederatedTrainer
+
+# Logistic regression: a weight for each feature and class and a bias for each class, as floats of 4 bytes.
+D = 4 * (5 * 3 + 3)
+SIZES = (6, 0, 10, 4)  # three clients that train, 20 samples in all
+TRAINED, SAMPLES = 3, 20
+
+
+class Looks(FederatedCallback):
+    """A diagnostic that looks at gradients which no algorithm exchanges."""
+
+    def __init__(self, level: Any) -> None:
+        self.level = level
+
+    def start_gradients(self, round: int) -> Any:
+        return self.level
+
+
+class Sends(ClientAlgorithm):
+    """An algorithm of a user's own that sends two vectors more."""
+
+    vectors_up = 2
+
+
+def uniform(**options: Any) -> FedAvg:
+    return FedAvg(weighting="uniform", **options)
+
+
+# Of one round: communication rounds, vectors down to and up from each client, passes over a client's full data.
+Row = tuple[Callable[[], list[Any]], int, int, int, int]
+TABLE: dict[str, Row] = {
+    "FedAvg": (lambda: [FedAvg()], 1, 1, 1, 0),
+    "FedAvgM masked": (lambda: [FedAvgM(mask=SignAgreement())], 1, 1, 1, 0),
+    "CoordinateMedian": (lambda: [CoordinateMedian()], 1, 1, 1, 0),
+    "FedProx": (lambda: [FedProx()], 1, 1, 1, 0),
+    "FedDyn": (lambda: [FedDyn(), FedDynServer()], 1, 1, 1, 0),
+    # c goes down with the model, the change of c_i up with the update.
+    "SCAFFOLD": (lambda: [SCAFFOLD()], 1, 2, 2, 0),
+    "SCAFFOLD I": (lambda: [SCAFFOLD("I")], 1, 2, 2, 1),
+    # The model goes down, g_i up, their mean down, the update up.
+    "StatelessSCAFFOLD": (lambda: [StatelessSCAFFOLD()], 2, 2, 2, 1),
+    "FedGA": (lambda: [FedGA()], 2, 2, 2, 1),
+    "FedGA step": (lambda: [FedGA(form="step")], 2, 2, 2, 1),
+    "GradAlign": (lambda: [GradAlign()], 2, 2, 2, 1),
+    "LinearScaling": (lambda: [LinearScaling(), uniform()], 2, 2, 2, 1),
+    # D_i goes up with the update; so does g_i.
+    "CGW": (lambda: [CGW()], 1, 1, 2, 1),
+    "FedGMA start": (lambda: [FedGMA()], 1, 1, 2, 1),
+    "FedGMA end": (lambda: [FedGMA(gradient_at="end")], 1, 1, 2, 1),
+    "FedGMA last step": (lambda: [FedGMA(gradient_at="last_step")], 1, 1, 2, 0),
+    # Sums; an exchange and a gradient at w are there once.
+    "FedGA on FedProx": (lambda: [FedProx(), FedGA()], 2, 2, 2, 1),
+    "FedGA on SCAFFOLD": (lambda: [SCAFFOLD(), FedGA()], 2, 3, 3, 1),
+    "FedGA on SCAFFOLD I": (lambda: [SCAFFOLD("I"), FedGA()], 2, 3, 3, 1),
+    "FedGA on stateless": (lambda: [StatelessSCAFFOLD(), FedGA()], 2, 2, 2, 1),
+    "FedGA on FedDyn": (lambda: [FedDyn(), FedGA(), FedDynServer()], 2, 2, 2, 1),
+    "FedGA, FedGMA start": (lambda: [FedGA(), FedGMA()], 2, 2, 2, 1),
+    "FedGA, FedGMA end": (lambda: [FedGA(), FedGMA(gradient_at="end")], 2, 2, 3, 2),
+    "FedGA, FedGMA last step": (lambda: [FedGA(), FedGMA(gradient_at="last_step")], 2, 2, 3, 1),
+    "FedGA, CGW": (lambda: [FedGA(), CGW()], 2, 2, 3, 2),
+    "SCAFFOLD, CGW": (lambda: [SCAFFOLD(), CGW()], 1, 2, 3, 1),
+    "one of a user's own": (lambda: [Sends()], 1, 1, 3, 0),
+    # Diagnostics change nothing, whatever else there is.
+    "FedAvg, looked at": (lambda: [Looks("cohort")], 1, 1, 1, 0),
+    "FedAvg, glanced at": (lambda: [Looks("client")], 1, 1, 1, 0),
+    "SCAFFOLD I, looked at": (lambda: [SCAFFOLD("I"), Looks("cohort")], 1, 2, 2, 1),
+    "FedGA, looked at": (lambda: [FedGA(), Looks("cohort")], 2, 2, 2, 1),
+    "FedGMA start, looked at": (lambda: [FedGMA(), Looks("cohort")], 1, 1, 2, 1),
+}
+
+
+def trained(folder: Path, callbacks: list[Any], net: nn.Module | None = None, **options: Any) -> FederatedTrainer:
+    data = federated_data(*SIZES, batch_size=options.pop("batch_size", 10))
+    trainer = federated_trainer(folder, *callbacks, **options)
+    trainer.fit(Classifier(net), data)
+    return trainer
+
+
+def totals(rounds: int, down: int, up: int, gradients: int, samples: int = SAMPLES) -> dict[str, int]:
+    counts = {"comm/rounds": rounds, "comm/bytes_down": down, "comm/bytes_up": up}
+    return {"samples": samples, "gradients": gradients, **counts}
+
+
+def test_the_model_is_the_one_of_the_table() -> None:
+    assert (FEATURES, CLASSES, sum(SIZES), np.count_nonzero(SIZES)) == (5, 3, SAMPLES, TRAINED)
+    assert sum(p.numel() for p in Classifier().parameters()) * 4 == D
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_one_round_is_that_of_the_table(name: str, tmp_path: Path) -> None:
+    make, rounds, down, up, passes = TABLE[name]
+    expected = totals(rounds, TRAINED * down * D, TRAINED * up * D, SAMPLES * (1 + passes))
+    trainer = trained(tmp_path, make())
+    assert trainer.totals == expected
+    assert {key: float(trainer.logged_metrics[key]) for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedGA on SCAFFOLD", "SCAFFOLD I", "CGW", "FedGA, FedGMA start"])
+def test_totals_add_up_over_rounds_epochs_and_small_batches(name: str, tmp_path: Path) -> None:
+    make, rounds, down, up, passes = TABLE[name]
+    options = {"max_rounds": 3, "local_epochs": 2, "batch_size": 4, "full_gradient_batch_size": 5}
+    expected = totals(3 * rounds, 9 * down * D, 9 * up * D, 3 * SAMPLES * (2 + passes), samples=3 * 2 * SAMPLES)
+    assert trained(tmp_path, make(), **options).totals == expected
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedGA"])
+@pytest.mark.parametrize(("policy", "factor"), [("average", 1), ("local", 0), ("keep", 0)])
+def test_buffers_go_both_ways_once_a_round_if_they_are_averaged(
+    name: str, policy: Any, factor: int, tmp_path: Path
+) -> None:
+    """BatchNorm over 4 features: mean and variance of 4 bytes each, and a count of 8 bytes."""
+    make, rounds, down, up, passes = TABLE[name]
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    vector = 4 * ((5 * 4 + 4) + (4 + 4) + (4 * 3 + 3))
+    buffers = factor * (2 * 4 * 4 + 8)
+    callbacks = [callback for callback in make() if not isinstance(callback, FedAvg)] + [FedAvg(buffers=policy)]
+    trainer = trained(tmp_path, callbacks, net)
+    each_way = [TRAINED * (vectors * vector + buffers) for vectors in (down, up)]
+    assert trainer.totals == totals(rounds, *each_way, SAMPLES * (1 + passes))
+
+
+def test_frozen_parameters_are_not_sent_and_narrow_ones_are_half_as_long(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(5, 5).requires_grad_(False), nn.Linear(5, 3))
+    assert trained(tmp_path, [SCAFFOLD()], net).totals == totals(1, TRAINED * 2 * D, TRAINED * 2 * D, SAMPLES)
+    narrow = trained(tmp_path, [FedGA()], precision="bf16-true").totals
+    assert narrow == totals(2, TRAINED * D, TRAINED * D, 2 * SAMPLES)
+
+
+class OneByOne(ClientSampler):
+    """Draws client 0, then client 1, which has no samples, then client 2."""
+
+    def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
+        return np.array([round - 1])
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedGA on SCAFFOLD"])
+def test_a_round_that_nobody_enters_costs_nothing(name: str, tmp_path: Path) -> None:
+    make, rounds, down, up, passes = TABLE[name]
+    options: dict[str, Any] = {"sampler": OneByOne(), "clients_per_round": 1}
+    for length, entered, samples in ((1, 1, 6), (2, 1, 6), (3, 2, 16)):
+        expected = totals(
+            entered * rounds, entered * down * D, entered * up * D, samples * (1 + passes), samples=samples
+        )
+        assert trained(tmp_path, make(), max_rounds=length, **options).totals == expected
+
+
+class Spoils(FederatedCallback):
+    """Makes the update of one client infinite."""
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        if update.client.id == 2:
+            update.delta.fill_(torch.inf)
+
+
+def test_only_clients_that_entered_are_counted(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Client 2 diverged"):
+        trainer = trained(tmp_path, [FedGA(), Spoils()], max_diverged=0.5)
+    assert trainer.totals == totals(2, 2 * 2 * D, 2 * 2 * D, 2 * SAMPLES)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD I", "FedDyn", "FedGA on SCAFFOLD"])
+def test_totals_go_on_in_a_resumed_run_and_stand_in_its_table(name: str, tmp_path: Path) -> None:
+    make, rounds, down, up, passes = TABLE[name]
+    kept: dict[str, Any] = {"logger": [], "enable_checkpointing": True, "name": "run"}
+    trained(tmp_path, make(), max_rounds=1, **kept)
+    trainer = federated_trainer(tmp_path, *make(), max_rounds=3, **kept)
+    trainer.fit(Classifier(), federated_data(*SIZES, batch_size=10), ckpt_path="last")
+    assert trainer.run is not None
+    with trainer.run.metrics.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["round"] for row in table] == ["0", "1", "2", "3"]
+    for at in (1, 2, 3):
+        vectors = [at * TRAINED * count * D for count in (down, up)]
+        expected = totals(at * rounds, *vectors, at * SAMPLES * (1 + passes), samples=at * SAMPLES)
+        assert {key: float(table[at][key]) for key in expected} == expected
+    assert trainer.totals == expected
+    assert all(table[0][key] == "" for key in expected)
