@@ -26,6 +26,9 @@ __all__ = ["evaluate", "named_loaders", "predict", "print_results"]
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
 
 
+_UNNAMED = "dataloader_idx_"  # as Lightning calls the loaders of a list
+
+
 def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
     """Sorts what a ``*_dataloader`` method returns: one loader, a list, a dict of named ones, or None."""
     if loaders is None:
@@ -33,7 +36,7 @@ def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
     if isinstance(loaders, dict):
         return dict(loaders)
     if isinstance(loaders, (list, tuple)):
-        return {f"dataloader_idx_{i}": loader for i, loader in enumerate(loaders)}
+        return {f"{_UNNAMED}{i}": loader for i, loader in enumerate(loaders)}
     return {"": loaders}
 
 
@@ -72,7 +75,7 @@ def evaluate(
 
     Args:
         trainer: The trainer, whose module holds the model to evaluate.
-        loaders: Data sets by name; with several of them each name becomes a suffix of its metrics.
+        loaders: Data sets by name; a name that the datamodule gave, or any of several, is a suffix of its metrics.
         stage: ``VALIDATING`` or ``TESTING``.
         limit: Largest number of batches (int) or share of them (float) per data set.
 
@@ -91,7 +94,8 @@ def evaluate(
             trainer.call(f"on_{name}_start")
             trainer.call(f"on_{name}_epoch_start")
         for index, (set_name, loader) in enumerate(loaders.items()):
-            recorder = MetricRecorder(f"/{set_name}" if len(loaders) > 1 else "")
+            named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
+            recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
             with recording(module, recorder):
                 for _ in _run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
                     pass

@@ -104,9 +104,13 @@ def test_names_are_those_of_lightning(tmp_path):
     assert [len(batches) for batches in predictions] == [3, 3]
 
 
-def test_single_named_set_has_no_suffix(tmp_path):
-    results = federated_trainer(tmp_path).test(Measured(), federated_data(test_dataset={"only": points(4)}))
-    assert "test/acc" in results[0]
+def test_a_single_named_set_is_logged_under_its_name(tmp_path):
+    named, unnamed = (
+        federated_trainer(tmp_path).test(Measured(), federated_data(test_dataset=dataset))[0]
+        for dataset in ({"unseen": points(4)}, points(4))
+    )
+    assert named["test/acc/unseen"] == unnamed["test/acc"]
+    assert "test/acc" not in named
 
 
 def test_several_sets_during_fit(tmp_path):

@@ -1,0 +1,223 @@
+"""Server rules and masks in NumPy, from their formulas: what the package is compared with, and nothing of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import tanh
+
+import numpy as np
+
+# η_g of every rule; not 1, so that what it multiplies is seen.
+LR = 0.7
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Round:
+    """What n clients of N send in a round, one row for each.
+
+    Attributes:
+        sizes: s_i, shape (n,), integer.
+        deltas: δ_i, shape (n, d).
+        distances: a_i of FedNova, shape (n,).
+        gradients: g_i of FedGMA and D_i of CGW, shape (n, d).
+        losses: L_i, shape (n,).
+        tensors: Elements of each parameter tensor; they sum to d.
+        registered: N.
+    """
+
+    sizes: Array
+    deltas: Array
+    distances: Array
+    gradients: Array
+    losses: Array
+    tensors: tuple[int, ...]
+    registered: int = 9
+
+    def mean(self, rows: Array, counts: Array) -> Array:
+        """Σ p_i r_i with p_i in proportion to the counts: what cancels in whole numbers is 0 exactly."""
+        return (counts[:, None] * rows).sum(axis=0) / counts.sum()
+
+
+@dataclass
+class Server:
+    """What the server knows before a step: w, p_i before normalisation, a mask before the rule, and its memory."""
+
+    w: Array
+    counts: Array
+    before: Array
+    memory: dict[str, Array] = field(default_factory=dict)
+
+    def pseudo_gradient(self, each: Round) -> Array:
+        """Δ, under the mask if that comes first."""
+        return self.before * each.mean(each.deltas, self.counts)
+
+    def recall(self, name: str, initial: float = 0.0) -> Array:
+        return self.memory.get(name, np.full_like(self.w, initial))
+
+
+Rule = Callable[[Round, Server], Array]
+Mask = Callable[[Round], Array]
+
+
+def train(rule: Rule, masks: list[Array], weighting: str, apply: str, w: Array, rounds: list[Round]) -> list[Array]:
+    """Returns w after each round: w + m ⊙ (what the rule adds), or the mask on the pseudo-gradient alone."""
+    memory: dict[str, Array] = {}
+    path = []
+    for each, m in zip(rounds, masks, strict=True):
+        ones = np.ones_like(w)
+        before, after = (m, ones) if apply == "before" else (ones, m)
+        counts = each.sizes if weighting == "samples" else np.ones_like(each.sizes)
+        w = w + after * rule(each, Server(w, counts, before, memory))
+        path.append(w)
+    return path
+
+
+# Rules: each returns all that is added to w, η_g included.
+
+
+def fedavg(each: Round, server: Server) -> Array:
+    return LR * server.pseudo_gradient(each)
+
+
+def fedavgm(each: Round, server: Server, beta: float = 0.9) -> Array:
+    m = server.memory["m"] = beta * server.recall("m") + server.pseudo_gradient(each)
+    return LR * m
+
+
+def fedadagrad(each: Round, server: Server, epsilon: float = 1e-3, v_from: float = 1e-6) -> Array:
+    mean = server.pseudo_gradient(each)
+    v = server.memory["v"] = server.recall("v", v_from) + mean**2
+    return LR * mean / (np.sqrt(v) + epsilon)
+
+
+def fedadam(each: Round, server: Server, epsilon: float = 1e-3, v_from: float = 1e-6, yogi: bool = False) -> Array:
+    beta1, beta2, mean = 0.9, 0.99, server.pseudo_gradient(each)
+    z = server.memory["z"] = beta1 * server.recall("z") + (1 - beta1) * mean
+    v = server.recall("v", v_from)
+    v = v - (1 - beta2) * mean**2 * np.sign(v - mean**2) if yogi else beta2 * v + (1 - beta2) * mean**2
+    server.memory["v"] = v
+    return LR * z / (np.sqrt(v) + epsilon)
+
+
+def fednova(each: Round, server: Server) -> Array:
+    distances = each.distances[:, None]
+    mean_distance = each.mean(distances, server.counts)
+    return LR * mean_distance * server.before * each.mean(each.deltas / distances, server.counts)
+
+
+def feddyn(each: Round, server: Server, alpha: float) -> Array:
+    mean = server.pseudo_gradient(each)
+    h = server.memory["h"] = server.recall("h") - alpha / each.registered * len(each.deltas) * mean
+    return LR * (mean - h / alpha)
+
+
+def fedgma(each: Round, server: Server, p: str = "0.8", server_lr: float = 0.1, prose: bool = False) -> Array:
+    up, down = (each.gradients > 0).sum(axis=0), (each.gradients < 0).sum(axis=0)
+    agreeing = np.maximum(up, down) if prose else abs(up - down)
+    mask = np.array([int(count) >= Fraction(p) * len(each.gradients) for count in agreeing], dtype=float)
+    # The mean of M ⊙ g_i; η_g is for Δ alone.
+    return LR * server.pseudo_gradient(each) - server_lr * each.mean(mask * each.gradients, server.counts)
+
+
+def cgw(each: Round, server: Server, alpha: float, shared: bool = False) -> Array:
+    lengths = np.sqrt((each.gradients**2).sum(axis=1))
+    enters = (lengths > 0) & np.isfinite(lengths) & np.isfinite(each.losses)
+    correction = np.zeros_like(server.w)
+    if enters.any():
+        rows, lengths, losses = each.gradients[enters], lengths[enters], each.losses[enters]
+        total = rows.sum(axis=0)
+        c = min(alpha * loss / length for loss, length in zip(losses, lengths, strict=True))
+        along = np.array([(row * total).sum() for row in rows]) / lengths
+        x = c * along / lengths / np.sqrt((along**2).sum())
+        if shared:
+            x = np.full(len(rows), c / np.sqrt((total**2).sum()))
+        correction = (x[:, None] * rows).sum(axis=0)
+    return LR * server.pseudo_gradient(each) - correction
+
+
+def adam(each: Round, server: Server, lr: float, eps: float, decay: float = 0.0) -> Array:
+    """Adam as torch has it: both moments corrected for their start at 0, ε after the correction, L2 decay."""
+    beta1, beta2 = 0.9, 0.999
+    gradient = decay * server.w - server.pseudo_gradient(each)
+    t = server.memory["t"] = server.recall("t") + 1
+    m = server.memory["m"] = beta1 * server.recall("m") + (1 - beta1) * gradient
+    v = server.memory["v"] = beta2 * server.recall("v") + (1 - beta2) * gradient**2
+    return -LR * lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+
+
+def median(each: Round, server: Server) -> Array:
+    ordered, n = np.sort(each.deltas, axis=0), len(each.deltas)
+    return LR * (ordered[n // 2] if n % 2 else (ordered[n // 2 - 1] + ordered[n // 2]) / 2)
+
+
+def trimmed_mean(each: Round, server: Server, trim: int) -> Array:
+    kept = [sorted(column)[trim : len(column) - trim] for column in each.deltas.T]
+    return LR * np.array([sum(column) / len(column) for column in kept])
+
+
+def krum(each: Round, server: Server, corrupted: int, selected: int) -> Array:
+    """The selected clients of the lowest (score, id); ``selected`` below 1 counts from n."""
+    scores, n = [], len(each.deltas)
+    for i, own in enumerate(each.deltas):
+        others = sorted(((own - other) ** 2).sum() for j, other in enumerate(each.deltas) if j != i)
+        scores.append(sum(others[: n - corrupted - 2]))
+    best = sorted(range(n), key=lambda i: (scores[i], i))[: selected if selected > 0 else n + selected]
+    return LR * sum(each.deltas[i] for i in best) / len(best)
+
+
+def geometric_median(each: Round, server: Server, smoothing: float) -> Array:
+    """Weiszfeld's iteration until nothing moves, from another start than the mean."""
+    rows, center = each.deltas, each.deltas.min(axis=0) - 1.0
+    for _ in range(100_000):
+        lengths = np.maximum(np.sqrt(((rows - center) ** 2).sum(axis=1)), smoothing)
+        pulls = server.counts / lengths
+        former, center = center, (pulls[:, None] * rows).sum(axis=0) / pulls.sum()
+        if abs(center - former).max() < 1e-14:
+            break
+    return LR * center
+
+
+# Masks. Thresholds are decimal text, compared as exact fractions.
+
+
+def sign_agreement(threshold: str, binary: bool = False, above: bool = False, by_samples: bool = False) -> Mask:
+    def mask(each: Round) -> Array:
+        voices = each.sizes if by_samples else np.ones_like(each.sizes)
+        votes = [abs(sum(int(s) * int(np.sign(x)) for s, x in zip(voices, c, strict=True))) for c in each.deltas.T]
+        return _hold(votes, [int(voices.sum())] * len(votes), threshold, binary, above)
+
+    return mask
+
+
+def magnitude_agreement(threshold: str, binary: bool = False) -> Mask:
+    def mask(each: Round) -> Array:
+        columns = [[Fraction(x) for x in column] for column in each.deltas.tolist()]
+        columns = list(zip(*columns, strict=True))
+        return _hold([abs(sum(c)) for c in columns], [sum(map(abs, c)) for c in columns], threshold, binary, False)
+
+    return mask
+
+
+def _hold(parts: list, wholes: list, threshold: str, binary: bool, above: bool) -> Array:
+    """1 where A = part / whole reaches the threshold, else A or 0; 0/0 is 0."""
+    found = []
+    for part, whole in zip(parts, wholes, strict=True):
+        agreement = Fraction(part) / whole if whole else Fraction(0)
+        reached = agreement > Fraction(threshold) if above else agreement >= Fraction(threshold)
+        found.append(1.0 if reached else 0.0 if binary else float(agreement))
+    return np.array(found)
+
+
+def sand(threshold: str, k: float) -> Mask:
+    def mask(each: Round) -> Array:
+        n, raw = len(each.deltas), []
+        for column in each.deltas.T:
+            gap = Fraction(abs(int(np.sign(column).sum())), n) - Fraction(threshold)
+            variance = sum((x - sum(column) / n) ** 2 for x in column) / (n - 1) if n > 1 else 0.0
+            limit = 1.0 if gap > 0 else 0.0
+            raw.append(max(0.0, tanh(k * float(gap) / variance)) if variance else limit)
+        parts = np.split(np.array(raw), np.cumsum(each.tensors)[:-1])
+        return np.concatenate([part / (1e-10 + part.mean()) for part in parts])
+
+    return mask
