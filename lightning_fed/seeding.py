@@ -28,6 +28,8 @@ class Purpose(IntEnum):
     GRADIENT = 6
     ROUND = 7
     READ = 8
+    SKEW = 9
+    AUGMENT = 10
 
 
 def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0, index: int | None = None) -> int:

@@ -27,6 +27,15 @@ def data_root() -> Path:
 
 
 @pytest.fixture(scope="session")
+def shakespeare_root() -> Path:
+    """The folder that holds shakespeare/; the test is skipped when there is none."""
+    root = _folder_of_data()
+    if not (root / "shakespeare" / "by_role.json.gz").is_file():
+        pytest.skip(f"no shakespeare/by_role.json.gz in {root}: set LIGHTNING_FED_DATA to its folder")
+    return root
+
+
+@pytest.fixture(scope="session")
 def emnist_root(emnist_folder: Path | None) -> Path:
     """The folder that holds emnist47.npz; the test is skipped when there is none."""
     if emnist_folder is None:

@@ -7,27 +7,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, default_collate
 
-from lightning_fed.data.checks import check_count, check_fraction
-from lightning_fed.data.inspection import AnyDataset, input_shape
-from lightning_fed.data.loading import Datasets, EvalLoaders, LoadedData, eval_loaders, worker_options
+from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
+from lightning_fed.data.checks import check_count
+from lightning_fed.data.division import Division, DivisionOptions, HeldOut, ValSplit, divide
+from lightning_fed.data.inspection import AnyDataset, find_conversion, input_shape
+from lightning_fed.data.loading import (
+    Datasets,
+    EvalLoader,
+    EvalLoaders,
+    LoadedData,
+    eval_loader,
+    eval_loaders,
+    join_tests,
+    worker_options,
+)
 from lightning_fed.data.partitioners import IID, Partitioner
+from lightning_fed.data.skews import FeatureSkew
+from lightning_fed.data.skews.views import NumberedRows, SkewedSets
 from lightning_fed.data.sources import BatchSource, LoaderSource, TensorSource
 from lightning_fed.data.split import Split
+from lightning_fed.data.statistics import LabelCounts, label_statistics
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import Purpose, numpy_generator_for, run_seed
+from lightning_fed.seeding import run_seed
 
 __all__ = ["BundledDataModule", "FederatedDataModule"]
 
 
 @dataclass(frozen=True)
-class _Division:
-    """How the training set is divided under one seed."""
+class _Divided:
+    """How the training set is divided under one seed, and what it then looks like."""
 
-    seed: int
-    held_out: npt.NDArray[np.int64]
-    split: Split
+    division: Division
+    skewed: SkewedSets | None
 
 
 class FederatedDataModule(LightningDataModule):
@@ -40,24 +53,32 @@ class FederatedDataModule(LightningDataModule):
     Args:
         train_dataset: Training samples of all clients together.
         partitioner: How the samples are split over the clients.
-        num_clients: Number of clients.
+        num_clients: Number of clients, those of ``unseen_clients`` included; None for one for each user (``ByUser``).
         batch_size: Samples per local training batch.
         eval_batch_size: Samples per batch in validation, test and prediction.
         val_dataset: Central validation set.
         test_dataset: Central test set, or several by name.
         predict_dataset: What predictions are made for; the test set if not given.
-        val_fraction: Share of ``train_dataset`` held out, before the split, as central validation set; in [0, 1).
-        split_seed: Seed of the split and of the held-out share; the run's seed if not given.
+        val_fraction: Share of ``train_dataset`` held out as validation set; in [0, 1).
+        split_seed: Seed of the split, of all that is held out and of the skew; the run's seed if not given.
         targets: One target per training sample; found in ``train_dataset`` if not given.
         in_memory: Whether data that is in memory as tensors is read without a data loader.
         num_workers: Worker processes of a data loader.
+        augmentation: Random changes of the inputs of local training batches; none if not given.
+        skew: What samples look like depending on the client; they look as they are if not given. Each test set becomes
+            two, ``seen_schemes`` (as at the clients) and ``new_scheme`` (as at none of them).
+        users: The user of each training sample; found in ``train_dataset`` if not given.
+        val_split: Where the validation share comes from: ``central``, from all samples together before the split (after
+            it with ``ByUser`` or ``unseen_clients``), or ``per_client``, from the samples of each client.
+        unseen_clients: How many clients, a number or a share, do not train; their samples are the test set ``unseen``.
+        client_test_fraction: Share of each client's samples held out, rounded down, as test set ``clients``; in [0, 1).
     """
 
     def __init__(
         self,
         train_dataset: AnyDataset | None,
         partitioner: Partitioner = IID(),  # noqa: B008 - holds no state
-        num_clients: int = 10,
+        num_clients: int | None = 10,
         batch_size: int = 32,
         eval_batch_size: int = 512,
         val_dataset: AnyDataset | None = None,
@@ -68,26 +89,36 @@ class FederatedDataModule(LightningDataModule):
         targets: Any = None,
         in_memory: bool = True,
         num_workers: int = 0,
+        augmentation: Augmentation | None = None,
+        skew: FeatureSkew | None = None,
+        users: Any = None,
+        val_split: ValSplit = "central",
+        unseen_clients: int | float = 0,
+        client_test_fraction: float = 0.0,
     ) -> None:
         super().__init__()
-        check_count("--data.num_clients", num_clients)
+        if num_clients is not None:
+            check_count("--data.num_clients", num_clients)
         check_count("--data.batch_size", batch_size)
         check_count("--data.eval_batch_size", eval_batch_size)
         check_count("--data.num_workers", num_workers, minimum=0)
-        check_fraction("--data.val_fraction", val_fraction)
         if split_seed is not None:
             check_count("--data.split_seed", split_seed, minimum=0)
         self.partitioner = partitioner
         self.num_clients = num_clients
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
+        self.held_out = DivisionOptions(val_fraction, val_split, unseen_clients, client_test_fraction)
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.in_memory = in_memory
         self.num_workers = num_workers
+        self.augmentation = augmentation
+        self.skew = skew
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets)
+        self._users = users
         self._loaded: LoadedData | None = None
-        self._division: _Division | None = None
+        self._divided: _Divided | None = None
 
     def load_datasets(self) -> Datasets:
         """Returns the data sets; override it (or subclass ``BundledDataModule``) to bring your own.
@@ -95,13 +126,13 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             FederatedError: If no training set was given.
         """
-        train, *others = self._given
+        train, val, test, predict, targets = self._given
         if train is None:
             raise FederatedError(
                 "Expected `--data.train_dataset` to be a data set, got none: give one, or choose a data module that "
                 "brings its data, such as `--data Digits`."
             )
-        return Datasets(train, *others)
+        return Datasets(train, val, test, predict, targets, users=self._users)
 
     def setup(self, stage: str | None = None) -> None:
         """Loads the data and builds the split; calling it again changes nothing while the seed stays the same."""
@@ -109,59 +140,123 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """Largest class label + 1, None when the targets are not class labels."""
-        labels = self._load().labels
-        return None if labels is None else int(labels.max()) + 1
+        """Number of class names, else the largest label + 1; None when the targets are not class labels."""
+        num_classes = self._load().num_classes
+        return num_classes if self.skew is None else self.skew.num_classes(num_classes)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes in the order of their labels, None when there are none."""
+        names = self._load().datasets.class_names
+        names = names if self.skew is None else self.skew.class_names(names)
+        return None if names is None else tuple(names)
+
+    @property
+    def mean(self) -> tuple[float, ...] | None:
+        """What was subtracted from each channel of the inputs, in [0, 1], None when nothing was."""
+        mean = self._load().datasets.mean
+        mean = mean if self.skew is None else self.skew.per_channel(mean)
+        return None if mean is None else tuple(mean)
+
+    @property
+    def std(self) -> tuple[float, ...] | None:
+        """What each channel was divided by after that, None when by nothing."""
+        std = self._load().datasets.std
+        std = std if self.skew is None else self.skew.per_channel(std)
+        return None if std is None else tuple(std)
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
         """Shape of one input (the first part of a sample), None when it has none."""
-        return input_shape(self._load().datasets.train)
+        shape = input_shape(self._load().datasets.train)
+        return shape if self.skew is None else self.skew.input_shape(shape)
+
+    @property
+    def labels(self) -> npt.NDArray[Any] | None:
+        """The training labels that the model sees, shape (samples,), None when the targets are not class labels."""
+        labels, skewed = self._load().labels, self._divide().skewed
+        return labels if labels is None or skewed is None else skewed.labels(labels)
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of the training tensors, None when samples are read one by one."""
+        tensors = self._load().tensors
+        parts = tensors.values() if isinstance(tensors, dict) else tensors
+        return None if parts is None else sum(part.numel() * part.element_size() for part in parts)
+
+    @property
+    def division(self) -> Division:
+        """What each client trains on and what is held out."""
+        return self._divide().division
 
     @property
     def split(self) -> Split:
-        """Which training samples each client owns."""
-        return self._divide().split
+        """Which training samples each client trains on."""
+        return self.division.split
 
     @property
     def split_hash(self) -> str:
-        """SHA-256 of the split, in hexadecimal: equal hashes mean equal splits."""
-        return self.split.hash()
+        """SHA-256 of the division, in hexadecimal: equal hashes mean equal splits and held-out sets."""
+        return self.division.hash()
 
     def class_counts(self) -> npt.NDArray[np.int64] | None:
         """Returns the samples of each client and class, shape (clients, classes); None without class labels."""
-        labels, num_classes = self._load().labels, self.num_classes
+        labels, num_classes = self.labels, self.num_classes
         return None if labels is None or num_classes is None else self.split.class_counts(labels, num_classes)
 
     def split_summary(self) -> dict[str, int | float | str]:
-        """Describes the split in a few numbers."""
-        return self.split.summary(self._load().labels)
+        """Describes the split in a few numbers, and how differently labels are distributed over the clients."""
+        labels, num_classes = self.labels, self.num_classes
+        summary = self.split.summary(labels) | {"hash": self.split_hash}
+        if labels is None or num_classes is None:
+            return summary
+        return summary | label_statistics(LabelCounts.of(self.split, labels, num_classes))
 
     def train_source(self) -> BatchSource:
         """Returns where the local loop gets the clients' batches from."""
         loaded = self._load()
+        source: BatchSource = LoaderSource(loaded.datasets.train, self.split, self.batch_size, self.num_workers)
         if loaded.tensors is not None:
-            return TensorSource(loaded.tensors, self.split, self.batch_size)
-        return LoaderSource(loaded.datasets.train, self.split, self.batch_size, self.num_workers)
+            convert = find_conversion(loaded.datasets.train)
+            source = TensorSource(loaded.tensors, self.split, self.batch_size, convert)
+        if (skewed := self._divide().skewed) is not None:
+            source = skewed.source(source)
+        return source if self.augmentation is None else AugmentedSource(source, self.augmentation)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled, for a centralised baseline."""
-        pooled = Subset(self._load().datasets.train, np.sort(self.split.index).tolist())
-        return DataLoader(pooled, self.batch_size, shuffle=True, **worker_options(self.num_workers))
+        train, skewed, collate = self._load().datasets.train, self._divide().skewed, default_collate
+        if skewed is not None:
+            train, collate = NumberedRows(train), skewed.collate()
+        if self.augmentation is not None:
+            collate = AugmentingCollate(self.augmentation, collate)
+        pooled = Subset(train, np.sort(self.split.index).tolist())
+        return DataLoader(pooled, self.batch_size, True, collate_fn=collate, **worker_options(self.num_workers))
 
     def val_dataloader(self) -> EvalLoaders:
-        """Returns the batches of the central validation set, an empty list when there is none."""
-        datasets, held_out = self._load().datasets, self._divide().held_out
-        return self._eval_loaders(Subset(datasets.train, held_out.tolist()) if len(held_out) else datasets.val)
+        """Returns the batches of the validation set, an empty list when there is none."""
+        datasets, held_out = self._load().datasets, self.division.val
+        if len(held_out) and self.held_out.val_split == "per_client":
+            return self._held_out_loader(held_out)
+        rows = Subset(datasets.train, held_out.rows.tolist())
+        return self._eval_loaders("val", rows if len(held_out) else datasets.val)
 
     def test_dataloader(self) -> EvalLoaders:
-        """Returns the batches of the test set, by name if there are several, an empty list when there is none."""
-        return self._eval_loaders(self._load().datasets.test)
+        """Returns the batches of the test set, by name if there are several, an empty list when there is none.
+
+        Beside sets that were held out of the training set a single test set is named ``test``.
+
+        Raises:
+            FederatedError: If the data have a test set of the same name as one held out.
+        """
+        loaders = self._eval_loaders("test", self._load().datasets.test)
+        parts = {name: self._held_out_loader(part) for name, part in self.division.tests().items()}
+        return join_tests(loaders, parts) if parts else loaders
 
     def predict_dataloader(self) -> EvalLoaders:
         """Returns the batches to predict, those of the test set unless a set of its own was given."""
-        datasets = self._load().datasets
-        return self._eval_loaders(datasets.test if datasets.predict is None else datasets.predict)
+        predict = self._load().datasets.predict
+        return self.test_dataloader() if predict is None else self._eval_loaders("predict", predict)
 
     def _load(self) -> LoadedData:
         if self._loaded is None:
@@ -183,34 +278,50 @@ class FederatedDataModule(LightningDataModule):
         seed = getattr(self.trainer, "seed", None)
         return run_seed() if seed is None else int(seed)
 
-    def _divide(self) -> _Division:
+    def _divide(self) -> _Divided:
         loaded, seed = self._load(), self._seed()
-        if self._division is None or self._division.seed != seed:
-            rows, held_out = self._hold_out(loaded.num_samples, seed)
-            split = Split.by(self.partitioner, loaded.targets, rows, self.num_clients, seed)
-            self._division = _Division(seed, held_out, split)
-        return self._division
+        if self._divided is None or self._divided.division.seed != seed:
+            division = divide(
+                self.held_out,
+                self.partitioner,
+                loaded.targets,
+                loaded.users,
+                loaded.num_samples,
+                self.num_clients,
+                seed,
+            )
+            skewed = None if self.skew is None else SkewedSets.of(self.skew, loaded, division)
+            self._divided = _Divided(division, skewed)
+        return self._divided
 
-    def _hold_out(self, num_samples: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        count = max(1, round(self.val_fraction * num_samples)) if self.val_fraction > 0 else 0
-        # A stream of its own, apart from the partitioner's, which is (seed, SPLIT, 0, 0).
-        shuffled = numpy_generator_for(seed, Purpose.SPLIT, round=1).permutation(num_samples)
-        return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+    def _held_out_loader(self, part: HeldOut) -> EvalLoader:
+        rows, skewed = Subset(self._load().datasets.train, part.rows.tolist()), self._divide().skewed
+        loader = eval_loader(rows, self.eval_batch_size, self.in_memory, self.num_workers)
+        return loader if skewed is None else skewed.held_out(part, loader)
 
-    def _eval_loaders(self, dataset: AnyDataset | dict[str, AnyDataset] | None) -> EvalLoaders:
-        return eval_loaders(dataset, self.eval_batch_size, self.in_memory, self.num_workers)
+    def _eval_loaders(self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None) -> EvalLoaders:
+        options, skewed = (self.eval_batch_size, self.in_memory, self.num_workers), self._divide().skewed
+        if dataset is None or skewed is None:
+            return eval_loaders(dataset, *options)
+        return skewed.loaders(stage, dataset, lambda part: eval_loader(part, *options))
 
 
 class BundledDataModule(FederatedDataModule, ABC):
     """Base of data modules that bring their own data sets: a subclass writes ``load_datasets``.
 
     Args:
-        **kwargs: Every option of ``FederatedDataModule`` except the data sets and the targets.
+        **kwargs: Every option of ``FederatedDataModule`` except the data sets, the targets and the users.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
-            train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, targets=None, **kwargs
+            train_dataset=None,
+            val_dataset=None,
+            test_dataset=None,
+            predict_dataset=None,
+            targets=None,
+            users=None,
+            **kwargs,
         )
 
     @abstractmethod

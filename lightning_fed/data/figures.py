@@ -1,48 +1,132 @@
-"""The split as a picture."""
+"""The split as pictures: who holds which classes, how many samples, and what they look like."""
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.samples import SampleSheet, sample_sheet
+from lightning_fed.data.sources import BatchSource
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["split_figure"]
+__all__ = ["samples_figure", "sizes_figure", "split_figure", "split_figures"]
 
 _MAX_ROWS = 500
+_MAX_NAMES = 20
+_MAX_BINS = 40
+# A table of clients by more classes is no picture of a split any more, and can be larger than the data.
+_MOST_CLASSES_SHOWN = 1000
 
 
-def split_figure(class_counts: npt.NDArray[Any]) -> "Figure":
+def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iterator[tuple[str, Figure]]":
+    """Draws what can be shown of a data module's split.
+
+    Args:
+        datamodule: The data.
+        source: Its clients' batches, on whatever device.
+
+    Yields:
+        ``split``, where there are class labels, ``sizes``, and ``samples``, where inputs are images; each with its
+        figure.
+    """
+    if 0 < (datamodule.num_classes or 0) <= _MOST_CLASSES_SHOWN:
+        counts = datamodule.class_counts()
+        if counts is not None:
+            yield "split", split_figure(counts, datamodule.class_names)
+    yield "sizes", sizes_figure(datamodule.split.sizes)
+    if len(datamodule.input_shape or ()) == 3:
+        sheet = sample_sheet(source, datamodule.split, datamodule.labels, datamodule.mean, datamodule.std)
+        if sheet is not None:
+            yield "samples", samples_figure(sheet)
+
+
+def split_figure(class_counts: npt.NDArray[Any], class_names: Sequence[str] | None = None) -> "Figure":
     """Draws how many samples of each class each client holds.
 
     Args:
         class_counts: Samples of each client and class, shape (clients, classes).
+        class_names: Written at the axis, if they are at most 20.
 
     Returns:
         A figure that belongs to no window system: save it with ``figure.savefig``. Above 500 clients a row is the mean
         over neighbouring clients.
     """
-    # pyplot would choose a window system and keep the figure alive.
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     num_clients, num_classes = class_counts.shape
     rows = _merge_rows(np.asarray(class_counts, dtype=np.float64))
-    figure = Figure(figsize=(min(3 + 0.3 * num_classes, 12), min(2 + 0.15 * len(rows), 10)), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _figure(min(3 + 0.3 * num_classes, 12), min(2 + 0.15 * len(rows), 10))
     image = axes.imshow(
         rows,
         aspect="auto",
         interpolation="nearest",
         cmap="viridis",
+        vmin=0,  # else chance fluctuations would fill the whole scale
         extent=(-0.5, num_classes - 0.5, num_clients - 0.5, -0.5),
     )
     axes.set(xlabel="class", ylabel="client", title=f"{num_clients} clients × {num_classes} classes")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if class_names is not None and len(class_names) == num_classes <= _MAX_NAMES:
+        longest = max(map(len, class_names))
+        axes.set_xticks(range(num_classes), class_names, rotation=0 if longest < 4 else 90)
     figure.colorbar(image, ax=axes, label="samples")
     return figure
+
+
+def sizes_figure(sizes: npt.NDArray[np.int64]) -> "Figure":
+    """Draws how many clients hold how many samples.
+
+    Args:
+        sizes: Samples of each client, shape (clients,).
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _figure(5, 3.5)
+    # Every bar covers whole numbers, the same count of them.
+    step = -(-(int(sizes.max()) - int(sizes.min()) + 1) // _MAX_BINS)
+    edges = np.arange(int(sizes.min()), int(sizes.max()) + step + 1, step) - 0.5
+    axes.hist(sizes, edges.tolist())
+    empty = int((sizes == 0).sum())
+    title = f"{len(sizes)} clients, {int(sizes.sum())} samples"
+    axes.set(xlabel="samples", ylabel="clients", title=f"{title}, {empty} without any" if empty else title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def samples_figure(sheet: SampleSheet) -> "Figure":
+    """Draws sample images, a row for each client.
+
+    Args:
+        sheet: The images.
+    """
+    rows, columns, height, width, _ = sheet.images.shape
+    gap = max(1, height // 12)
+    # One picture of all images: drawing each in axes of its own takes seconds.
+    padded = np.pad(sheet.images, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)), constant_values=1)
+    mosaic = padded.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), 3)
+    figure, axes = _figure(1 + 0.6 * columns, 0.4 + 0.6 * rows * height / width)
+    axes.imshow(mosaic[:-gap, :-gap], interpolation="nearest")
+    axes.set_yticks(np.arange(rows) * (height + gap) + (height - 1) / 2, [str(client) for client in sheet.clients])
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_ylabel("client")
+    return figure
+
+
+def _figure(width: float, height: float) -> "tuple[Figure, Axes]":
+    # pyplot would choose a window system and keep the figure alive.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
 
 
 def _merge_rows(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -12,7 +12,21 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from lightning_fed.data.randomness import isolated_random_state
 from lightning_fed.errors import FederatedError
 
-__all__ = ["AnyDataset", "Tensors", "as_targets", "find_targets", "find_tensors", "input_shape", "length", "take"]
+__all__ = [
+    "TARGET_NAMES",
+    "AnyDataset",
+    "Conversion",
+    "Tensors",
+    "as_targets",
+    "find_conversion",
+    "find_targets",
+    "find_tensors",
+    "find_users",
+    "first_input",
+    "input_shape",
+    "length",
+    "take",
+]
 
 if TYPE_CHECKING:
     AnyDataset: TypeAlias = Dataset[Any]
@@ -21,8 +35,10 @@ else:
     AnyDataset = Dataset
 
 Tensors: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
+Conversion: TypeAlias = Callable[[Tensor], Tensor]
 
-_TARGET_NAMES = ("targets", "target", "labels", "label", "y")
+TARGET_NAMES = ("targets", "target", "labels", "label", "y")
+_USER_NAMES = ("users", "user")
 
 
 def length(dataset: object, option: str) -> int:
@@ -58,6 +74,13 @@ def find_tensors(dataset: AnyDataset) -> Tensors | None:
     return tensors if trusted else None
 
 
+def find_conversion(dataset: AnyDataset) -> Conversion | None:
+    """Returns what makes inputs of stored ones, the first of the tensors, batch by batch; None if they are inputs."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return getattr(dataset, "convert_inputs", None)
+
+
 def as_targets(values: Any) -> npt.NDArray[Any] | None:
     """Returns one number or string per sample (a list, tensor or array) as an array, None for anything else."""
     try:
@@ -73,27 +96,31 @@ def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:
     Looked for, in this order: the part of a subset or a concatenation, attributes ``targets`` and ``labels``, a tensor
     of a known name, the last of several tensors if it holds one integer per sample.
     """
-    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        inner = find_targets(dataset.dataset)
-        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
-    if isinstance(dataset, ConcatDataset):
-        parts = [find_targets(part) for part in dataset.datasets]
-        return np.concatenate([part for part in parts if part is not None]) if all(_known(parts)) else None
-    for candidate in _candidates(dataset):
-        targets = as_targets(candidate)
-        if targets is not None and len(targets) == length(dataset, "--data.train_dataset"):
-            return targets
-    return None
+    return _find(dataset, _target_candidates)
 
 
-def input_shape(dataset: AnyDataset) -> tuple[int, ...] | None:
-    """Returns the shape of one sample's first part, None when that part has no shape."""
+def find_users(dataset: AnyDataset) -> npt.NDArray[Any] | None:
+    """Returns the user of each sample, or None when the data set does not tell.
+
+    Looked for in the part of a subset or a concatenation, in an attribute ``users``, in a tensor ``users`` or ``user``.
+    """
+    return _find(dataset, _user_candidates)
+
+
+def first_input(dataset: AnyDataset) -> Any:
+    """Returns the first part of the first sample, None when it has none."""
     with isolated_random_state(0):
         sample = dataset[0]
     if isinstance(sample, Mapping):
         sample = next(iter(sample.values()), None)
     elif isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample):
         sample = sample[0]
+    return sample
+
+
+def input_shape(dataset: AnyDataset) -> tuple[int, ...] | None:
+    """Returns the shape of one sample's first part, None when that part has no shape."""
+    sample = first_input(dataset)
     return tuple(sample.shape) if hasattr(sample, "shape") else None
 
 
@@ -101,14 +128,35 @@ def _known(parts: list[npt.NDArray[Any] | None]) -> list[bool]:
     return [part is not None for part in parts]
 
 
-def _candidates(dataset: AnyDataset) -> list[Any]:
+def _find(dataset: AnyDataset, candidates: Callable[[AnyDataset], list[Any]]) -> npt.NDArray[Any] | None:
+    """Returns the first candidate that holds one value per sample."""
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        inner = _find(dataset.dataset, candidates)
+        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_find(part, candidates) for part in dataset.datasets]
+        return np.concatenate([part for part in parts if part is not None]) if all(_known(parts)) else None
+    for candidate in candidates(dataset):
+        values = as_targets(candidate)
+        if values is not None and len(values) == length(dataset, "--data.train_dataset"):
+            return values
+    return None
+
+
+def _target_candidates(dataset: AnyDataset) -> list[Any]:
     candidates = [getattr(dataset, name) for name in ("targets", "labels") if hasattr(dataset, name)]
     tensors = _declared_tensors(dataset)
     if isinstance(tensors, dict):
-        return candidates + [tensors[name] for name in _TARGET_NAMES if name in tensors]
+        return candidates + [tensors[name] for name in TARGET_NAMES if name in tensors]
     if tensors is not None and len(tensors) > 1 and not tensors[-1].is_floating_point():
         candidates.append(tensors[-1])
     return candidates
+
+
+def _user_candidates(dataset: AnyDataset) -> list[Any]:
+    tensors = _declared_tensors(dataset)
+    named = [tensors[name] for name in _USER_NAMES if name in tensors] if isinstance(tensors, dict) else []
+    return ([dataset.users] if hasattr(dataset, "users") else []) + named
 
 
 def _declared_tensors(dataset: AnyDataset) -> Tensors | None:

@@ -1,18 +1,38 @@
 """What a data module loads, what is found in it, and how it is read for evaluation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.inspection import AnyDataset, Tensors, as_targets, find_targets, find_tensors, length
+from lightning_fed.data.inspection import (
+    AnyDataset,
+    Tensors,
+    as_targets,
+    find_conversion,
+    find_targets,
+    find_tensors,
+    find_users,
+    length,
+)
+from lightning_fed.data.skews.views import SkewedBatches
 from lightning_fed.data.sources import EvalBatches
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Datasets", "EvalLoader", "EvalLoaders", "LoadedData", "eval_loader", "eval_loaders", "worker_options"]
+__all__ = [
+    "Datasets",
+    "EvalLoader",
+    "EvalLoaders",
+    "LoadedData",
+    "eval_loader",
+    "eval_loaders",
+    "join_tests",
+    "worker_options",
+]
 
-EvalLoader: TypeAlias = EvalBatches | DataLoader[Any]
+EvalLoader: TypeAlias = EvalBatches | SkewedBatches | DataLoader[Any]
 # Where there is no such set, Lightning expects an empty list, not None.
 EvalLoaders: TypeAlias = EvalLoader | dict[str, EvalLoader] | list[EvalLoader]
 
@@ -27,6 +47,11 @@ class Datasets:
         test: Central test set, or several by name.
         predict: What predictions are made for; None for the test set.
         targets: One target per training sample (list, tensor or array); None to look in ``train``.
+        class_names: Names of the classes in the order of their labels, None when there are none.
+        mean: What was subtracted from each channel of the inputs, in [0, 1], None when nothing was.
+        std: What they were divided by after that.
+        users: The user, such as the writer, of each training sample (list, tensor or array of numbers or strings); None
+            to look in ``train``.
     """
 
     train: AnyDataset
@@ -34,6 +59,10 @@ class Datasets:
     test: AnyDataset | dict[str, AnyDataset] | None = None
     predict: AnyDataset | None = None
     targets: Any = None
+    class_names: Sequence[str] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    users: Any = None
 
 
 @dataclass(frozen=True)
@@ -45,23 +74,33 @@ class LoadedData:
         num_samples: Training samples.
         tensors: Tensors whose row i is training sample i, None when samples must be read one by one.
         targets: One target per training sample, shape (num_samples,), None when there are none.
+        users: The user of each training sample, shape (num_samples,), None when they are unknown.
     """
 
     datasets: Datasets
     num_samples: int
     tensors: Tensors | None
     targets: npt.NDArray[Any] | None
+    users: npt.NDArray[Any] | None = None
 
     @classmethod
     def of(cls, datasets: Datasets, in_memory: bool) -> "LoadedData":
         """Looks into the training set.
 
         Raises:
-            FederatedError: If it is no map-style data set, or the targets do not fit it.
+            FederatedError: If it is no map-style data set, or the targets or users do not fit it.
         """
         num_samples = length(datasets.train, "--data.train_dataset")
         tensors = find_tensors(datasets.train) if in_memory else None
-        return cls(datasets, num_samples, tensors, _targets(datasets, num_samples))
+        targets = _given(datasets.targets, "targets", num_samples)
+        users = _given(datasets.users, "users", num_samples)
+        return cls(
+            datasets,
+            num_samples,
+            tensors,
+            find_targets(datasets.train) if targets is None else targets,
+            find_users(datasets.train) if users is None else users,
+        )
 
     @property
     def labels(self) -> npt.NDArray[Any] | None:
@@ -70,17 +109,26 @@ class LoadedData:
         is_label = targets is not None and targets.dtype.kind in "iu" and len(targets) > 0 and targets.min() >= 0
         return targets if is_label else None
 
+    @property
+    def num_classes(self) -> int | None:
+        """Number of class names, else the largest label + 1; None when the targets are not class labels."""
+        labels, names = self.labels, self.datasets.class_names
+        if names is not None:
+            return len(names)
+        return None if labels is None else int(labels.max()) + 1
 
-def _targets(datasets: Datasets, num_samples: int) -> npt.NDArray[Any] | None:
-    if datasets.targets is None:
-        return find_targets(datasets.train)
-    targets = as_targets(datasets.targets)
-    if targets is None or len(targets) != num_samples:
+
+def _given(values: Any, name: str, num_samples: int) -> npt.NDArray[Any] | None:
+    """Makes an array of targets or users that were given beside the data set; None if there are none."""
+    if values is None:
+        return None
+    array = as_targets(values)
+    if array is None or len(array) != num_samples:
         raise FederatedError(
-            f"Expected `--data.targets` to hold one value for each of the {num_samples} training samples, got "
-            f"{'something else' if targets is None else len(targets)}."
+            f"Expected `--data.{name}` to hold one value for each of the {num_samples} training samples, got "
+            f"{'something else' if array is None else len(array)}."
         )
-    return targets
+    return array
 
 
 def eval_loaders(
@@ -94,11 +142,34 @@ def eval_loaders(
     return eval_loader(dataset, batch_size, in_memory, num_workers)
 
 
-def eval_loader(dataset: AnyDataset, batch_size: int, in_memory: bool, num_workers: int) -> EvalLoader:
+def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[str, EvalLoader]:
+    """Puts test sets that were held out of the training set beside those that the data have.
+
+    Args:
+        loaders: The data's test sets; a single one gets the name ``test``.
+        held_out: ``clients`` and ``unseen``, what was held out of them.
+
+    Raises:
+        FederatedError: If the data have a test set of the same name.
+    """
+    named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"test": loaders}
+    for name in held_out:
+        option = "unseen_clients" if name == "unseen" else "client_test_fraction"
+        if name in named:
+            raise FederatedError(
+                f"Expected no test set named {name} beside the one that `--data.{option}` makes, but the data have "
+                f"one: set `--data.{option} 0`, or give theirs another name."
+            )
+    return {**named, **held_out}
+
+
+def eval_loader(
+    dataset: AnyDataset, batch_size: int, in_memory: bool, num_workers: int
+) -> EvalBatches | DataLoader[Any]:
     """Returns slices of data in memory, else a data loader that does not shuffle."""
     tensors = find_tensors(dataset) if in_memory else None
     if tensors is not None:
-        return EvalBatches(tensors, batch_size)
+        return EvalBatches(tensors, batch_size, find_conversion(dataset))
     return DataLoader(dataset, batch_size, **worker_options(num_workers))
 
 

@@ -1,121 +1,110 @@
 """MNIST and Fashion-MNIST, read from their idx files."""
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
+from torch import Tensor
 
-from lightning_fed.data.datamodule import BundledDataModule
 from lightning_fed.data.idx import find_idx, read_idx
-from lightning_fed.data.loading import Datasets
+from lightning_fed.data.images import ImageDataModule
 from lightning_fed.errors import FederatedError
 
-__all__ = ["MNIST", "FashionMNIST"]
+__all__ = ["MNIST", "FashionMNIST", "IdxImages"]
 
-_FILES = {"train": "train", "test": "t10k"}
+_KINDS = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}
 
 
-class MNIST(BundledDataModule):
+class IdxImages(ImageDataModule):
+    """Base of image sets of shape (1, 28, 28) in pairs of idx files, packed or not.
+
+    Args:
+        **kwargs: Every option of ``ImageDataModule``.
+
+    Attributes:
+        title: The data set's name, for messages and in torchvision.
+        stems: How the names of the training and of the test files begin.
+        class_labels: The names of the classes.
+        first_label: The label of the first class in the files; labels are counted from 0 here.
+    """
+
+    title: ClassVar[str]
+    stems: tuple[str, str] = ("train", "t10k")
+    class_labels: tuple[str, ...] = tuple("0123456789")
+    first_label: int = 0
+
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of the classes."""
+        return self.class_labels
+
+    def read(self, train: bool) -> tuple[Tensor, Tensor]:
+        """Reads a pair of files."""
+        stem = self.stems[0 if train else 1]
+        images, labels = (self._array(f"{stem}-{kind}", ndim) for kind, ndim in _KINDS.items())
+        low, high = self.first_label, self.first_label + len(self.class_labels) - 1
+        found = (labels.min(initial=high), labels.max(initial=low))
+        fits = images.dtype == np.uint8 and images.shape[1:] == (28, 28) and len(images) == len(labels)
+        if not fits or found[0] < low or found[1] > high:
+            kind = "" if images.dtype == np.uint8 else f"{images.dtype} "
+            raise FederatedError(
+                f"The {stem} files in {self.place} are not those of {self.title}: expected images of 28 x 28 and as "
+                f"many labels from {low} to {high}, got {kind}images of shape {images.shape} and {len(labels)} labels "
+                f"up to {found[1]}; {self.advice}."
+            )
+        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64) - low)
+
+    def is_complete(self) -> bool:
+        """Whether all four files are there."""
+        return all(path is not None for path in self._paths())
+
+    def fetch(self, root: Path) -> None:
+        """Downloads the files with torchvision."""
+        import torchvision
+
+        getattr(torchvision.datasets, self.title)(root, download=True)
+
+    def _array(self, name: str, ndim: int) -> Any:
+        path = find_idx(self.place, name)
+        if path is None:
+            raise self.missing(self.place / name, f" (or {name}.gz)")
+        return read_idx(path, ndim, self.advice)
+
+    def _paths(self) -> Iterator[Path | None]:
+        return (find_idx(self.place, f"{stem}-{kind}") for stem in self.stems for kind in _KINDS)
+
+
+class MNIST(IdxImages):
     """60,000 + 10,000 images of handwritten digits, shape (1, 28, 28), normalised, 10 classes.
 
     Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document recognition",
     Proceedings of the IEEE 1998. The files, packed or not, lie in ``ROOT/MNIST/raw``; the folder may be read-only.
 
     Args:
-        root: Folder of data sets; the environment variable ``LIGHTNING_FED_DATA`` if not given.
-        download: Whether to fetch missing files into ``root`` (needs torchvision and a network).
-        **kwargs: Every other option of ``BundledDataModule``.
+        **kwargs: Every option of ``ImageDataModule``.
     """
 
-    folder: ClassVar[str] = "MNIST"
-    mean: ClassVar[float] = 0.1307
-    std: ClassVar[float] = 0.3081
-
-    def __init__(self, root: str | os.PathLike[str] | None = None, download: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.root = root
-        self.download = download
-
-    def prepare_data(self) -> None:
-        """Fetches the files if ``download`` is set and one is missing.
-
-        Raises:
-            FederatedError: If they cannot be fetched.
-        """
-        if not self.download or not self._missing():
-            return
-        import torchvision
-
-        try:
-            getattr(torchvision.datasets, self.folder)(self._root(), download=True)
-        except (OSError, RuntimeError) as error:
-            raise FederatedError(
-                f"Expected to download {self.folder} into {self._root()}, but that failed ({error}): put its four idx "
-                f"files into {self._raw()} yourself, or change `--data.root`."
-            ) from error
-
-    def load_datasets(self) -> Datasets:
-        """Reads the four files."""
-        return Datasets(train=self._read("train"), test=self._read("test"))
-
-    def _read(self, part: str) -> TensorDataset:
-        images = self._array(part, "images-idx3-ubyte", ndim=3)
-        labels = self._array(part, "labels-idx1-ubyte", ndim=1)
-        if images.shape[1:] != (28, 28) or len(images) != len(labels) or labels.max(initial=0) > 9:
-            raise FederatedError(
-                f"The {part} files in {self._raw()} are not those of {self.folder}: expected images of 28 x 28 and as "
-                f"many labels from 0 to 9, got images of shape {images.shape} and {len(labels)} labels up to "
-                f"{labels.max(initial=0)}; {self._advice()}."
-            )
-        inputs = torch.from_numpy(images).unsqueeze(1).to(torch.float32)
-        inputs.div_(255).sub_(self.mean).div_(self.std)
-        return TensorDataset(inputs, torch.from_numpy(labels.astype(np.int64)))
-
-    def _array(self, part: str, kind: str, ndim: int) -> Any:
-        name = f"{_FILES[part]}-{kind}"
-        path = find_idx(self._raw(), name)
-        if path is None:
-            raise FederatedError(
-                f"Expected the file {self._raw() / name} (or {name}.gz), found none: set `--data.root` to the folder "
-                f"that holds {self.folder}/raw, or set `--data.download true` to fetch it."
-            )
-        return read_idx(path, ndim, self._advice())
-
-    def _missing(self) -> bool:
-        kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-        return any(find_idx(self._raw(), f"{part}-{kind}") is None for part in _FILES.values() for kind in kinds)
-
-    def _advice(self) -> str:
-        return "delete it and set `--data.download true` to fetch it again"
-
-    def _raw(self) -> Path:
-        return self._root() / self.folder / "raw"
-
-    def _root(self) -> Path:
-        root = self.root or os.environ.get("LIGHTNING_FED_DATA")
-        if not root:
-            raise FederatedError(
-                "Expected `--data.root` (or the environment variable LIGHTNING_FED_DATA) to name the folder that "
-                f"holds {self.folder}/raw, got neither."
-            )
-        return Path(root).expanduser()
+    title: ClassVar[str] = "MNIST"
+    folder: ClassVar[str] = "MNIST/raw"
+    pixel_mean = (0.1307,)
+    pixel_std = (0.3081,)
 
 
-class FashionMNIST(MNIST):
+class FashionMNIST(IdxImages):
     """60,000 + 10,000 images of clothes, shape (1, 28, 28), normalised, 10 classes.
 
     Source: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
     Algorithms", 2017, https://arxiv.org/abs/1708.07747. The files lie in ``ROOT/FashionMNIST/raw``.
 
     Args:
-        root: Folder of data sets; the environment variable ``LIGHTNING_FED_DATA`` if not given.
-        download: Whether to fetch missing files into ``root`` (needs torchvision and a network).
-        **kwargs: Every other option of ``BundledDataModule``.
+        **kwargs: Every option of ``ImageDataModule``.
     """
 
-    folder: ClassVar[str] = "FashionMNIST"
-    mean: ClassVar[float] = 0.2860
-    std: ClassVar[float] = 0.3530
+    title: ClassVar[str] = "FashionMNIST"
+    folder: ClassVar[str] = "FashionMNIST/raw"
+    pixel_mean = (0.2860,)
+    pixel_std = (0.3530,)
+    class_labels = (
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """Batches of one client at a time, without a data loader or a copy of the data per client."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
-from lightning_fed.data.inspection import AnyDataset, Tensors
+from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors
 from lightning_fed.data.randomness import isolated_random_state
 from lightning_fed.data.split import Split
 
-__all__ = ["BatchSource", "EvalBatches", "LoaderSource", "TensorSource"]
+__all__ = ["BatchSource", "EvalBatches", "LoaderSource", "TensorSource", "map_inputs"]
 
 _MAX_SEED = 2**63 - 1
 
@@ -55,13 +55,15 @@ class TensorSource:
         tensors: A tuple or dict of tensors whose first dimension counts the samples.
         split: Which rows each client owns.
         batch_size: Samples per batch.
+        convert: What makes inputs of a batch of stored ones, the first tensor; None if they are inputs.
     """
 
     reads_are_seeded = False
 
-    def __init__(self, tensors: Tensors, split: Split, batch_size: int) -> None:
+    def __init__(self, tensors: Tensors, split: Split, batch_size: int, convert: Conversion | None = None) -> None:
         self.sizes = split.sizes
         self.batch_size = batch_size
+        self._convert = convert
         self._names = list(tensors) if isinstance(tensors, dict) else None
         self._tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
         self._index = torch.from_numpy(split.index)
@@ -81,6 +83,8 @@ class TensorSource:
         for start in range(0, len(order), batch_size):
             chunk = rows[start : start + batch_size]
             parts = [tensor.index_select(0, chunk) for tensor in tensors]
+            if self._convert is not None:
+                parts[0] = self._convert(parts[0])
             yield parts if names is None else dict(zip(names, parts, strict=True))
 
 
@@ -145,11 +149,13 @@ class EvalBatches:
     Args:
         tensors: A tuple or dict of tensors whose first dimension counts the samples.
         batch_size: Samples per batch; the last one may be short.
+        convert: What makes inputs of a batch of stored ones, the first tensor; None if they are inputs.
     """
 
-    def __init__(self, tensors: Tensors, batch_size: int) -> None:
+    def __init__(self, tensors: Tensors, batch_size: int, convert: Conversion | None = None) -> None:
         self.batch_size = batch_size
         self._tensors = tensors
+        self._convert = convert
         self.num_samples = len(next(iter(tensors.values())) if isinstance(tensors, dict) else tensors[0])
 
     def __len__(self) -> int:
@@ -161,9 +167,10 @@ class EvalBatches:
         for start in range(0, self.num_samples, self.batch_size):
             rows = slice(start, start + self.batch_size)
             if isinstance(self._tensors, dict):
-                yield {name: tensor[rows] for name, tensor in self._tensors.items()}
+                parts: Any = {name: tensor[rows] for name, tensor in self._tensors.items()}
             else:
-                yield [tensor[rows] for tensor in self._tensors]
+                parts = [tensor[rows] for tensor in self._tensors]
+            yield parts if self._convert is None else map_inputs(parts, self._convert)
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data to a device, once; returns itself."""
@@ -172,6 +179,27 @@ class EvalBatches:
         else:
             self._tensors = tuple(tensor.to(device) for tensor in self._tensors)
         return self
+
+
+def map_inputs(batch: Any, function: Conversion) -> Any:
+    """Applies a function to the inputs of a batch, its first part, and leaves the other parts as they are.
+
+    Args:
+        batch: A list or tuple of tensors, a dict of tensors, or one tensor.
+        function: Makes new inputs of inputs.
+
+    Returns:
+        A list, a dict, a named tuple or one tensor, as ``batch``.
+    """
+    if isinstance(batch, Mapping):
+        name = next(iter(batch))
+        return {**batch, name: function(batch[name])}
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if hasattr(batch, "_replace"):  # a named tuple
+        return batch._replace(**{batch._fields[0]: function(batch[0])})
+    inputs, *others = batch
+    return [function(inputs), *others]
 
 
 class _Requests:

@@ -37,7 +37,7 @@ class Split:
     def by(
         cls,
         partitioner: Partitioner,
-        targets: npt.NDArray[Any] | None,
+        values: npt.NDArray[Any] | None,
         rows: npt.NDArray[np.int64],
         num_clients: int,
         seed: int,
@@ -46,7 +46,7 @@ class Split:
 
         Args:
             partitioner: What decides.
-            targets: One target per row of the whole training set, or None.
+            values: What the partitioner reads: one target or user per row of the whole training set, or None.
             rows: The rows to hand out, shape (samples,).
             num_clients: Clients.
             seed: Seed of the split.
@@ -54,7 +54,7 @@ class Split:
         Raises:
             FederatedError: If the partitioner does not give each row to exactly one client.
         """
-        clients = partitioner(None if targets is None else targets[rows], len(rows), num_clients, seed)
+        clients = partitioner(None if values is None else values[rows], len(rows), num_clients, seed)
         split = cls.of(clients)
         if len(clients) != num_clients or not np.array_equal(np.sort(split.index), np.arange(len(rows))):
             raise FederatedError(
@@ -77,6 +77,17 @@ class Split:
     def owners(self) -> npt.NDArray[np.int64]:
         """The client of each entry of ``index``, shape (samples,)."""
         return np.repeat(np.arange(self.num_clients), self.sizes)
+
+    def keep(self, entries: npt.NDArray[np.bool_], clients: npt.NDArray[np.bool_] | None = None) -> "Split":
+        """Returns the split without some rows or clients.
+
+        Args:
+            entries: Which entries of ``index`` stay, shape (samples,).
+            clients: Which clients stay, renumbered in the same order; shape (clients,). All if not given.
+        """
+        sizes = np.bincount(self.owners[entries], minlength=self.num_clients)
+        sizes = sizes if clients is None else sizes[clients]
+        return Split(self.index[entries], np.concatenate([[0], np.cumsum(sizes)]))
 
     def hash(self) -> str:
         """SHA-256 over offsets and indices as little-endian int64, in hexadecimal."""

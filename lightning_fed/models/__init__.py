@@ -1,6 +1,7 @@
 """LightningModules and the networks they train."""
 
 from lightning_fed.models.backbones import CNN, MLP, Backbone, LeNet, LogisticRegression
-from lightning_fed.models.classifier import ImageClassifier
+from lightning_fed.models.classifier import Classifier, ImageClassifier
+from lightning_fed.models.recurrent import CharLSTM
 
-__all__ = ["CNN", "MLP", "Backbone", "ImageClassifier", "LeNet", "LogisticRegression"]
+__all__ = ["CNN", "MLP", "Backbone", "CharLSTM", "Classifier", "ImageClassifier", "LeNet", "LogisticRegression"]

@@ -22,7 +22,7 @@ class Backbone(nn.Module, ABC):
         """Computes class scores.
 
         Args:
-            x: Images, floating tensor of shape (B, ...).
+            x: Images, floating tensor of shape (B, ...); windows of characters for `CharLSTM`.
 
         Returns:
             Unnormalised scores (logits), tensor of shape (B, num_classes).

@@ -1,4 +1,4 @@
-"""Image classification as a LightningModule."""
+"""Classification as a LightningModule."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,17 +14,17 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_fed.errors import FederatedError
 from lightning_fed.models.backbones import Backbone
 
-__all__ = ["ImageClassifier"]
+__all__ = ["Classifier", "ImageClassifier"]
 
 
-class ImageClassifier(LightningModule):
-    """Trains a network with cross-entropy and measures loss and accuracy.
+class Classifier(LightningModule):
+    """Trains a network with cross-entropy and measures loss and accuracy: of images, or of the next character.
 
     It knows nothing of federated learning and trains under the stock Lightning Trainer as well. Logged are
     ``val/loss``, ``val/acc``, ``test/loss`` and ``test/acc``; accuracies are shares in [0, 1].
 
     Args:
-        backbone: Network from images (B, ...) to logits (B, num_classes).
+        backbone: Network from inputs (B, ...) to logits (B, num_classes).
         num_classes: Number of classes.
         optimizer: Makes an optimizer from parameters.
         lr_scheduler: Makes a learning rate scheduler from the optimizer; none if left out.
@@ -69,20 +69,20 @@ class ImageClassifier(LightningModule):
         return logits
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
-        """Returns the mean cross-entropy of a batch (images, labels) as a scalar tensor."""
+        """Returns the mean cross-entropy of a batch (inputs, labels) as a scalar tensor."""
         x, y = batch
         return cross_entropy(self(x), y)
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Logs ``val/loss`` and ``val/acc`` of a batch (images, labels)."""
+        """Logs ``val/loss`` and ``val/acc`` of a batch (inputs, labels)."""
         self._evaluate(batch, "val", self.val_acc)
 
     def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Logs ``test/loss`` and ``test/acc`` of a batch (images, labels)."""
+        """Logs ``test/loss`` and ``test/acc`` of a batch (inputs, labels)."""
         self._evaluate(batch, "test", self.test_acc)
 
     def predict_step(self, batch: Tensor | Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Returns class probabilities of shape (B, num_classes) for images, or for a batch (images, labels)."""
+        """Returns class probabilities of shape (B, num_classes) for inputs, or for a batch (inputs, labels)."""
         x = batch if isinstance(batch, Tensor) else batch[0]
         logits: Tensor = self(x)
         return logits.softmax(dim=1)
@@ -105,3 +105,14 @@ class ImageClassifier(LightningModule):
         if isinstance(scheduler, ReduceLROnPlateau):
             config["monitor"] = scheduler.monitor
         return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class ImageClassifier(Classifier):
+    """``Classifier`` under the name that says what it is mostly used for; it is the same.
+
+    Args:
+        backbone: Network from images (B, C, H, W) to logits (B, num_classes).
+        num_classes: Number of classes.
+        optimizer: Makes an optimizer from parameters.
+        lr_scheduler: Makes a learning rate scheduler from the optimizer; none if left out.
+    """

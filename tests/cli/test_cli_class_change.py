@@ -113,7 +113,8 @@ def test_a_partitioner_inside_data(cli):
     assert data["init_args"]["num_clients"] == 5
     assert data["init_args"]["partitioner"]["init_args"] == {"classes_per_client": 7}
     data = cli.config("--model", "Plain", "--config", tuned, "--data", "Digits", base=False)["data"]
-    assert data["init_args"]["partitioner"]["init_args"] == {"classes_per_client": 3}
+    kept = data["init_args"]["partitioner"]["init_args"]
+    assert kept == {"classes_per_client": 3, "min_samples": 0, "too_small": "redraw"}
 
 
 def test_a_default_partitioner(cli):

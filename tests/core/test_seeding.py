@@ -29,7 +29,8 @@ def test_seeds_are_those_of_the_first_release(place: tuple[int, Purpose, int, in
 
 
 def test_purposes_keep_their_numbers() -> None:
-    names = ["SPLIT", "SAMPLE", "SHUFFLE", "LOCAL", "EVALUATE", "PREDICT", "GRADIENT", "ROUND", "READ"]
+    names = ["SPLIT", "SAMPLE", "SHUFFLE", "LOCAL", "EVALUATE", "PREDICT", "GRADIENT", "ROUND", "READ", "SKEW"]
+    names += ["AUGMENT"]
     assert [(p.name, p.value) for p in Purpose] == [(name, i) for i, name in enumerate(names)]
 
 

@@ -7,7 +7,20 @@ import jsonargparse
 import numpy as np
 import pytest
 
-from lightning_fed.data import IID, MNIST, Arrays, Digits, FashionMNIST, FederatedDataModule, Shards
+from lightning_fed.data import (
+    CIFAR10,
+    CIFAR100,
+    EMNIST,
+    IID,
+    MNIST,
+    Arrays,
+    Digits,
+    FashionMNIST,
+    FederatedDataModule,
+    Shards,
+    TinyImageNet,
+)
+from lightning_fed.errors import FederatedError
 
 OWN = """
 import torch
@@ -51,7 +64,7 @@ def build(parser: jsonargparse.ArgumentParser, *args: str) -> Any:
     return parser.instantiate_classes(parser.parse_args(list(args))).data
 
 
-@pytest.mark.parametrize("cls", [MNIST, FashionMNIST, Digits, Arrays])
+@pytest.mark.parametrize("cls", [MNIST, FashionMNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet, Digits, Arrays])
 def test_short_names_and_shared_options(parser: jsonargparse.ArgumentParser, cls: type[FederatedDataModule]) -> None:
     options = ["--data.num_clients", "5", "--data.partitioner", "Shards", "--data.partitioner.classes_per_client", "3"]
     data = build(parser, "--data", cls.__name__, *options, "--data.eval_batch_size", "64")
@@ -72,6 +85,15 @@ def test_each_module_has_its_defaults(parser: jsonargparse.ArgumentParser) -> No
     assert mnist.download is False
 
 
+def test_options_of_image_sets(parser: jsonargparse.ArgumentParser) -> None:
+    words = ["--data.variant", "letters", "--data.storage", "uint8", "--data.root", "/data", "--data.download", "true"]
+    data = build(parser, "--data", "EMNIST", *words)
+    assert (data.variant, data.storage, data.root, data.download) == ("letters", "uint8", "/data", True)
+    assert build(parser, "--data", "TinyImageNet", "--data.cache_dir", "/cache").cache_dir == "/cache"
+    with pytest.raises(Exception, match="all"):
+        parser.parse_args(["--data", "EMNIST", "--data.variant", "all"])
+
+
 def test_options_of_arrays(parser: jsonargparse.ArgumentParser, tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", images=np.full((4, 6, 5, 3), 51, dtype=np.uint8), y_train=[0, 1, 0, 1])
     words = ["--data", "Arrays", "--data.path", "own.npz", "--data.root", str(tmp_path), "--data.x_train", "images"]
@@ -84,7 +106,8 @@ def test_options_of_arrays(parser: jsonargparse.ArgumentParser, tmp_path: Path) 
 def test_the_default_partitioner_takes_options_and_is_saved(parser: jsonargparse.ArgumentParser) -> None:
     config = parser.parse_args(["--data", "Digits", "--data.partitioner.classes_per_client", "1"])
     saved = config.as_dict()["data"]["init_args"]["partitioner"]
-    assert saved == {"class_path": "lightning_fed.data.Shards", "init_args": {"classes_per_client": 1}}
+    options = {"classes_per_client": 1, "min_samples": 0, "too_small": "redraw"}
+    assert saved == {"class_path": "lightning_fed.data.Shards", "init_args": options}
 
 
 @pytest.mark.parametrize("option", ["train_dataset", "val_dataset", "test_dataset", "predict_dataset", "targets"])
@@ -104,3 +127,29 @@ def test_a_data_set_of_the_users_own_by_class_path(
     assert sorted(counts.max(axis=1).tolist()) == [20, 20, 20, 20]
     assert counts.sum() == 80
     assert {name: len(loader.dataset) for name, loader in data.test_dataloader().items()} == {"near": 5, "far": 7}
+
+
+def test_what_is_held_out_is_a_number_or_a_share(parser: jsonargparse.ArgumentParser) -> None:
+    for word, value in (("3", 3), ("0.25", 0.25)):
+        data = build(parser, "--data=Digits", f"--data.unseen_clients={word}", "--data.num_clients=12")
+        assert data.split.num_clients == 9
+        assert type(data.held_out.unseen_clients) is type(value)
+
+
+def test_the_number_of_clients_may_be_left_to_the_users(parser: jsonargparse.ArgumentParser) -> None:
+    words = ["--data", "Digits", "--data.partitioner", "ByUser", "--data.num_clients", "null"]
+    with pytest.raises(FederatedError, match=r"Expected users for the partitioner ByUser"):
+        build(parser, *words).setup()
+
+
+def test_every_partitioner_is_found_by_its_name(parser: jsonargparse.ArgumentParser) -> None:
+    for name, option, value in (
+        ("ExactClasses", "classes_per_client", 3), ("DirichletByClient", "alpha", 0.2), ("PowerLaw", "exponent", 0.5),
+        ("DirichletByClass", "alpha", 2.0), ("DirichletBalanced", "min_samples", 4), ("QuantityDirichlet", "beta", 3.0),
+        ("IID", "min_samples", 7),
+    ):  # fmt: skip
+        words = ["--data", "Digits", "--data.partitioner", name, f"--data.partitioner.{option}", str(value)]
+        data = build(parser, *words)
+        assert type(data.partitioner).__name__ == name
+        assert getattr(data.partitioner, option) == value
+        assert data.split.num_clients == 20

@@ -2,7 +2,6 @@
 
 import gzip
 import re
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from official_files import idx
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from lightning_fed.data import MNIST, Digits, FashionMNIST, FederatedDataModule, Shards, read_idx
 from lightning_fed.errors import FederatedError
 
 DATA = TensorDataset(torch.rand(30, 2), torch.arange(30) % 3)
-
-
-def idx(array: np.ndarray) -> bytes:
-    codes = {"u1": 0x08, "i4": 0x0C, "f4": 0x0D}
-    header = bytes([0, 0, codes[array.dtype.str[1:]], array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
 @pytest.fixture
@@ -120,7 +114,7 @@ def test_a_failed_download_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
     import torchvision
 
     def fail(root: Path, download: bool) -> None:
-        assert (root, download) == (tmp_path, True)
+        assert (root.parent, download) == (tmp_path, True)
         raise RuntimeError("no network")
 
     monkeypatch.setattr(torchvision.datasets, "MNIST", fail)

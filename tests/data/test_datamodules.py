@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,38 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from official_files import write_cifar, write_emnist, write_tiny_imagenet
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from user_files import write_femnist, write_speech
 
 from lightning_fed.data import (
+    CIFAR10,
+    CIFAR100,
+    EMNIST,
+    FEMNIST,
     IID,
     MNIST,
     Arrays,
+    BatchSource,
     BundledDataModule,
+    ColoredMNIST,
+    ColoredMNISTBinary,
     Datasets,
     Digits,
     EvalBatches,
     FashionMNIST,
+    FedCMNIST,
     FederatedDataModule,
+    FedRotMNIST,
+    ImageDataModule,
     LoaderSource,
+    Shakespeare,
     Shards,
     TensorSource,
+    TinyImageNet,
     split_figure,
 )
+from lightning_fed.data.skews import SkewedBatches, SkewedSource
 
 X = torch.rand(60, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(60) % 6
@@ -64,7 +80,24 @@ FACTS: dict[str, tuple[tuple[int, ...], int, int, int, tuple[float, float]]] = {
     "fashion": ((1, 28, 28), 60000, 10000, 10, ((0 - 0.2860) / 0.3530, (1 - 0.2860) / 0.3530)),
     "arrays": ((1, 6, 6), 60, 30, 6, ((0 - 0.5) / 0.2, (1 - 0.5) / 0.2)),
     "own": ((4,), 60, 60, 6, (float(X.min()), float(X.max()))),
+    "emnist": ((1, 28, 28), 520, 52, 26, ((0 - 0.1722) / 0.3309, (1 - 0.1722) / 0.3309)),
+    "cifar10": ((3, 32, 32), 300, 20, 10, ((0 - 0.4914) / 0.2470, (1 - 0.4822) / 0.2435)),
+    "cifar10 as bytes": ((3, 32, 32), 300, 20, 10, ((0 - 0.4914) / 0.2470, (1 - 0.4822) / 0.2435)),
+    "cifar100": ((3, 32, 32), 500, 100, 100, ((0 - 0.4865) / 0.2564, (1 - 0.4409) / 0.2762)),
+    "tiny imagenet": ((3, 64, 64), 400, 200, 200, ((0 - 0.4802) / 0.2770, (1 - 0.3975) / 0.2821)),
+    "femnist": ((1, 28, 28), 400, 62, 62, ((0 - 0.9637) / 0.1592, (1 - 0.9637) / 0.1592)),
+    "fedcmnist": ((3, 28, 28), 60000, 10000, 10, ((0 - 0.1307) / 0.3081, (1 - 0.1307) / 0.3081)),
+    "fedrotmnist": ((1, 28, 28), 60000, 10000, 10, ((0 - 0.1307) / 0.3081, (1 - 0.1307) / 0.3081)),
+    "binary colors": ((3, 28, 28), 60000, 10000, 2, ((0 - 0.1307) / 0.3081, (1 - 0.1307) / 0.3081)),
+    # Of the random colours of seed 3 the darkest channel is close to black, but not black.
+    "class colors": ((3, 28, 28), 60000, 10000, 10, (-0.4087541, (1 - 0.1307) / 0.3081)),
+    "shakespeare": ((80,), 12 * 603, 12 * 121, 81, (0, 80)),
 }
+
+IN_SHARED_FILES: dict[str, type[ImageDataModule]] = {
+    "mnist": MNIST, "fashion": FashionMNIST, "fedcmnist": FedCMNIST, "fedrotmnist": FedRotMNIST,
+    "binary colors": ColoredMNISTBinary, "class colors": ColoredMNIST,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=list(FACTS))
@@ -79,12 +112,40 @@ def module(request: pytest.FixtureRequest) -> tuple[str, FederatedDataModule]:
         images = (np.arange(60 * 36) % 256).astype(np.uint8).reshape(60, 6, 6)
         np.savez(path, x_train=images, y_train=Y, x_test=images[:30], y_test=Y[:30])
         return "arrays", Arrays(path, mean=0.5, std=0.2, **options)
-    root = request.getfixturevalue("data_root")
-    return request.param, {"mnist": MNIST, "fashion": FashionMNIST}[request.param](root=root, **options)
+    if request.param in IN_SHARED_FILES:
+        return request.param, IN_SHARED_FILES[request.param](root=request.getfixturevalue("data_root"), **options)
+    root = request.getfixturevalue("tmp_path_factory").mktemp("files")
+    if request.param == "femnist":
+        return "femnist", FEMNIST(root=write_femnist(root, users=40, samples=10, unseen=False), **options)
+    if request.param == "shakespeare":
+        return "shakespeare", Shakespeare(write_speech(root / "roles.json"), test_fraction=0.25, **options)
+    return request.param, image_set(request.param, root, request.getfixturevalue("module_patch"), options)
+
+
+@pytest.fixture(scope="module")
+def module_patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def image_set(name: str, root: Path, patch: pytest.MonkeyPatch, options: dict[str, Any]) -> FederatedDataModule:
+    """Small files in the format of sets that are large or not at hand."""
+    if name == "emnist":
+        write_emnist(root, "letters", 26, (20, 2), first=1)
+        return EMNIST("letters", root=root, **options)
+    if name == "tiny imagenet":
+        write_tiny_imagenet(root, (2, 1))
+        return TinyImageNet(root=root, cache_dir=root / "cache", **options)
+    if name == "cifar100":
+        write_cifar(root, "CIFAR100", (5, 1), patch)
+        return CIFAR100(root=root, **options)
+    write_cifar(root, "CIFAR10", (30, 2), patch)
+    return CIFAR10(root=root, storage="uint8" if name == "cifar10 as bytes" else "auto", **options)
 
 
 def parts(batches: Any) -> list[torch.Tensor]:
-    assert isinstance(batches, EvalBatches)
+    batches = batches.get("seen_schemes", batches) if isinstance(batches, dict) else batches
+    assert isinstance(batches, (EvalBatches, SkewedBatches))
     return [torch.cat(part) for part in zip(*batches, strict=True)]
 
 
@@ -95,12 +156,12 @@ def test_shapes_types_and_ranges(module: tuple[str, FederatedDataModule]) -> Non
     assert data.input_shape == shape
     assert data.num_classes == num_classes
     source = data.train_source()
-    assert type(source) is TensorSource
+    assert type(source) is (TensorSource if data.skew is None else SkewedSource)
     assert source.sizes.dtype == np.int64
     num_val = round(0.1 * num_train)
     assert int(source.sizes.sum()) == num_train - num_val
     inputs, labels = next(source.batches(0, torch.arange(int(source.sizes[0])), seed=0))
-    assert (inputs.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert (inputs.dtype, labels.dtype) == (torch.int64 if name == "shakespeare" else torch.float32, torch.int64)
     assert tuple(inputs.shape) == (min(data.batch_size, int(source.sizes[0])), *shape)
     assert len(parts(data.val_dataloader())[0]) == num_val
     test_inputs, test_labels = parts(data.test_dataloader())
@@ -120,8 +181,29 @@ def test_held_out_and_client_samples_are_the_training_set(module: tuple[str, Fed
     datasets = data.load_datasets()
     assert isinstance(datasets.train, TensorDataset)
     together = counts.sum(axis=0) + np.bincount(held_out.numpy(), minlength=counts.shape[1])
-    assert together.tolist() == np.bincount(datasets.train.tensors[1].numpy()).tolist()
+    labels = datasets.train.tensors[1].numpy()
+    assert together.tolist() == np.bincount(labels >= 5 if name == "binary colors" else labels).tolist()
     assert len(set(data.split.index.tolist())) == len(data.split.index)
+
+
+def test_both_sources_give_the_same_batches(module: tuple[str, FederatedDataModule]) -> None:
+    _, data = module
+    fast = data.train_source()
+    slow: BatchSource = LoaderSource(data.load_datasets().train, data.split, data.batch_size)
+    if (skewed := data._divide().skewed) is not None:
+        slow = skewed.source(slow)
+    for client in (0, 7):
+        order = torch.randperm(int(fast.sizes[client]), generator=torch.Generator().manual_seed(client))[:70]
+        for one, other in zip(fast.batches(client, order, 0), slow.batches(client, order, 0), strict=True):
+            assert [part.dtype for part in one] == [part.dtype for part in other]
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("cls", [MNIST, FashionMNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet])
+def test_image_sets_say_how_they_are_normalised(cls: type[ImageDataModule]) -> None:
+    data = cls(root="nowhere")
+    assert len(data.pixel_mean) == len(data.pixel_std) in (1, 3)
+    assert all(0.1 < value < 0.6 for value in (*data.pixel_mean, *data.pixel_std))
 
 
 def test_setup_is_idempotent(module: tuple[str, FederatedDataModule]) -> None:

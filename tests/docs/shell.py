@@ -90,7 +90,7 @@ class Shell:
             if self._lacks_data(words):
                 return [*words, "--print_config"]
             return words if "--print_config" in words else [*words, *SHORT]
-        return words
+        return [*words, "--print_config"] if words[:1] == ["data"] and self._lacks_data(words) else words
 
 
 def _exit_code(runner: Callable[[], object]) -> object:

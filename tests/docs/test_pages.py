@@ -19,7 +19,7 @@ from lightning_fed import FederatedTrainer
 
 # Blocks that a test cannot run: they need an account or a network. A new one must be added here on purpose.
 NOT_RUN = {
-    "docs/data.md": 2,
+    "docs/data.md": 3,
     "docs/logging.md": 1,
     "docs/results/gma-fashionmnist.md": 1,
     "docs/results/server-methods-fashionmnist.md": 2,

@@ -3,9 +3,12 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from command import REPOSITORY, fit_words, rows, run_folders
+from official_files import pixels, write_cifar, write_emnist, write_tiny_imagenet
+from user_files import write_femnist
 
 from lightning_fed.cli import FederatedCLI, main
 
@@ -21,7 +24,23 @@ COMPANIONS = {
 }
 COMPLETE = ("", "papers")
 # Data with other classes than the model of their folder's companion.
-OTHER_COMPANIONS = {"data/emnist47": "model/cnn.yaml"}
+OTHER_COMPANIONS = {
+    "data/emnist47": "model/cnn.yaml",
+    "data/shakespeare": "model/char_lstm.yaml",
+    "model/char_lstm": "data/shakespeare_134.yaml",
+}
+# What a file asks for by these words, and the fixture that gives the folder it lies in; the first that fits counts.
+DATA = {
+    "path: emnist47.npz": "emnist_root",
+    "path: cifar10.npz": "small_cifar10_npz",
+    "class_path: CIFAR100": "small_cifar100",
+    "class_path: CIFAR10": "small_cifar10",
+    "class_path: TinyImageNet": "small_tiny_imagenet",
+    "class_path: EMNIST": "small_emnist",
+    "class_path: FEMNIST": "small_femnist",
+    "class_path: Shakespeare": "shakespeare_root",
+    "MNIST": "data_root",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +62,51 @@ def config_words(name: str) -> list[str]:
 def needed_files(name: str) -> str | None:
     """The fixture for data that a file, with its companion, asks for; None if they come with a package."""
     texts = [Path(word.partition("=")[2]).read_text() for word in config_words(name)]
-    if any("path: emnist47.npz" in text for text in texts):
-        return "emnist_root"
-    return "data_root" if any("MNIST" in text for text in texts) else None
+    return next((fixture for words, fixture in DATA.items() if any(words in text for text in texts)), None)
+
+
+@pytest.fixture
+def small_cifar10(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sets in the official formats, of a size to be written for a test: they are not on the disk of whoever tests."""
+    root = tmp_path_factory.mktemp("cifar10")
+    write_cifar(root, "CIFAR10", (100, 1), monkeypatch)
+    return root
+
+
+@pytest.fixture
+def small_cifar100(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path_factory.mktemp("cifar100")
+    write_cifar(root, "CIFAR100", (10, 1), monkeypatch)
+    return root
+
+
+@pytest.fixture
+def small_cifar10_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("cifar10npz")
+    labels = np.arange(1000) % 10
+    arrays = {"x_train": pixels((1000, 32, 32, 3)), "y_train": labels, "x_test": pixels((10, 32, 32, 3))}
+    np.savez(root / "cifar10.npz", **arrays, y_test=labels[:10])  # type: ignore[arg-type]
+    return root
+
+
+@pytest.fixture
+def small_tiny_imagenet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path_factory.mktemp("tiny")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+    write_tiny_imagenet(root, (1, 1))
+    return root
+
+
+@pytest.fixture
+def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("emnist")
+    write_emnist(root, "balanced", 47, (4, 1))
+    return root
+
+
+@pytest.fixture
+def small_femnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_femnist(tmp_path_factory.mktemp("femnist"))
 
 
 @pytest.mark.parametrize("name", FILES)

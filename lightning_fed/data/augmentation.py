@@ -1,0 +1,131 @@
+"""Random changes of training images, on the device, from the seed of a client's local epoch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import default_collate
+from typing_extensions import Self
+
+from lightning_fed.data.checks import check_count
+from lightning_fed.data.sources import BatchSource, map_inputs
+from lightning_fed.errors import FederatedError
+from lightning_fed.seeding import Purpose, seed_for
+
+__all__ = ["AugmentedSource", "Augmentation", "AugmentingCollate", "CropFlip"]
+
+
+class Augmentation(ABC):
+    """Base of random changes that training inputs go through, a whole batch at a time.
+
+    It sees the batches of local steps only: neither evaluation nor the gradient over a client's full data is augmented.
+    """
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Changes the inputs of one batch.
+
+        Args:
+            inputs: What the model would get, shape (B, ...), on any device; must not be changed in place.
+            generator: The only source of randomness, on the CPU, so that a run draws the same on every device.
+
+        Returns:
+            New inputs, shape (B, ...).
+        """
+
+
+class CropFlip(Augmentation):
+    """Crops a random window of the image's own size from the image with a border of zeros, and flips half of them.
+
+    The usual augmentation of CIFAR: C.-Y. Lee, S. Xie, P. Gallagher, Z. Zhang, Z. Tu, "Deeply-Supervised Nets",
+    AISTATS 2015, section 3; K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,
+    section 4.2. The border is 0 after normalisation, as theirs: the mean colour.
+
+    Args:
+        padding: Width of the border on each side, in pixels; 0 for no cropping.
+        flip: Whether an image is mirrored, left to right, with probability 1/2.
+
+    Raises:
+        FederatedError: If ``padding`` is below 0.
+    """
+
+    def __init__(self, padding: int = 4, flip: bool = True) -> None:
+        check_count("--data.augmentation.padding", padding, minimum=0)
+        self.padding = padding
+        self.flip = flip
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Changes images of shape (B, C, H, W).
+
+        Raises:
+            FederatedError: If the inputs have another number of dimensions.
+        """
+        if inputs.ndim != 4:
+            raise FederatedError(
+                f"Expected images of shape (B, C, H, W) for `--data.augmentation` CropFlip, got inputs of shape "
+                f"{tuple(inputs.shape)}: set `--data.augmentation null`, or choose other data."
+            )
+        size, channels, height, width = inputs.shape
+        top, left = torch.randint(0, 2 * self.padding + 1, (2, size, 1), generator=generator)
+        flipped = torch.randint(0, 2, (size, 1), generator=generator).bool() & self.flip
+        columns = torch.arange(width)
+        columns = left + torch.where(flipped, width - 1 - columns, columns)
+        rows = top + torch.arange(height)
+        # Where each pixel of the window lies in a flat image with its border, shape (B, 1, H * W).
+        pixels = (rows.unsqueeze(2) * (width + 2 * self.padding) + columns.unsqueeze(1)).reshape(size, 1, -1)
+        pixels = pixels.to(inputs.device).expand(-1, channels, -1)
+        return pad(inputs, (self.padding,) * 4).flatten(2).gather(2, pixels).view(inputs.shape)
+
+
+class AugmentedSource:
+    """Batches of another source with augmented inputs, the same whichever source they come from.
+
+    Args:
+        source: Where the batches come from.
+        augmentation: What changes their inputs.
+
+    Attributes:
+        unaugmented: The other source, for passes over a client's data as they are.
+    """
+
+    reads_are_seeded = True
+
+    def __init__(self, source: BatchSource, augmentation: Augmentation) -> None:
+        self.unaugmented = source
+        self.sizes = source.sizes
+        self.batch_size = source.batch_size
+        self._augmentation = augmentation
+
+    def to(self, device: torch.device | str) -> Self:
+        """Makes the batches live on a device; returns itself."""
+        self.unaugmented = self.unaugmented.to(device)
+        return self
+
+    def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
+        """Yields a client's batches; the draws depend on the seed and the batches before alone."""
+        # A stream of its own: samples that are read at random draw from that of the seed itself.
+        generator = torch.Generator().manual_seed(seed_for(seed, Purpose.AUGMENT))
+        size = {} if batch_size is None else {"batch_size": batch_size}
+        for batch in self.unaugmented.batches(client, order, seed, **size):
+            yield map_inputs(batch, lambda inputs: self._augmentation(inputs, generator))
+
+
+class AugmentingCollate:
+    """Collates samples into an augmented batch, for a data loader, which seeds torch's global stream itself.
+
+    Args:
+        augmentation: What changes the inputs.
+        collate: What makes a batch of samples before.
+    """
+
+    def __init__(self, augmentation: Augmentation, collate: Callable[[list[Any]], Any] = default_collate) -> None:
+        self._augmentation = augmentation
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Collates samples and changes their inputs."""
+        generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        return map_inputs(self._collate(samples), lambda inputs: self._augmentation(inputs, generator))

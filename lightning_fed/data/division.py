@@ -1,0 +1,246 @@
+"""How the training set is divided: what each client trains on, and what is held out to evaluate."""
+
+import hashlib
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.data.checks import check_fraction
+from lightning_fed.data.partitioners import Partitioner
+from lightning_fed.data.split import Split
+from lightning_fed.errors import FederatedError
+from lightning_fed.seeding import Purpose, numpy_generator_for
+
+__all__ = ["CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "divide"]
+
+ValSplit: TypeAlias = Literal["central", "per_client"]
+_Rows: TypeAlias = npt.NDArray[np.int64]
+
+CENTRAL = -1  # the owner of a row that was held out before there were clients
+
+# Streams of the seed's purpose SPLIT; 0 is the partitioner's.
+_VAL, _UNSEEN, _WITHIN = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class DivisionOptions:
+    """What is held out of training; the options of ``FederatedDataModule`` of the same names.
+
+    Raises:
+        FederatedError: If an option is out of range.
+    """
+
+    val_fraction: float = 0.0
+    val_split: ValSplit = "central"
+    unseen_clients: int | float = 0
+    client_test_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fraction("--data.val_fraction", self.val_fraction)
+        check_fraction("--data.client_test_fraction", self.client_test_fraction)
+        if self.val_split not in get_args(ValSplit):
+            raise FederatedError(f"Expected `--data.val_split` to be central or per_client, got {self.val_split!r}.")
+        unseen = self.unseen_clients
+        is_number = isinstance(unseen, Real) and not isinstance(unseen, bool)
+        if not is_number or unseen < 0 or (not isinstance(unseen, int) and not unseen < 1):
+            raise FederatedError(
+                "Expected `--data.unseen_clients` to be a number of clients (an integer of at least 0) or a share of "
+                f"them in [0, 1), got {unseen!r}."
+            )
+        if self.val_split == "per_client" and self.val_fraction + self.client_test_fraction >= 1:
+            raise FederatedError(
+                "Expected `--data.val_fraction` and `--data.client_test_fraction` to sum up to less than 1, got "
+                f"{self.val_fraction} and {self.client_test_fraction}."
+            )
+
+    def count_unseen(self, num_clients: int) -> int:
+        """Returns how many of the clients are held out.
+
+        Raises:
+            FederatedError: If none would be left.
+        """
+        unseen = self.unseen_clients
+        count = unseen if isinstance(unseen, int) else max(1, round(unseen * num_clients)) if unseen > 0 else 0
+        if count >= num_clients:
+            raise FederatedError(
+                f"Expected `--data.unseen_clients` to leave at least one of {num_clients} clients to train, got "
+                f"{unseen}: lower it or raise `--data.num_clients`."
+            )
+        return count
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows of the training set that no client trains on.
+
+    Attributes:
+        rows: Row numbers, shape (samples,), int64.
+        owners: The client that each belongs to, ``CENTRAL`` for none, shape (samples,), int64. Clients that do not
+            train are numbered on after those that do.
+    """
+
+    rows: _Rows
+    owners: _Rows
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.rows)
+
+
+_NOTHING = HeldOut(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the training set is divided under one seed: each row is in exactly one part.
+
+    Attributes:
+        seed: The seed.
+        split: What the clients train on.
+        numbers: The number of each training client before some clients were held out, shape (clients,), int64: for
+            ``ByUser`` its place among all users in ascending order.
+        num_owners: Number of clients, those that do not train included.
+        val: The validation set.
+        clients: Test samples of the clients that train, client after client.
+        unseen: All samples of the clients that do not train, client after client.
+    """
+
+    seed: int
+    split: Split
+    numbers: _Rows
+    num_owners: int
+    val: HeldOut = _NOTHING
+    clients: HeldOut = _NOTHING
+    unseen: HeldOut = _NOTHING
+
+    def tests(self) -> dict[str, HeldOut]:
+        """Returns the test sets that were held out, by name."""
+        return {name: part for name, part in (("clients", self.clients), ("unseen", self.unseen)) if len(part)}
+
+    def owners(self, num_samples: int) -> _Rows:
+        """Returns the client that each training sample belongs to, ``CENTRAL`` for none; shape (num_samples,)."""
+        owners = np.full(num_samples, CENTRAL, dtype=np.int64)
+        owners[self.split.index] = self.split.owners
+        for part in (self.val, self.clients, self.unseen):
+            owners[part.rows] = part.owners
+        return owners
+
+    def hash(self) -> str:
+        """SHA-256 in hexadecimal, of the split alone where nothing but a validation set is held out.
+
+        That set is what the other parts leave, so they tell it too.
+        """
+        tests = self.tests()
+        if not tests:
+            return self.split.hash()
+        digest = hashlib.sha256(self.split.hash().encode())
+        for name, part in tests.items():
+            digest.update(name.encode() + part.rows.astype("<i8").tobytes() + part.owners.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def divide(
+    options: DivisionOptions,
+    partitioner: Partitioner,
+    targets: npt.NDArray[Any] | None,
+    users: npt.NDArray[Any] | None,
+    num_samples: int,
+    num_clients: int | None,
+    seed: int,
+) -> Division:
+    """Divides the training set, as a pure function of the arguments.
+
+    A central validation set is drawn before the split, so that it does not depend on it. Clients that come with the
+    data (a partitioner that reads users), or that are held out, are settled first, and the set is drawn from what is
+    left.
+
+    Args:
+        options: What is held out.
+        partitioner: How the samples are split over the clients.
+        targets: One target per row, shape (num_samples,), or None.
+        users: One user per row, shape (num_samples,), or None.
+        num_samples: Rows of the training set.
+        num_clients: Clients, those held out included; None where the partitioner finds their number.
+        seed: Seed of the split and of all that is held out.
+
+    Raises:
+        FederatedError: If there are too few clients or samples for what is asked.
+    """
+    values = users if partitioner.reads == "users" else targets
+    num_clients = partitioner.count_clients(values, num_clients)
+    num_unseen = options.count_unseen(num_clients)
+    central = options.val_fraction if options.val_split == "central" else 0.0
+    before = num_unseen == 0 and partitioner.reads != "users"
+    is_val = _share_of(num_samples, central if before else 0.0, seed)
+    split = Split.by(partitioner, values, np.flatnonzero(~is_val), num_clients, seed)
+    val = np.flatnonzero(is_val)
+    split, numbers, unseen = _hold_out_clients(split, num_unseen, seed)
+    if not before:
+        is_val = _share_of(len(split.index), central, seed)
+        split, val = split.keep(~is_val), np.sort(split.index[is_val])
+    split, clients, own_val = _hold_out_within(split, options, seed)
+    if not len(split.index):
+        raise FederatedError(
+            f"Expected `--data.val_fraction` to leave samples to train on, got {options.val_fraction}: lower it."
+        )
+    val_part = own_val if len(own_val) else HeldOut(val, np.full(len(val), CENTRAL))
+    return Division(seed, split, numbers, num_clients, val_part, clients, unseen)
+
+
+def _share_of(num_samples: int, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Marks a random share, at least one sample if it is above 0."""
+    count = max(1, round(fraction * num_samples)) if fraction > 0 else 0
+    mask = np.zeros(num_samples, dtype=bool)
+    mask[numpy_generator_for(seed, Purpose.SPLIT, round=_VAL).permutation(num_samples)[:count]] = True
+    return mask
+
+
+def _hold_out_clients(split: Split, count: int, seed: int) -> tuple[Split, _Rows, HeldOut]:
+    """Takes random clients out; returns the split of the others, their numbers, and the samples of those taken."""
+    stays = np.ones(split.num_clients, dtype=bool)
+    generator = numpy_generator_for(seed, Purpose.SPLIT, round=_UNSEEN)
+    stays[generator.choice(split.num_clients, count, replace=False)] = False
+    if count == 0:
+        return split, np.arange(split.num_clients), _NOTHING
+    left = stays[split.owners]
+    others = split.keep(left, stays)
+    if not len(others.index) or left.all():
+        raise FederatedError(
+            f"Expected samples both of the {count} clients that `--data.unseen_clients` holds out and of the others, "
+            f"got {(~left).sum()} and {left.sum()}: set `--data.partitioner.min_samples 1`, or change "
+            "`--data.split_seed`."
+        )
+    number = np.cumsum(~stays) - 1 + others.num_clients
+    return others, np.flatnonzero(stays), HeldOut(split.index[~left], number[split.owners[~left]])
+
+
+def _hold_out_within(split: Split, options: DivisionOptions, seed: int) -> tuple[Split, HeldOut, HeldOut]:
+    """Takes shares of each client's samples for test and validation, rounded down, so that each keeps at least one."""
+    val_fraction = options.val_fraction if options.val_split == "per_client" else 0.0
+    if options.client_test_fraction == val_fraction == 0:
+        return split, _NOTHING, _NOTHING
+    # A client's samples in random order: the first are for test, the next for validation.
+    keys = numpy_generator_for(seed, Purpose.SPLIT, round=_WITHIN).random(len(split.index))
+    rank = np.empty(len(keys), dtype=np.int64)
+    rank[np.lexsort((keys, split.owners))] = np.arange(len(keys)) - split.offsets[split.owners]
+    num_test, num_val = (_share_each(split, share) for share in (options.client_test_fraction, val_fraction))
+    is_test = rank < num_test[split.owners]
+    is_val = ~is_test & (rank < (num_test + num_val)[split.owners])
+    for option, share, part in (
+        ("client_test_fraction", options.client_test_fraction, is_test), ("val_fraction", val_fraction, is_val),
+    ):  # fmt: skip
+        if share > 0 and not part.any():
+            raise FederatedError(
+                f"Expected `--data.{option}` to come to a sample of at least one client, got {share} of at most "
+                f"{split.sizes.max()} samples: raise it or lower `--data.num_clients`."
+            )
+    test, val = (HeldOut(split.index[mask], split.owners[mask]) for mask in (is_test, is_val))
+    return split.keep(~(is_test | is_val)), test, val
+
+
+def _share_each(split: Split, fraction: float) -> npt.NDArray[np.int64]:
+    # 0.29 * 100 is a little less than 29.
+    return (fraction * split.sizes + 1e-9).astype(np.int64)

@@ -1,0 +1,49 @@
+"""Downloads that are whole or not there."""
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["fetch_whole"]
+
+# What a download can end with: no network, no space, a wrong checksum, an archive that cannot be unpacked.
+_FAILURES = (OSError, RuntimeError, EOFError, zipfile.BadZipFile)
+
+
+def fetch_whole(root: Path, folder: str, fetch: Callable[[Path], None]) -> None:
+    """Downloads into a temporary folder beside the files' place and moves them there when all are complete.
+
+    A download that is interrupted leaves at most a hidden folder ``ROOT/.download-*``, which nothing reads.
+
+    Args:
+        root: Folder of data sets.
+        folder: Where the files lie below ``root``.
+        fetch: Downloads into the folder that it is given in place of ``root``, and checks what it downloads.
+
+    Raises:
+        FederatedError: If they cannot be fetched.
+    """
+    top = Path(folder).parts[0]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".download-", dir=root) as temporary:
+            fetch(Path(temporary))
+            _move(Path(temporary) / top, root / top)
+    except _FAILURES as error:
+        raise FederatedError(
+            f"Expected to download {top} into {root}, but that failed ({error}): put its files into {root / folder} "
+            "yourself, or change `--data.root`."
+        ) from error
+
+
+def _move(source: Path, target: Path) -> None:
+    """Moves a file or folder; what is there already stays, unless a file of the same name comes."""
+    if source.is_dir() and target.is_dir():
+        for child in sorted(source.iterdir()):
+            _move(child, target / child.name)
+    else:
+        os.replace(source, target)

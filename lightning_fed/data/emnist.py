@@ -1,0 +1,88 @@
+"""EMNIST in all its variants, read from idx files."""
+
+import string
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+from torch import Tensor
+
+from lightning_fed.data.mnist import IdxImages
+from lightning_fed.errors import FederatedError
+
+__all__ = ["EMNIST"]
+
+Variant = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+
+_ALL = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+# Lower-case letters that look like their capitals are one class with them (Cohen et al. 2017, section III).
+_MERGED = tuple(name for name in _ALL if name not in "cijklmopsuvwxyz")
+_CLASSES: dict[str, tuple[str, ...]] = {
+    "byclass": _ALL,
+    "bymerge": _MERGED,
+    "balanced": _MERGED,
+    "letters": tuple(string.ascii_uppercase),
+    "digits": tuple(string.digits),
+    "mnist": tuple(string.digits),
+}
+# Mean and standard deviation of each variant's training images.
+_STATISTICS: dict[str, tuple[float, float]] = {
+    "byclass": (0.1736, 0.3316),
+    "bymerge": (0.1736, 0.3316),
+    "balanced": (0.1751, 0.3332),
+    "letters": (0.1722, 0.3309),
+    "digits": (0.1733, 0.3316),
+    "mnist": (0.1733, 0.3317),
+}
+
+
+class EMNIST(IdxImages):
+    """Handwritten digits and letters, upright images of shape (1, 28, 28), normalised.
+
+    Source: G. Cohen, S. Afshar, J. Tapson, A. van Schaik, "EMNIST: an extension of MNIST to handwritten letters",
+    IJCNN 2017. The files, packed or not, lie in ``ROOT/EMNIST/raw`` under their official names, such as
+    ``emnist-balanced-train-images-idx3-ubyte``.
+
+    | variant | classes | training + test images |
+    | --- | --- | --- |
+    | byclass | 62: digits, capitals, lower case | 697,932 + 116,323 |
+    | bymerge | 47: as byclass, 15 letters merged with their capitals | 697,932 + 116,323 |
+    | balanced | 47, the same number of each | 112,800 + 18,800 |
+    | letters | 26, both cases together | 124,800 + 20,800 |
+    | digits | 10, the same number of each | 240,000 + 40,000 |
+    | mnist | 10, the size of MNIST | 60,000 + 10,000 |
+
+    Args:
+        variant: Which of the six, which the paper calls splits.
+        **kwargs: Every option of ``ImageDataModule``.
+
+    Raises:
+        FederatedError: If there is no such variant.
+    """
+
+    title: ClassVar[str] = "EMNIST"
+    folder: ClassVar[str] = "EMNIST/raw"
+
+    def __init__(self, variant: Variant = "balanced", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if variant not in get_args(Variant):
+            raise FederatedError(
+                f"Expected `--data.variant` to be one of {', '.join(get_args(Variant))}, got {variant!r}."
+            )
+        self.variant = variant
+        self.stems = (f"emnist-{variant}-train", f"emnist-{variant}-test")
+        self.class_labels = _CLASSES[variant]
+        self.first_label = 1 if variant == "letters" else 0
+        mean, std = _STATISTICS[variant]
+        self.pixel_mean, self.pixel_std = (mean,), (std,)
+
+    def read(self, train: bool) -> tuple[Tensor, Tensor]:
+        """Reads a pair of files, in which images lie on their side."""
+        images, labels = super().read(train)
+        return images.transpose(2, 3), labels
+
+    def fetch(self, root: Path) -> None:
+        """Downloads all variants with torchvision: they come in one archive."""
+        import torchvision
+
+        torchvision.datasets.EMNIST(root, split="balanced", download=True)
+        (root / self.folder / "gzip.zip").unlink(missing_ok=True)

@@ -1,0 +1,151 @@
+"""FEMNIST: handwritten characters by writer, from LEAF's JSON or from arrays with writers."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from lightning_fed.data.array_files import ArrayFile
+from lightning_fed.data.leaf import read_leaf
+from lightning_fed.data.loading import Datasets
+from lightning_fed.data.partitioners import ByUser, Partitioner
+from lightning_fed.data.user_data import UserDataModule
+from lightning_fed.data.user_samples import UserSamples, known_and_unseen
+from lightning_fed.errors import FederatedError
+
+__all__ = ["FEMNIST"]
+
+_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+
+
+class FEMNIST(UserDataModule):
+    """Handwritten digits and letters with their writers, shape (1, 28, 28), normalised, 62 classes.
+
+    Source: S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, https://arxiv.org/abs/1812.01097: about
+    3,550 writers and 800,000 images. Labels are 0-9, A-Z, a-z in this order; paper is 1, ink is 0. Two forms are read:
+
+    - A folder with LEAF's JSON: ``train/*.json`` and, if it is there, ``test/*.json``, as its ``preprocess.sh`` writes
+      them. Test images of writers that have training images make the test set, those of others the test set
+      ``unseen``: LEAF's split by sample (``-t sample``) gives the first, its split by user (``-t user``) the second.
+    - An .npz file, or a dict in a .pt file, that holds ``images`` of shape (N, 28, 28) or (N, 784), bytes or floats in
+      [0, 1], ``labels`` of shape (N,) and ``writers``, one whole number per image; if they are there,
+      ``test_images``, ``test_labels`` and ``test_writers`` make test sets by the same rule. Releases in other
+      formats are brought into this one in a few lines.
+
+    Args:
+        path: Folder or file, relative to ``root``.
+        root: Folder of data sets; ``LIGHTNING_FED_DATA`` if not given, the current folder if that is not set either.
+        num_clients: Number of clients; one for each writer if not given.
+        partitioner: How the samples are split over the clients.
+        num_users: How many writers' training images are used, drawn by ``draw_seed``. If not given, ``num_clients``
+            where the partitioner makes a client of each writer, else all.
+        draw_seed: Seed of that draw. It is no part of the run's seed, so that all runs use the same writers.
+        mean: Subtracted from images in [0, 1].
+        std: Divides them after that, above 0. Mean and standard deviation are those in common use for LEAF's images.
+        **kwargs: Every other option of ``BundledDataModule``.
+
+    Raises:
+        FederatedError: If an option is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "femnist",
+        root: str | os.PathLike[str] | None = None,
+        num_clients: int | None = None,
+        partitioner: Partitioner = ByUser(),  # noqa: B008 - holds no state
+        num_users: int | None = None,
+        draw_seed: int = 0,
+        mean: float = 0.9637,
+        std: float = 0.1592,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            path=path, root=root, num_clients=num_clients, partitioner=partitioner, num_users=num_users,
+            draw_seed=draw_seed, **kwargs,
+        )  # fmt: skip
+        if not std > 0:
+            raise FederatedError(f"Expected `--data.std` to be above 0, got {std}.")
+        self.pixel_mean = mean
+        self.pixel_std = std
+
+    def load_datasets(self) -> Datasets:
+        """Reads the files and chooses the writers."""
+        place = self.place
+        train, test = _from_json(place) if place.is_dir() else _from_arrays(place)
+        chosen = train.of(self.draw(len(train.names)))
+        tests: dict[str, Any] = {}
+        if test is not None:
+            known, unseen = known_and_unseen(test.names, train.names, chosen.names)
+            parts = {"test": test.of(known), "unseen": test.of(unseen)}
+            tests = {name: self._dataset(part) for name, part in parts.items() if part.names}
+        return Datasets(
+            train=self._dataset(chosen),
+            test=tests["test"] if list(tests) == ["test"] else tests or None,
+            users=chosen.users,
+            class_names=_CLASSES,
+            mean=(self.pixel_mean,),
+            std=(self.pixel_std,),
+        )
+
+    def _dataset(self, samples: UserSamples) -> TensorDataset:
+        return TensorDataset((samples.inputs - self.pixel_mean).div_(self.pixel_std), samples.labels)
+
+
+def _from_json(folder: Path) -> tuple[UserSamples, UserSamples | None]:
+    train = _checked(read_leaf(folder / "train", "--data.path"), folder / "train")
+    if not (folder / "test").is_dir():
+        return train, None
+    return train, _checked(read_leaf(folder / "test", "--data.path"), folder / "test")
+
+
+def _from_arrays(path: Path) -> tuple[UserSamples, UserSamples | None]:
+    file = ArrayFile(path, "--data.path")
+    return _part(file, ""), _part(file, "test_") if "test_images" in file.names else None
+
+
+def _part(file: ArrayFile, prefix: str) -> UserSamples:
+    images, labels, writers = (file.read(f"{prefix}{name}", "--data.path") for name in ("images", "labels", "writers"))
+    whole = [tensor.ndim == 1 and not tensor.is_floating_point() for tensor in (labels, writers)]
+    if not all(whole) or not len(images) == len(labels) == len(writers):
+        raise FederatedError(
+            f"Expected one label and one writer, whole numbers, for each image of {file.path}, got shapes "
+            f"{tuple(images.shape)}, {tuple(labels.shape)} ({labels.dtype}) and {tuple(writers.shape)} "
+            f"({writers.dtype}): write the file again, or change `--data.path`."
+        )
+    scaled = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    names, users = np.unique(writers.numpy(), return_inverse=True)
+    samples = UserSamples(scaled, labels.long(), users.astype(np.int64), [str(name) for name in names])
+    return _checked(samples, file.path)
+
+
+def _checked(samples: UserSamples, place: Path) -> UserSamples:
+    """Brings images into shape (N, 1, 28, 28), after a look at their values and labels."""
+    shape = tuple(samples.inputs.shape[1:])
+    if shape not in ((784,), (28, 28), (1, 28, 28)):
+        raise FederatedError(
+            f"Expected images of 28 x 28, or 784 values in a row, in {place}, got samples of shape {shape}: change "
+            "`--data.path`."
+        )
+    images = samples.inputs.reshape(-1, 1, 28, 28)
+    low, high = images.min().item(), images.max().item()
+    if not (low >= 0 and high <= 1):
+        raise FederatedError(
+            f"Expected pixels from 0 to 1 in {place}, got {_user_of(samples, images)}, values from {low} to {high}: "
+            "divide them by their largest value, or change `--data.path`."
+        )
+    wrong = samples.labels[(samples.labels < 0) | (samples.labels >= len(_CLASSES))]
+    if len(wrong):
+        raise FederatedError(
+            f"Expected labels from 0 to {len(_CLASSES) - 1} in {place}, got {wrong[0]}: change `--data.path`."
+        )
+    return UserSamples(images, samples.labels, samples.users, samples.names)
+
+
+def _user_of(samples: UserSamples, images: Tensor) -> str:
+    wrong = ~((images >= 0) & (images <= 1)).flatten(1).all(dim=1)
+    return f"user {samples.names[samples.users[int(wrong.nonzero()[0])]]}"

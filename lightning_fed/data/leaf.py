@@ -1,0 +1,219 @@
+"""Reader of LEAF's JSON: samples that belong to users, in files that are merged without being held at once."""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fed.data.json_text import JsonText, read_text
+from lightning_fed.data.user_samples import UserSamples
+from lightning_fed.errors import FederatedError
+
+__all__ = ["LeafUser", "leaf_files", "leaf_users", "read_leaf"]
+
+_KEYS = ("users", "num_samples", "user_data")
+
+
+@dataclass(frozen=True)
+class LeafUser:
+    """One user's entry.
+
+    Attributes:
+        name: The user's name.
+        data: What the file holds for it, usually ``x`` and ``y``, lists of the same length.
+        place: File and user, for messages.
+    """
+
+    name: str
+    data: dict[str, Any]
+    place: str
+
+
+def read_leaf(folder: Path, option: str) -> UserSamples:
+    """Reads numeric samples from a folder of JSON files in the format of LEAF.
+
+    Each file holds ``{"users": [names], "num_samples": [counts], "user_data": {name: {"x": [...], "y": [...]}}}``, and
+    perhaps ``hierarchies``, which are not read. One user is decoded at a time, so that beside the tensors there is in
+    memory the text of one file only. Source: S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
+    https://arxiv.org/abs/1812.01097.
+
+    Args:
+        folder: Folder of .json or .json.gz files, read in the order of their names.
+        option: The option that named it, for messages.
+
+    Returns:
+        Inputs as float32 of shape (samples, ...), labels as int64; users without samples are left out.
+
+    Raises:
+        FederatedError: If a file cannot be read, its counts disagree, a user is missing or occurs twice, or a sample
+            has another shape or type than the others.
+    """
+    names: list[str] = []
+    inputs: list[Tensor] = []
+    labels: list[Tensor] = []
+    for user in leaf_users(folder, option):
+        x, y = _numbers(user)
+        if inputs and x.shape[1:] != inputs[0].shape[1:]:
+            raise FederatedError(
+                f"Expected all samples of one shape, {tuple(inputs[0].shape[1:])} as those of {names[0]}, got "
+                f"{tuple(x.shape[1:])} in {user.place}: leave that user out, or change `{option}`."
+            )
+        names.append(user.name)
+        inputs.append(torch.from_numpy(x))
+        labels.append(torch.from_numpy(y))
+    users = np.repeat(np.arange(len(names)), [len(part) for part in labels])
+    return UserSamples(torch.cat(inputs), torch.cat(labels), users, names)
+
+
+def leaf_users(path: Path, option: str, count: Callable[[LeafUser], int] | None = None) -> Iterator[LeafUser]:
+    """Yields every user that has samples, from one file or from all files of a folder.
+
+    Args:
+        path: A .json or .json.gz file, or a folder of them.
+        option: The option that named it, for messages.
+        count: Checks one user's entry and counts its samples, which must be as many as ``num_samples`` says; lists
+            ``x`` and ``y`` of the same length if not given.
+
+    Raises:
+        FederatedError: If a file cannot be read, its counts disagree, or a user is missing or occurs twice.
+    """
+    places: dict[str, str] = {}
+    for file in leaf_files(path, option):
+        for user, samples in _users_of_file(file, option, count or _count):
+            if samples == 0:
+                continue
+            if user.name in places:
+                raise FederatedError(
+                    f"Expected every user once, got {user.name} in {places[user.name]} and again in {file}: remove "
+                    f"one of them, or change `{option}`."
+                )
+            places[user.name] = str(file)
+            yield user
+    if not places:
+        raise FederatedError(f"Expected users with samples in {path}, got none: change `{option}`.")
+
+
+def leaf_files(path: Path, option: str) -> list[Path]:
+    """Returns the JSON files of a folder by name, or the one file that ``path`` is.
+
+    Raises:
+        FederatedError: If there is none.
+    """
+    if path.is_file():
+        return [path]
+    files = sorted(file for file in path.glob("*.json*") if file.name.endswith((".json", ".json.gz")))
+    if not files:
+        raise FederatedError(
+            f"Expected .json files in {path.absolute()}, found none: change `{option}`, or set `--data.root` (or the "
+            "environment variable LIGHTNING_FED_DATA) to the folder that it lies in."
+        )
+    return files
+
+
+def _users_of_file(path: Path, option: str, count: Callable[[LeafUser], int]) -> Iterator[tuple[LeafUser, int]]:
+    """Yields each user of a file with its number of samples, and compares them with the lists of the file."""
+    head: dict[str, Any] = {}
+    counted: dict[str, int] = {}
+    name = None
+    try:
+        text = JsonText(read_text(path))
+        for key in text.members():
+            if key != "user_data":
+                head[key] = text.value()
+                continue
+            head[key] = True
+            for name in text.members():
+                user = LeafUser(name, text.value(), f"user {name} of {path}")
+                if name in counted:
+                    raise FederatedError(f"Expected every user once, got {name} twice in {path}: change `{option}`.")
+                counted[name] = count(user)
+                yield user, counted[name]
+        text.end()
+    except FederatedError:
+        raise
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        where = "before the first user" if name is None else f"at or after user {name}"
+        raise FederatedError(
+            f"The file {path} cannot be read as JSON ({where}: {_first_words(error)}): it is truncated or damaged; "
+            f"write it again, or change `{option}`."
+        ) from error
+    _check_head(path, option, head, counted)
+
+
+def _check_head(path: Path, option: str, head: Mapping[str, Any], counted: Mapping[str, int]) -> None:
+    missing = [key for key in _KEYS if key not in head]
+    if missing:
+        raise FederatedError(
+            f"Expected LEAF's keys users, num_samples and user_data in {path}, got no {missing[0]}: change `{option}`."
+        )
+    users, counts = head["users"], head["num_samples"]
+    if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
+        raise FederatedError(
+            f"Expected users and num_samples in {path} to be lists of the same length, got {_described(users)} and "
+            f"{_described(counts)}: write the file again, or change `{option}`."
+        )
+    if len(set(map(str, users))) != len(users):
+        twice = next(user for user in users if users.count(user) > 1)
+        raise FederatedError(f"Expected every user once, got {twice} twice in users of {path}: change `{option}`.")
+    for user, number in zip(users, counts, strict=True):
+        if user not in counted:
+            raise FederatedError(
+                f"Expected user_data in {path} to hold every user of its list, got no {user}: write the file again, or "
+                f"change `{option}`."
+            )
+        if counted[user] != number:
+            raise FederatedError(
+                f"Expected {number} samples of user {user} in {path}, as its num_samples says, got {counted[user]}: "
+                f"write the file again, or change `{option}`."
+            )
+    # LEAF's own script leaves behind entries without samples of users that it has dropped from the list.
+    foreign = next((user for user, number in counted.items() if number and user not in set(users)), None)
+    if foreign is not None:
+        raise FederatedError(
+            f"Expected user_data in {path} to hold the users of its list only, got {foreign} as well: write the file "
+            f"again, or change `{option}`."
+        )
+
+
+def _count(user: LeafUser) -> int:
+    """Counts samples that are stored as lists ``x`` and ``y``."""
+    x, y = (user.data.get(key) if isinstance(user.data, dict) else None for key in ("x", "y"))
+    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+        raise FederatedError(
+            f"Expected x and y of {user.place} to be lists of the same length, got {_described(x)} and "
+            f"{_described(y)}: write the file again."
+        )
+    return len(y)
+
+
+def _numbers(user: LeafUser) -> tuple[Any, Any]:
+    """Makes arrays of one user's samples: float32 of shape (n, ...) and int64 of shape (n,)."""
+    try:
+        x = np.asarray(user.data["x"])
+    except ValueError:
+        x = np.empty(0, dtype=object)
+    if x.dtype.kind not in "iuf":
+        raise FederatedError(
+            f"Expected x of {user.place} to be samples of one shape that hold numbers alone, got "
+            f"{'text' if x.dtype.kind == 'U' else 'lists of different lengths or other values'}: write the file again."
+        )
+    y = user.data["y"]
+    wrong = [label for label in y if isinstance(label, bool) or not isinstance(label, int) or label < 0]
+    if wrong:
+        raise FederatedError(
+            f"Expected y of {user.place} to be whole numbers of at least 0, got {wrong[0]!r}: write the file again."
+        )
+    return x.astype(np.float32), np.asarray(y, dtype=np.int64)
+
+
+def _described(value: object) -> str:
+    return f"{len(value)} entries" if isinstance(value, list) else type(value).__name__
+
+
+def _first_words(error: BaseException) -> str:
+    return str(error).split("\n")[0] or type(error).__name__

@@ -1,0 +1,77 @@
+"""The data and their split in a few lines of text."""
+
+from typing import Any
+
+from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.inspection import length
+
+__all__ = ["overview"]
+
+_MEBIBYTE = 2**20
+
+
+def overview(datamodule: FederatedDataModule) -> str:
+    """Describes data and split, a fact a line.
+
+    Args:
+        datamodule: The data.
+
+    Returns:
+        Lines of a name and what it is.
+    """
+    figures: dict[str, Any] = datamodule.split_summary()
+    partitioner = type(datamodule.partitioner).__name__
+    lines = {
+        "data": f"{type(datamodule).__name__}, split by {partitioner}",
+        "input": _input(datamodule),
+        "clients": f"{figures['clients']}, {figures['clients_empty'] or 'none'} of them empty",
+        "training samples": f"{figures['samples']}",
+        "samples per client": _spread(figures, "samples_per_client"),
+    }
+    if "label_entropy_mean" in figures:
+        lines["classes per client"] = _spread(figures, "classes_per_client")
+        lines["label entropy"] = (
+            f"{figures['label_entropy_mean']:.3f} bits, mean over clients; {figures['label_entropy_pooled']:.3f} for "
+            "all together"
+        )
+    if "label_divergence_mean" in figures:
+        pairs = figures["label_divergence_pairs"]
+        holding = figures["clients"] - figures["clients_empty"]
+        sampled = "" if pairs == holding * (holding - 1) // 2 else ", drawn at random"
+        lines["label divergence"] = (
+            f"{figures['label_divergence_mean']:.3f} bits, Jensen-Shannon, mean over {pairs} pairs of clients{sampled}"
+        )
+    lines |= _evaluation(datamodule)
+    memory = datamodule.memory
+    lines["memory"] = "read one by one" if memory is None else f"{memory / _MEBIBYTE:.1f} MiB of training tensors"
+    lines["hash"] = datamodule.split_hash
+    width = max(map(len, lines)) + 2
+    return "\n".join(f"{name:<{width}}{line}" for name, line in lines.items())
+
+
+def _input(datamodule: FederatedDataModule) -> str:
+    shape, classes = datamodule.input_shape, datamodule.num_classes
+    described = "without a shape" if shape is None else " × ".join(map(str, shape)) or "a number"
+    return described if classes is None else f"{described}, {classes} classes"
+
+
+def _spread(figures: dict[str, Any], name: str) -> str:
+    """Writes smallest, median and largest."""
+    low, median, high = (figures[f"{name}_{which}"] for which in ("min", "median", "max"))
+    return f"{low} to {high}, median {median:g}" if low < high else f"{low}"
+
+
+def _evaluation(datamodule: FederatedDataModule) -> dict[str, str]:
+    """Counts the samples of validation and test sets."""
+    lines = {}
+    for name, loaders in (("validation", datamodule.val_dataloader()), ("test", datamodule.test_dataloader())):
+        named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"": loaders}
+        for part, loader in named.items():
+            lines[f"{name} {part}".strip()] = _size(loader)
+    return lines
+
+
+def _size(loader: Any) -> str:
+    if hasattr(loader, "num_samples"):
+        return f"{loader.num_samples} samples"
+    return f"{length(loader.dataset, '--data')} samples" if hasattr(loader, "dataset") else f"{len(loader)} batches"

@@ -1,0 +1,22 @@
+"""Partitioners: which client owns which training sample, as pure functions of (targets or users, seed)."""
+
+from lightning_fed.data.partitioners.base import Partitioner
+from lightning_fed.data.partitioners.classes import ExactClasses
+from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.iid import IID
+from lightning_fed.data.partitioners.quantity import PowerLaw, QuantityDirichlet
+from lightning_fed.data.partitioners.shards import Shards
+from lightning_fed.data.partitioners.users import ByUser
+
+__all__ = [
+    "IID",
+    "ByUser",
+    "DirichletBalanced",
+    "DirichletByClass",
+    "DirichletByClient",
+    "ExactClasses",
+    "Partitioner",
+    "PowerLaw",
+    "QuantityDirichlet",
+    "Shards",
+]

@@ -1,0 +1,179 @@
+"""What every partitioner shares: the contract, the checks, and what happens to clients with few samples."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.data.checks import check_count
+from lightning_fed.errors import FederatedError
+from lightning_fed.seeding import Purpose, numpy_generator_for
+
+__all__ = ["MAX_DRAWS", "Partitioner", "Reads", "TooSmall"]
+
+Reads: TypeAlias = Literal["nothing", "targets", "users"]
+TooSmall: TypeAlias = Literal["redraw", "refuse", "allow"]
+
+MAX_DRAWS = 100  # draws of a split before "redraw" gives up
+
+
+class Partitioner(ABC):
+    """Base of all partitioners: a subclass says which client owns each sample.
+
+    Args:
+        min_samples: The least samples that a client should hold; 0 lets clients stay empty, which are skipped whenever
+            they are drawn for a round.
+        too_small: What to do when a client gets fewer: ``redraw`` draws the whole split again, up to 100 times;
+            ``refuse`` ends with an error; ``allow`` leaves it.
+
+    Attributes:
+        reads: What the split depends on besides the counts and the seed. A partitioner that reads ``targets`` or
+            ``users`` refuses data without them.
+        sizes_vary: Whether another draw gives clients other sizes; if not, ``redraw`` is the same as ``refuse``.
+
+    Raises:
+        FederatedError: If an option is out of range.
+    """
+
+    reads: ClassVar[Reads] = "nothing"
+    sizes_vary: ClassVar[bool] = True
+
+    # A subclass with a constructor of its own need not call this one.
+    min_samples: int = 0
+    too_small: TooSmall = "redraw"
+
+    def __init__(self, min_samples: int = 0, too_small: TooSmall = "redraw") -> None:
+        check_count("--data.partitioner.min_samples", min_samples, minimum=0)
+        if too_small not in get_args(TooSmall):
+            raise FederatedError(
+                f"Expected `--data.partitioner.too_small` to be redraw, refuse or allow, got {too_small!r}."
+            )
+        self.min_samples = min_samples
+        self.too_small = too_small
+
+    @abstractmethod
+    def assign(
+        self,
+        targets: npt.NDArray[Any] | None,
+        num_samples: int,
+        num_clients: int,
+        generator: np.random.Generator,
+    ) -> npt.NDArray[np.int64]:
+        """Says which client owns each sample.
+
+        Args:
+            targets: One target per sample, shape (num_samples,), None when the data has none; where ``reads`` is
+                ``users``, one user per sample.
+            num_samples: Training samples, at least ``num_clients``.
+            num_clients: Clients, at least 1.
+            generator: The only randomness to draw from.
+
+        Returns:
+            Client ids in [0, num_clients), shape (num_samples,).
+        """
+
+    def count_clients(self, values: npt.NDArray[Any] | None, num_clients: int | None) -> int:
+        """Returns the number of clients; a partitioner of natural clients finds it in what it reads.
+
+        Args:
+            values: What the partitioner reads, one value per sample.
+            num_clients: The option.
+
+        Raises:
+            FederatedError: If the option leaves it open.
+        """
+        if num_clients is None:
+            raise FederatedError(
+                f"Expected `--data.num_clients` to be a number for the partitioner {type(self).__name__}, got none: "
+                "set it, or choose `--data.partitioner ByUser`, which makes a client of each user."
+            )
+        return num_clients
+
+    def __call__(
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, seed: int
+    ) -> list[npt.NDArray[np.int64]]:
+        """Splits the samples over the clients.
+
+        Args:
+            targets: One target (or user, as ``reads`` says) per sample, shape (num_samples,), None when there are none.
+            num_samples: Training samples.
+            num_clients: Clients.
+            seed: Seed of the split; nothing else is random.
+
+        Returns:
+            For each client the ascending indices of its samples, int64; each sample occurs exactly once.
+
+        Raises:
+            FederatedError: If the counts are impossible, what the split reads is missing, or a client gets fewer than
+                ``min_samples``.
+        """
+        self._check(targets, num_samples, num_clients)
+        generator = numpy_generator_for(seed, Purpose.SPLIT)
+        owner, sizes = self._draw(targets, num_samples, num_clients, generator)
+        # A stable sort keeps each client's samples in ascending order; slices of one vector cost no copy per client.
+        index = np.argsort(owner, kind="stable").astype(np.int64, copy=False)
+        ends = np.cumsum(sizes).tolist()
+        return [index[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+    def _draw(
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Draws until no client is too small; later draws go on in the same stream."""
+        draws = MAX_DRAWS if self.too_small == "redraw" and self.sizes_vary else 1
+        for _ in range(draws):
+            owner = np.asarray(self.assign(targets, num_samples, num_clients, generator))
+            self._check_owner(owner, num_samples, num_clients)
+            sizes = np.bincount(owner, minlength=num_clients)
+            if self.too_small == "allow" or sizes.min() >= self.min_samples:
+                return owner, sizes
+        tried = "" if draws == 1 else f" in the last of {draws} draws"
+        raise FederatedError(
+            f"Expected at least {self.min_samples} samples for every client, got {sizes.min()} for client "
+            f"{sizes.argmin()}{tried}: lower `--data.partitioner.min_samples` or `--data.num_clients`, choose a more "
+            "even split, or set `--data.partitioner.too_small allow`."
+        )
+
+    def _check(self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int) -> None:
+        check_count("--data.num_clients", num_clients)
+        if num_clients > num_samples:
+            raise FederatedError(
+                f"Expected `--data.num_clients` to be at most the number of training samples, {num_samples}, "
+                f"got {num_clients}."
+            )
+        if self.too_small != "allow" and self.min_samples * num_clients > num_samples:
+            raise FederatedError(
+                f"Expected at least {self.min_samples} samples for each of {num_clients} clients, got {num_samples} "
+                "samples in all: lower `--data.partitioner.min_samples` or `--data.num_clients`, or set "
+                "`--data.partitioner.too_small allow`."
+            )
+        self._check_values(targets, num_samples)
+
+    def _check_values(self, values: npt.NDArray[Any] | None, num_samples: int) -> None:
+        if values is None and self.reads != "nothing":
+            raise FederatedError(
+                f"Expected {self.reads} for the partitioner {type(self).__name__}, but the training data has none: set "
+                f"`--data.{self.reads}`, give the data set an attribute `{self.reads}`, or choose "
+                "`--data.partitioner IID`."
+            )
+        option = "users" if self.reads == "users" else "targets"
+        if values is not None and values.shape != (num_samples,):
+            raise FederatedError(
+                f"Expected `--data.{option}` to hold one value for each of the {num_samples} training samples, "
+                f"got shape {values.shape}."
+            )
+        if self.reads == "targets" and values is not None and values.dtype.kind == "f":
+            wrong = values[~(np.isfinite(values) & (values == np.floor(values)))]
+            if len(wrong):
+                raise FederatedError(
+                    f"Expected class labels (whole numbers or strings) for the partitioner {type(self).__name__}, got "
+                    f"{wrong[0]}: change `--data.targets`, or choose `--data.partitioner IID`, which reads none."
+                )
+
+    def _check_owner(self, owner: npt.NDArray[Any], num_samples: int, num_clients: int) -> None:
+        integers = np.issubdtype(owner.dtype, np.integer)
+        if owner.shape != (num_samples,) or not integers or owner.min() < 0 or owner.max() >= num_clients:
+            raise FederatedError(
+                f"Expected `--data.partitioner` {type(self).__name__} to assign a client id in [0, {num_clients}) to "
+                f"each of the {num_samples} samples, got {owner.dtype} values of shape {owner.shape}."
+            )

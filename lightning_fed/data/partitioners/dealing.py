@@ -1,0 +1,61 @@
+"""Steps that several partitioners take, each without a loop over clients or samples."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["by_class", "check_concentration", "class_codes", "deal"]
+
+
+def check_concentration(option: str, value: object) -> None:
+    """Refuses anything but a finite number above 0.
+
+    Raises:
+        FederatedError: Naming ``option``.
+    """
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not is_number or not 0 < float(value) < float("inf"):  # type: ignore[arg-type]  # a number by then
+        raise FederatedError(f"Expected `{option}` to be a finite number above 0, got {value!r}.")
+
+
+def class_codes(targets: npt.NDArray[Any] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """Numbers the classes in ascending order of their labels.
+
+    Args:
+        targets: One label per sample, shape (samples,).
+
+    Returns:
+        Samples of each class, shape (classes,), and the class of each sample, shape (samples,), of the smallest integer
+        type, which a stable sort then orders in linear time.
+    """
+    _, codes, counts = np.unique(np.asarray(targets), return_inverse=True, return_counts=True)
+    return counts, codes.astype(np.min_scalar_type(len(counts)))
+
+
+def by_class(codes: npt.NDArray[Any], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Returns all sample numbers, class after class, in random order within a class; shape (samples,)."""
+    shuffled = generator.permutation(len(codes))
+    return shuffled[np.argsort(codes[shuffled], kind="stable")]
+
+
+def deal(shares: npt.NDArray[np.float64], num_samples: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Cuts a row of samples into parts of given shares.
+
+    A part of share p gets floor(p m) or ceil(p m) of m samples, p m in expectation: systematic sampling, that is m
+    evenly spaced points with one random offset. Rounding all boundaries down would always favour the last parts.
+
+    Args:
+        shares: Shares of the parts, at least 0, not all 0, shape (parts,).
+        num_samples: m.
+        generator: What the offset is drawn from.
+
+    Returns:
+        The part of each sample, ascending, shape (m,).
+    """
+    edges = np.cumsum(shares)
+    points = (np.arange(num_samples) + generator.random()) * (edges[-1] / max(num_samples, 1))
+    # The last part with a share at all takes a point that rounding has put beyond the end.
+    return np.asarray(np.minimum(np.searchsorted(edges, points, side="right"), np.flatnonzero(shares)[-1]))

@@ -1,0 +1,134 @@
+"""The published splits by label that are called Dirichlet; they are different, so each has a name of its own.
+
+"Dir(0.1)" does not name a split: α may be that of a client over the classes or of a class over the clients, and is
+multiplied by the classes' shares in one recipe and not in others.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.data.partitioners.base import Partitioner, Reads, TooSmall
+from lightning_fed.data.partitioners.dealing import by_class, check_concentration, class_codes, deal
+from lightning_fed.data.partitioners.urn import draw_classes
+
+__all__ = ["DirichletBalanced", "DirichletByClass", "DirichletByClient"]
+
+
+class DirichletByClient(Partitioner):
+    """Each client draws its own distribution over the classes; all clients are of equal size.
+
+    Client i draws q_i ~ Dir(α p), p the classes' shares of the data, and then classes from q_i, one for each of its
+    samples. Sizes differ by at most one. A client's share of class c has mean p_c and, but for the finite data,
+    variance p_c (1 − p_c) / (α + 1). A draw of a class that has run out is repeated, from q_i restricted to the classes
+    that are left, once the others have drawn: for small α a client can get classes that it would hardly have chosen.
+
+    With C balanced classes every class has the parameter α / C. Recipes that draw q_i ~ Dir(a, ..., a), as D. A. E.
+    Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, do, have α = a C.
+
+    Source: T.-M. H. Hsu, H. Qi, M. Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
+    Visual Classification", 2019, https://arxiv.org/abs/1909.06335; single draws with repetition, Acar et al. 2021.
+
+    Args:
+        alpha: Concentration α > 0 of the whole prior: towards 0 one class for each client, towards infinity IID.
+        **kwargs: Options of every partitioner.
+    """
+
+    reads: ClassVar[Reads] = "targets"
+    sizes_vary: ClassVar[bool] = False
+
+    def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_concentration("--data.partitioner.alpha", alpha)
+        self.alpha = alpha
+
+    def assign(
+        self,
+        targets: npt.NDArray[Any] | None,
+        num_samples: int,
+        num_clients: int,
+        generator: np.random.Generator,
+    ) -> npt.NDArray[np.int64]:
+        """Draws the class of each place, then deals the samples of each class to its places."""
+        counts, codes = class_codes(targets)
+        client = np.arange(num_samples, dtype=np.int64) * num_clients // num_samples
+        drawn = draw_classes(counts, client, float(self.alpha), generator)
+        owner = np.empty(num_samples, dtype=np.int64)
+        owner[by_class(codes, generator)] = client[np.argsort(drawn.astype(codes.dtype), kind="stable")]
+        return owner
+
+
+class DirichletByClass(Partitioner):
+    """Each class is divided over the clients in shares of its own; clients differ in size too.
+
+    Class c with m_c samples draws p_c ~ Dir_N(α); client i gets m_c p_ci of them, rounded down or up: in the mean m_c /
+    N, with variance m_c² (1/N)(1 − 1/N) / (α N + 1). A split in which a client has fewer than 10 samples is drawn
+    again.
+
+    Source: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4;
+    Q. Li, Y. Diao, Q. Chen, B. He, "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, which
+    writes β. The code published with both does more than they say: see ``DirichletBalanced``.
+
+    Args:
+        alpha: Concentration α > 0 of every client's share of a class: the smaller, the fewer clients share it.
+        min_samples: The least samples of a client; with many clients of few samples it must be lowered.
+        too_small: ``redraw``, ``refuse`` or ``allow``, when a client has fewer.
+    """
+
+    reads: ClassVar[Reads] = "targets"
+
+    def __init__(self, alpha: float = 0.5, min_samples: int = 10, too_small: TooSmall = "redraw") -> None:
+        super().__init__(min_samples, too_small)
+        check_concentration("--data.partitioner.alpha", alpha)
+        self.alpha = alpha
+
+    def assign(
+        self,
+        targets: npt.NDArray[Any] | None,
+        num_samples: int,
+        num_clients: int,
+        generator: np.random.Generator,
+    ) -> npt.NDArray[np.int64]:
+        """Draws the shares of each class in turn and deals its samples out."""
+        counts, codes = class_codes(targets)
+        members = np.split(by_class(codes, generator), np.cumsum(counts)[:-1])
+        owner = np.empty(num_samples, dtype=np.int64)
+        sizes = np.zeros(num_clients, dtype=np.int64)
+        for rows in members:
+            drawn = generator.dirichlet(np.full(num_clients, float(self.alpha)))
+            owner[rows] = part = deal(self._shares(drawn, sizes, num_samples), len(rows), generator)
+            sizes += np.bincount(part, minlength=num_clients)
+        return owner
+
+    def _shares(
+        self, drawn: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64], num_samples: int
+    ) -> npt.NDArray[np.float64]:
+        """Returns the clients' shares of a class, not normalised; ``sizes`` counts what they hold of former classes."""
+        return drawn
+
+
+class DirichletBalanced(DirichletByClass):
+    """``DirichletByClass`` in which a client that holds its fair share, n / N samples, gets nothing of later classes.
+
+    The shares of full clients are set to 0 and those of the others normalised, class after class in ascending order. So
+    sizes are more even than the shares would have them, and a client exceeds n / N by no more than its last class. This
+    is what most code in use does under the name Dirichlet.
+
+    Source: the code published with Yurochkin et al., ICML 2019
+    (https://github.com/IBM/probabilistic-federated-neural-matching) and with Li et al., ICDE 2022
+    (https://github.com/Xtra-Computing/NIID-Bench); neither paper has it.
+
+    Args:
+        alpha: Concentration α > 0 of every client's share of a class: the smaller, the fewer clients share it.
+        min_samples: The least samples of a client; with many clients of few samples it must be lowered.
+        too_small: ``redraw``, ``refuse`` or ``allow``, when a client has fewer.
+    """
+
+    def _shares(
+        self, drawn: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64], num_samples: int
+    ) -> npt.NDArray[np.float64]:
+        room = sizes * len(sizes) < num_samples
+        shares = np.where(room, drawn, 0.0)
+        # For small α the clients with room can have shares that are 0 to machine precision.
+        return shares if shares.any() else room.astype(np.float64)

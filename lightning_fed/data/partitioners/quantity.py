@@ -1,0 +1,79 @@
+"""Splits whose clients differ in size and in nothing else."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.data.partitioners.base import Partitioner
+from lightning_fed.data.partitioners.dealing import check_concentration, deal
+
+__all__ = ["PowerLaw", "QuantityDirichlet"]
+
+
+class QuantityDirichlet(Partitioner):
+    """Sizes from a symmetric Dirichlet distribution, independent of labels and inputs.
+
+    Client i of N gets the share p_i of all n samples, drawn at random, with p ~ Dir_N(β): in the mean n/N, with
+    variance n² (1/N)(1 − 1/N) / (β N + 1). Its size is p_i n, rounded down or up. For small β n/N many clients hold
+    nothing.
+
+    Source: Q. Li, Y. Diao, Q. Chen, B. He, "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022
+    (quantity skew, with 10 clients and ``min_samples`` 10); β = 0.5 with up to 100 clients, some of them empty, in I.
+    Tenison, S. A. Sreeramadas, V. Mugunthan, E. Oyallon, I. Rish, E. Belilovsky, "Gradient Masked Averaging for
+    Federated Learning", TMLR 2023, section 5.4.
+
+    Args:
+        beta: Concentration β > 0 of every client's share: the smaller, the more unequal.
+        **kwargs: Options of every partitioner.
+    """
+
+    def __init__(self, beta: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_concentration("--data.partitioner.beta", beta)
+        self.beta = beta
+
+    def assign(
+        self,
+        targets: npt.NDArray[Any] | None,
+        num_samples: int,
+        num_clients: int,
+        generator: np.random.Generator,
+    ) -> npt.NDArray[np.int64]:
+        """Draws the shares and deals the samples out in random order."""
+        shares = generator.dirichlet(np.full(num_clients, float(self.beta)))
+        return generator.permutation(deal(shares, num_samples, generator))
+
+
+class PowerLaw(Partitioner):
+    """Sizes that fall as a power of the client's rank, independent of labels and inputs.
+
+    The client of rank r holds a share proportional to r^(−a) (Zipf's law), rounded down or up; ranks are dealt to the
+    clients at random. At a = 1 the largest of 100 clients holds 19 % of the samples and the smallest 0.19 %.
+
+    Source: sizes per client "follow a power law" in T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith,
+    "Federated Optimization in Heterogeneous Networks", MLSys 2020, section 5.1, which does not state the law; this one
+    is G. K. Zipf, "Human Behavior and the Principle of Least Effort", 1949.
+
+    Args:
+        exponent: a > 0: the larger, the more unequal.
+        **kwargs: Options of every partitioner.
+    """
+
+    sizes_vary: ClassVar[bool] = False
+
+    def __init__(self, exponent: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_concentration("--data.partitioner.exponent", exponent)
+        self.exponent = exponent
+
+    def assign(
+        self,
+        targets: npt.NDArray[Any] | None,
+        num_samples: int,
+        num_clients: int,
+        generator: np.random.Generator,
+    ) -> npt.NDArray[np.int64]:
+        """Deals the ranks to the clients and the samples out in random order."""
+        shares = generator.permutation(np.arange(1, num_clients + 1, dtype=np.float64) ** -float(self.exponent))
+        return generator.permutation(deal(shares, num_samples, generator))

@@ -1,0 +1,153 @@
+"""Shakespeare by speaking role, for next-character prediction."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lightning_fed.data.checks import check_count, check_fraction
+from lightning_fed.data.loading import Datasets
+from lightning_fed.data.partitioners import ByUser, Partitioner
+from lightning_fed.data.speech import LETTERS, WINDOW, Role, read_plays, read_roles
+from lightning_fed.data.text_windows import TextWindows
+from lightning_fed.data.user_data import UserDataModule
+from lightning_fed.data.user_samples import known_and_unseen
+from lightning_fed.errors import FederatedError
+
+__all__ = ["Shakespeare"]
+
+
+class Shakespeare(UserDataModule):
+    """80 characters and the one after them, from the plays of Shakespeare; a user is a speaking role; 81 classes.
+
+    Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+    2017, in the form of S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018. Characters are numbered as
+    LEAF's 80 letters, any other is number 80. Three forms are read:
+
+    - JSON with the text of each role, .json or .json.gz: ``user_data`` holds for each user ``{"raw": text}``, and
+      ``num_samples`` counts its windows, the characters beyond 80.
+    - Plays as plain text, .txt or .txt.gz: speeches separated by empty lines, each after a line with its speaker and a
+      colon, plays after ``==== TITLE ====``; roles with at least ``min_lines`` lines take part.
+    - LEAF's JSON, a folder with ``train/*.json`` and, if it is there, ``test/*.json``: ``x`` holds strings of 80
+      characters, ``y`` the character after each. Test samples of roles that have training samples make the test set,
+      those of others the test set ``unseen``.
+
+    Without LEAF's test files each role's windows are divided by time: the first ``1 - test_fraction`` of them, at least
+    one, are training samples, and the test samples begin after the last character that these read, so that no test
+    window overlaps a training window. A role with too few windows for that has none. Parts that are drawn at random,
+    such as ``val_fraction``, do overlap with training windows.
+
+    A sample costs a few bytes beside the text: windows are gathered from one encoded text on the device.
+
+    Args:
+        path: File or folder, relative to ``root``.
+        root: Folder of data sets; ``LIGHTNING_FED_DATA`` if not given, the current folder if that is not set either.
+        num_clients: Number of clients; one for each role if not given.
+        partitioner: How the samples are split over the clients.
+        num_users: How many roles take part, drawn by ``draw_seed``. If not given, ``num_clients`` where the partitioner
+            makes a client of each role, else all.
+        draw_seed: Seed of that draw. It is no part of the run's seed, so that all runs use the same roles.
+        min_samples: Roles with fewer windows, training and test together, are left out before the draw.
+        max_samples: Of a role with more windows the first ones are used; all if not given.
+        min_lines: Roles with fewer lines are left out; for plays as text only.
+        test_fraction: Share of each role's windows at its end that is kept for the test; in [0, 1).
+        **kwargs: Every other option of ``BundledDataModule``.
+
+    Raises:
+        FederatedError: If an option is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "shakespeare/by_role.json.gz",
+        root: str | os.PathLike[str] | None = None,
+        num_clients: int | None = None,
+        partitioner: Partitioner = ByUser(),  # noqa: B008 - holds no state
+        num_users: int | None = None,
+        draw_seed: int = 0,
+        min_samples: int = 1,
+        max_samples: int | None = None,
+        min_lines: int = 2,
+        test_fraction: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            path=path, root=root, num_clients=num_clients, partitioner=partitioner, num_users=num_users,
+            draw_seed=draw_seed, **kwargs,
+        )  # fmt: skip
+        check_count("--data.min_samples", min_samples)
+        check_count("--data.min_lines", min_lines)
+        check_fraction("--data.test_fraction", test_fraction)
+        if max_samples is not None:
+            check_count("--data.max_samples", max_samples)
+        self.min_samples = min_samples
+        self.max_samples = max_samples
+        self.min_lines = min_lines
+        self.test_fraction = test_fraction
+
+    def load_datasets(self) -> Datasets:
+        """Reads the files, chooses the roles and divides their windows."""
+        roles, tests = self._read()
+        large = [role for role in roles if len(role.starts) >= self.min_samples]
+        chosen = [large[number] for number in self.draw(len(large))]
+        if not chosen:
+            raise FederatedError(
+                f"Expected roles with at least {self.min_samples} windows of {WINDOW} characters and the next one in "
+                f"{self.place}, got none: lower `--data.min_samples`, or change `--data.path`."
+            )
+        starts: Sequence[Any] = [role.starts[: self.max_samples] for role in chosen]
+        if tests is None:
+            starts, later = zip(*[by_time(part, self.test_fraction) for part in starts], strict=True)
+            test_sets: Any = _windows(chosen, later) if any(map(len, later)) else None
+        else:
+            test_sets = _known_and_unseen(tests, roles, chosen)
+        users = np.repeat(np.arange(len(chosen)), [len(part) for part in starts])
+        return Datasets(_windows(chosen, starts), test=test_sets, users=users, class_names=(*LETTERS, "unknown"))
+
+    def _read(self) -> tuple[list[Role], list[Role] | None]:
+        """Reads the roles, and those of test files of their own, None without."""
+        place = self.place
+        if place.name.endswith((".txt", ".txt.gz")):
+            return read_plays(place, "--data.path", self.min_lines), None
+        if not (place / "train").is_dir():
+            return read_roles(place, "--data.path"), None
+        tests = read_roles(place / "test", "--data.path") if (place / "test").is_dir() else None
+        return read_roles(place / "train", "--data.path"), tests
+
+
+def by_time(starts: npt.NDArray[np.int64], test_fraction: float) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Divides a role's windows into the first ones and later ones that share no character with them.
+
+    Args:
+        starts: Where the windows begin, ascending, shape (n,), n > 0.
+        test_fraction: Share of the windows after the first part, in [0, 1).
+
+    Returns:
+        Starts of the training windows, the first ``(1 - test_fraction) n``, rounded and at least one, and of those test
+        windows that begin after the last character of these.
+    """
+    if test_fraction == 0:
+        return starts, starts[:0]
+    train = starts[: max(1, round((1 - test_fraction) * len(starts)))]
+    return train, starts[starts > train[-1] + WINDOW]
+
+
+def _windows(roles: Sequence[Role], starts: Sequence[npt.NDArray[Any]]) -> TextWindows:
+    """Joins the texts of roles, with each one's windows."""
+    offsets = np.cumsum([0] + [len(role.codes) for role in roles])
+    places = np.concatenate([part + offset for part, offset in zip(starts, offsets, strict=False)])
+    text = torch.from_numpy(np.concatenate([role.codes for role in roles]))
+    return TextWindows(text, torch.from_numpy(places.astype(np.int32)), WINDOW)
+
+
+def _known_and_unseen(tests: Sequence[Role], roles: Sequence[Role], chosen: Sequence[Role]) -> Any:
+    names = ([role.name for role in part] for part in (tests, roles, chosen))
+    sets = {}
+    for name, numbers in zip(("test", "unseen"), known_and_unseen(*names), strict=True):
+        part = [tests[number] for number in numbers]
+        if part:
+            sets[name] = _windows(part, [role.starts for role in part])
+    return sets["test"] if list(sets) == ["test"] else sets or None

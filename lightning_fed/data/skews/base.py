@@ -1,0 +1,257 @@
+"""The base of feature skews, and how a batch of any form is skewed."""
+
+import copy
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lightning_fed.data.inspection import TARGET_NAMES
+from lightning_fed.errors import FederatedError
+from lightning_fed.seeding import Purpose, numpy_generator_for
+
+__all__ = ["DataFacts", "FeatureSkew"]
+
+# Streams of Purpose.SKEW, by the argument ``round``: the schemes, the numbers of rows, the clients that rows are given.
+_SCHEMES, _DRAWS, _CLIENTS = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a skew must know of the data that it changes.
+
+    Attributes:
+        sample: The first training input, None when it is no tensor.
+        num_classes: Classes of the training samples, None without class labels.
+        mean: What was subtracted from the inputs, one value or one for each channel.
+        std: What they were divided by after that.
+    """
+
+    sample: Tensor | None
+    num_classes: int | None
+    mean: Sequence[float] = (0.0,)
+    std: Sequence[float] = (1.0,)
+
+    @property
+    def shape(self) -> str:
+        """The shape of an input in words."""
+        return "inputs without a shape" if self.sample is None else f"inputs of shape {tuple(self.sample.shape)}"
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """The shape (C, H, W) of an input, None if it is no image of floating numbers."""
+        if self.sample is None or self.sample.ndim != 3 or not self.sample.is_floating_point():
+            return None
+        channels, height, width = self.sample.shape
+        return channels, height, width
+
+
+class FeatureSkew(ABC):
+    """Base of feature skews: each client shows its samples in a scheme of its own; one scheme belongs to no client.
+
+    A subclass makes one row of ``table`` for each scheme, and computes a batch from the scheme and from numbers that
+    are fixed for each row of a data set. Nothing else is random, so a sample looks the same in every batch and every
+    order, on every device, and no second copy of the data is kept. ``prepare`` returns the skew that does the work; the
+    options alone, as given by the user, do none.
+
+    Attributes:
+        num_draws: Uniform numbers in [0, 1) that ``transform`` gets for each sample.
+        needs_labels: Whether the scheme depends on class labels; data without them are then refused.
+        num_clients: Clients, those that do not train last; scheme i belongs to client i, ``num_clients`` to none.
+        facts: What is known of the data.
+        table: One row for each scheme, shape (num_clients + 1, ...).
+    """
+
+    num_draws: ClassVar[int] = 0
+    needs_labels: ClassVar[bool] = False
+
+    num_clients: int
+    facts: DataFacts
+    table: Tensor
+    _seed: int
+
+    @abstractmethod
+    def make_schemes(self, generator: np.random.Generator) -> Tensor:
+        """Makes ``table``; ``num_clients`` and ``facts`` are set.
+
+        Args:
+            generator: The only randomness to draw from.
+
+        Returns:
+            One row for each client and a last one for no client, floating tensor of shape (num_clients + 1, ...).
+        """
+
+    @abstractmethod
+    def transform(
+        self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Shows samples in a scheme; writes into neither argument.
+
+        Args:
+            inputs: Inputs as the data set has them, shape (B, ...).
+            targets: Targets as the data set has them, shape (B,), None for a batch of inputs alone.
+            scheme: Number of the scheme of all samples, or one for each, int64 of shape (B,).
+            draws: Numbers in [0, 1) that belong to the samples, shape (B, num_draws).
+
+        Returns:
+            Inputs and targets that the model sees.
+        """
+
+    def check(self, facts: DataFacts) -> None:
+        """Refuses data that the skew is not made for; the base asks for class labels where they are needed.
+
+        Raises:
+            FederatedError: If it is not.
+        """
+        if self.needs_labels and facts.num_classes is None:
+            raise FederatedError(
+                f"Expected class labels for `--data.skew {type(self).__name__}`, whose colors depend on them, got data "
+                "without: give `--data.targets`, or choose another skew."
+            )
+
+    def input_shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Returns the shape of one skewed input."""
+        return shape
+
+    def num_classes(self, num_classes: int | None) -> int | None:
+        """Returns the number of classes that the model sees."""
+        return num_classes
+
+    def class_names(self, names: Sequence[str] | None) -> Sequence[str] | None:
+        """Returns the names of the classes that the model sees."""
+        return names
+
+    def per_channel(self, values: Sequence[float] | None) -> Sequence[float] | None:
+        """Returns the mean or standard deviation that skewed inputs are normalised with, one value for each channel."""
+        return values
+
+    def labels(self, targets: Tensor, draws: Tensor) -> Tensor:
+        """Returns the labels that the model sees, shape (B,)."""
+        return targets
+
+    def prepare(self, num_clients: int, seed: int, facts: DataFacts) -> Self:
+        """Makes the schemes.
+
+        Args:
+            num_clients: Clients.
+            seed: Seed of the schemes and of all numbers that belong to rows.
+            facts: What is known of the data.
+
+        Returns:
+            A copy that is ready; ``self`` stays as it is, and may serve another data module.
+
+        Raises:
+            FederatedError: If the skew is not made for such data.
+        """
+        self.check(facts)
+        ready = copy.copy(self)
+        ready.num_clients, ready.facts, ready._seed = num_clients, facts, seed
+        ready.table = ready.make_schemes(numpy_generator_for(seed, Purpose.SKEW, _SCHEMES))
+        return ready
+
+    def on(self, device: torch.device | str) -> Self:
+        """Returns a copy whose tensors are on a device."""
+        moved = copy.copy(self)
+        vars(moved).update({name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
+        return moved
+
+    def draws(self, name: str, num_samples: int) -> Tensor:
+        """Draws the numbers of a data set's rows; those of row r depend on the seed, the name and r alone.
+
+        Args:
+            name: Name of the data set.
+            num_samples: Its samples.
+
+        Returns:
+            Float32 tensor in [0, 1), shape (num_samples, num_draws).
+        """
+        generator = numpy_generator_for(self._seed, Purpose.SKEW, _DRAWS, _number(name))
+        return torch.from_numpy(generator.random((num_samples, self.num_draws), dtype=np.float32))
+
+    def clients(
+        self,
+        name: str,
+        targets: npt.NDArray[Any] | int,
+        owners: npt.NDArray[np.int64],
+        owned_targets: npt.NDArray[Any] | None,
+    ) -> npt.NDArray[np.int64]:
+        """Gives each row of a central set a client, so that the set is spread as the clients' training samples are.
+
+        Row r gets the owner of a random training sample of the same class: a client without a class is never drawn for
+        it. The owner of any training sample is drawn where classes are unknown, or no client holds the class.
+
+        Args:
+            name: Name of the data set.
+            targets: Its targets, shape (samples,), or its number of samples if they are unknown.
+            owners: The client of each training sample that a client holds, shape (held,).
+            owned_targets: The targets of the same samples, shape (held,), or None.
+
+        Returns:
+            Client ids, shape (samples,); that of row r depends on the clients' samples, the seed, the name and r alone.
+        """
+        generator = numpy_generator_for(self._seed, Purpose.SKEW, _CLIENTS, _number(name))
+        num_samples = targets if isinstance(targets, int) else len(targets)
+        chance = generator.random(num_samples)
+        drawn = owners[(chance * len(owners)).astype(np.int64)]
+        if isinstance(targets, int) or owned_targets is None:
+            return drawn
+        for label in np.unique(targets):
+            rows, candidates = np.flatnonzero(targets == label), owners[owned_targets == label]
+            if len(candidates):
+                drawn[rows] = candidates[(chance[rows] * len(candidates)).astype(np.int64)]
+        return drawn
+
+    def apply(self, batch: Any, scheme: int | Tensor, draws: Tensor) -> Any:
+        """Skews a batch: a list or tuple that starts with inputs and targets, a dict whose first entry is the inputs.
+
+        Args:
+            batch: The batch; it is left as it is.
+            scheme: Number of the scheme, or one for each sample, shape (B,).
+            draws: The samples' numbers, shape (B, num_draws).
+
+        Returns:
+            A list for a tuple, else a batch of the same form.
+
+        Raises:
+            FederatedError: If the batch has another form.
+        """
+        if isinstance(batch, Tensor):
+            return self._skewed(batch, None, scheme, draws)[0]
+        if isinstance(batch, Mapping):
+            entries: Any = dict(batch)
+            keys = [next(iter(entries), None), next((name for name in TARGET_NAMES if name in entries), None)]
+        elif isinstance(batch, (list, tuple)) and len(batch):
+            entries, keys = list(batch), [0, 1 if len(batch) > 1 else None]
+        else:
+            entries, keys = {}, [None, None]
+        inputs, targets = (None if key is None else entries[key] for key in keys)
+        if not isinstance(inputs, Tensor) or not (targets is None or isinstance(targets, Tensor)):
+            raise FederatedError(
+                "Expected batches of `--data.skew` to be (inputs, targets, ...) or a dict that starts with the inputs, "
+                f"got {type(batch).__name__}: change the data set, or leave the skew out."
+            )
+        entries[keys[0]], changed = self._skewed(inputs, targets, scheme, draws)
+        if keys[1] is not None:
+            entries[keys[1]] = changed
+        return entries
+
+    def _skewed(
+        self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        if targets is None and self.needs_labels:
+            raise FederatedError(
+                f"Expected labels beside the inputs for `--data.skew {type(self).__name__}`, whose colors depend on "
+                "them, got inputs alone: change `--data.predict_dataset`."
+            )
+        return self.transform(inputs, targets, scheme, draws)
+
+
+def _number(name: str) -> int:
+    return zlib.crc32(name.encode())

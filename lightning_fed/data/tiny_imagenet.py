@@ -1,0 +1,153 @@
+"""TinyImageNet, from the folders of its official archive."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fed.data.image_cache import cached_tensors, default_cache_folder, fingerprint_of
+from lightning_fed.data.images import ImageDataModule
+from lightning_fed.errors import FederatedError
+
+__all__ = ["TinyImageNet"]
+
+_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+_SIDE = 64
+
+
+class TinyImageNet(ImageDataModule):
+    """100,000 + 10,000 colour images of shape (3, 64, 64), normalised, 200 classes.
+
+    Source: Y. Le, X. Yang, "Tiny ImageNet Visual Recognition Challenge", course CS 231N, Stanford University 2015. The
+    archive ``tiny-imagenet-200.zip``, unpacked, lies in ``ROOT/tiny-imagenet-200``. Its validation images are the test
+    set here: the labels of its test images were never published. Classes are numbered in the order of their ids
+    (n01443537 is 0), as by ``torchvision.datasets.ImageFolder``.
+
+    JPEG files are decoded once, into a cache of 1.4 GB, which is made anew when it is damaged or a file has changed.
+
+    Args:
+        cache_dir: Folder of the cache; ``lightning_fed`` in the user's cache folder if not given.
+        **kwargs: Every option of ``ImageDataModule``.
+    """
+
+    folder: ClassVar[str] = "tiny-imagenet-200"
+    pixel_mean = (0.4802, 0.4481, 0.3975)
+    pixel_std = (0.2770, 0.2691, 0.2821)
+
+    def __init__(self, cache_dir: str | os.PathLike[str] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.cache_dir = cache_dir
+
+    def read(self, train: bool) -> tuple[Tensor, Tensor]:
+        """Decodes the training or the validation images, or reads them from the cache."""
+        ids = self._ids()
+        paths, labels = self._training_files(ids) if train else self._validation_files(ids)
+        (images,) = cached_tensors(
+            self._cache_file("train" if train else "val"),
+            fingerprint_of(paths, self.place),
+            lambda: [_decode_all(paths, self.advice)],
+        )
+        return images, torch.tensor(labels, dtype=torch.int64)
+
+    def names(self) -> list[str]:
+        """Returns the first name that ``words.txt`` has for each class, its id where there is none."""
+        path = self.place / "words.txt"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+        return [words.get(name, name).split(",")[0].strip() for name in self._ids()]
+
+    def is_complete(self) -> bool:
+        """Whether the lists and a folder of images for each class are there."""
+        lists = [self.place / "wnids.txt", self.place / "val" / "val_annotations.txt"]
+        return all(path.is_file() for path in lists) and all(self._images_of(name).is_dir() for name in self._ids())
+
+    def fetch(self, root: Path) -> None:
+        """Downloads and unpacks the archive."""
+        from torchvision.datasets.utils import download_and_extract_archive
+
+        download_and_extract_archive(_URL, root, md5=_MD5, remove_finished=True)
+
+    def _cache_file(self, part: str) -> Path:
+        folder = default_cache_folder() if self.cache_dir is None else Path(self.cache_dir).expanduser()
+        # Two copies of the data set, such as a reduced one, do not overwrite each other's cache.
+        place = hashlib.sha256(str(self.place.resolve()).encode()).hexdigest()[:12]
+        return folder / f"{self.folder}-{part}-{place}.pt"
+
+    def _ids(self) -> list[str]:
+        """Reads the classes' ids, sorted."""
+        path = self.place / "wnids.txt"
+        if not path.is_file():
+            raise self.missing(path)
+        ids = sorted(set(path.read_text(encoding="utf-8").split()))
+        if not ids:
+            raise FederatedError(f"Expected the file {path} to list the ids of 200 classes, got none; {self.advice}.")
+        return ids
+
+    def _images_of(self, name: str) -> Path:
+        return self.place / "train" / name / "images"
+
+    def _training_files(self, ids: Sequence[str]) -> tuple[list[Path], list[int]]:
+        paths: list[Path] = []
+        labels: list[int] = []
+        for label, name in enumerate(ids):
+            folder = self._images_of(name)
+            found = sorted(folder.glob("*.JPEG")) if folder.is_dir() else []
+            if not found:
+                raise self.missing(folder / "*.JPEG")
+            paths += found
+            labels += [label] * len(found)
+        return paths, labels
+
+    def _validation_files(self, ids: Sequence[str]) -> tuple[list[Path], list[int]]:
+        path = self.place / "val" / "val_annotations.txt"
+        if not path.is_file():
+            raise self.missing(path)
+        label_of = {name: label for label, name in enumerate(ids)}
+        paths: list[Path] = []
+        labels: list[int] = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            file, _, rest = line.partition("\t")
+            name = rest.partition("\t")[0]
+            if name not in label_of:
+                raise FederatedError(
+                    f"Expected line {number} of {path} to hold the name of an image and the id of its class, separated "
+                    f"by tabs, got {line[:60]!r}; {self.advice}."
+                )
+            paths.append(self.place / "val" / "images" / file)
+            labels.append(label_of[name])
+            if not paths[-1].is_file():
+                raise self.missing(paths[-1])
+        return paths, labels
+
+
+def _decode_all(paths: Sequence[Path], advice: str) -> Tensor:
+    """Decodes JPEG files into uint8 of shape (N, 3, 64, 64); a few at a time, as decoding leaves Python alone."""
+    images = torch.empty(len(paths), 3, _SIDE, _SIDE, dtype=torch.uint8)
+    with ThreadPoolExecutor() as pool:
+        for row, image in enumerate(pool.map(lambda path: _decode(path, advice), paths)):
+            images[row] = image
+    return images
+
+
+def _decode(path: Path, advice: str) -> Tensor:
+    """Decodes one file into uint8 of shape (3, 64, 64); a grey image has three equal channels."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            pixels = np.array(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise FederatedError(f"The file {path} is not a sound JPEG image ({error}); {advice}.") from error
+    if pixels.shape != (_SIDE, _SIDE, 3):
+        raise FederatedError(
+            f"Expected the image {path} to have {_SIDE} x {_SIDE} pixels, got {pixels.shape[1]} x {pixels.shape[0]}; "
+            f"{advice}."
+        )
+    return torch.from_numpy(pixels).permute(2, 0, 1)

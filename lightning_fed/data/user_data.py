@@ -1,0 +1,81 @@
+"""What data modules whose samples belong to users have in common."""
+
+import os
+from abc import ABC
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.data.checks import check_count
+from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.partitioners import ByUser, Partitioner
+from lightning_fed.data.user_samples import draw_users
+from lightning_fed.errors import FederatedError
+
+__all__ = ["UserDataModule"]
+
+
+class UserDataModule(BundledDataModule, ABC):
+    """Base of data modules whose samples belong to users: where their files are, and which users take part.
+
+    Args:
+        path: Folder or file, relative to ``root``.
+        root: Folder of data sets; ``LIGHTNING_FED_DATA`` if not given, the current folder if that is not set either.
+        num_clients: Number of clients; one for each user if not given.
+        partitioner: How the samples are split over the clients.
+        num_users: How many users take part, drawn by ``draw_seed``. If not given, ``num_clients`` where the partitioner
+            makes a client of each user, else all.
+        draw_seed: Seed of that draw. It is no part of the run's seed, so that all runs use the same users.
+        **kwargs: Every other option of ``BundledDataModule``.
+
+    Raises:
+        FederatedError: If an option is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        root: str | os.PathLike[str] | None = None,
+        num_clients: int | None = None,
+        partitioner: Partitioner = ByUser(),  # noqa: B008 - holds no state
+        num_users: int | None = None,
+        draw_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_clients=num_clients, partitioner=partitioner, **kwargs)
+        if num_users is not None:
+            check_count("--data.num_users", num_users)
+        check_count("--data.draw_seed", draw_seed, minimum=0)
+        self.path = path
+        self.root = root
+        self.num_users = num_users
+        self.draw_seed = draw_seed
+
+    @property
+    def place(self) -> Path:
+        """The folder or file.
+
+        Raises:
+            FederatedError: If it does not exist.
+        """
+        root = Path(self.root or os.environ.get("LIGHTNING_FED_DATA") or "").expanduser()
+        place = root / Path(self.path).expanduser()
+        if not place.exists():
+            raise FederatedError(
+                f"Expected the file or folder {place.absolute()}, found none: change `--data.path`, or set "
+                "`--data.root` (or the environment variable LIGHTNING_FED_DATA) to the folder that it lies in."
+            )
+        return place
+
+    def draw(self, available: int) -> npt.NDArray[np.int64]:
+        """Returns which of the users take part, ascending indices in [0, available).
+
+        Raises:
+            FederatedError: If there are fewer than asked for.
+        """
+        natural = isinstance(self.partitioner, ByUser)
+        count = self.num_clients if self.num_users is None and natural else self.num_users
+        option = "--data.num_clients" if self.num_users is None else "--data.num_users"
+        return draw_users(available, count, self.draw_seed, option)

@@ -1,0 +1,89 @@
+"""Samples that belong to users: which of them are drawn, and which test samples are of unseen users."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["UserSamples", "draw_users", "known_and_unseen"]
+
+
+@dataclass(frozen=True)
+class UserSamples:
+    """Samples and who they belong to.
+
+    Attributes:
+        inputs: Tensor of shape (samples, ...).
+        labels: int64, shape (samples,).
+        users: Index into ``names`` for each sample, int64, shape (samples,).
+        names: Names of the users.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    users: npt.NDArray[np.int64]
+    names: list[str]
+
+    def of(self, chosen: npt.NDArray[np.int64]) -> "UserSamples":
+        """Returns the samples of some users alone, in their former order.
+
+        Args:
+            chosen: Ascending indices into ``names``.
+        """
+        if len(chosen) == len(self.names):
+            return self
+        number = np.full(len(self.names), -1, dtype=np.int64)
+        number[chosen] = np.arange(len(chosen))
+        users = number[self.users]
+        rows = torch.from_numpy(np.flatnonzero(users >= 0))
+        return UserSamples(
+            self.inputs[rows], self.labels[rows], users[users >= 0], [self.names[user] for user in chosen]
+        )
+
+
+def draw_users(available: int, count: int | None, seed: int, option: str) -> npt.NDArray[np.int64]:
+    """Draws users without replacement.
+
+    Args:
+        available: How many there are.
+        count: How many to draw, None for all.
+        seed: Seed of the draw.
+        option: The option that gave ``count``, for messages.
+
+    Returns:
+        Ascending indices in [0, available), shape (count,).
+
+    Raises:
+        FederatedError: If there are fewer than ``count``.
+    """
+    if count is None:
+        return np.arange(available)
+    if count > available:
+        raise FederatedError(
+            f"Expected `{option}` to be at most {available}, the number of users in the training data, got {count}."
+        )
+    return np.sort(np.random.default_rng(seed).permutation(available)[:count])
+
+
+def known_and_unseen(
+    test: Sequence[str], train: Sequence[str], drawn: Sequence[str]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tells the test users that were drawn for training from those that no training sample is of.
+
+    Args:
+        test: Names of the users in the test data.
+        train: Names of all users in the training data.
+        drawn: Those of them that take part.
+
+    Returns:
+        Indices into ``test`` of the known and of the unseen users; those who could have been drawn are in neither.
+    """
+    in_training, taking_part = set(train), set(drawn)
+    known = [number for number, name in enumerate(test) if name in taking_part]
+    unseen = [number for number, name in enumerate(test) if name not in in_training]
+    return np.asarray(known, dtype=np.int64), np.asarray(unseen, dtype=np.int64)
