@@ -102,6 +102,11 @@ class FedGA(ClientAlgorithm):
         else:
             update.delta.copy_(trainer.vector.data).sub_(self._global)
 
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lets go of the vectors."""
+        super().teardown(trainer, pl_module, stage)
+        self.__dict__.pop("_global", None)
+
 
 def _reads_weights(trainer: FederatedTrainer) -> bool:
     """Says whether the client's optimizer may read the weights themselves; one from elsewhere may, as LARS does."""

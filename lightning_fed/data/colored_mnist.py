@@ -43,8 +43,8 @@ class FedRotMNIST(MNIST):
 class ColoredMNISTBinary(MNIST):
     """Whether a digit is 5 or above, with a colour that mostly tells at the clients and misleads in the test set.
 
-    Source: Arjovsky et al., "Invariant Risk Minimization", 2019, with the rates of the workshop paper on FedGMA (Tenison
-    et al., 2021), see ``BinaryColors``. Images of shape (3, 28, 28), 2 classes; partitioners split by the digit, as the
+    Source: Arjovsky et al., "Invariant Risk Minimization", 2019, with the rates of the workshop paper on FedGMA
+    (Tenison et al., 2021), see ``BinaryColors``. Images of shape (3, 28, 28), 2 classes; partitioners split by the digit, as the
     paper does. Of the two test sets, ``new_scheme`` is the paper's: reversed colours. The files are those of ``MNIST``.
 
     Args:
@@ -59,9 +59,9 @@ class ColoredMNISTBinary(MNIST):
 class ColoredMNIST(MNIST):
     """MNIST with two foreground and two background colours for each digit, shape (3, 28, 28), 10 classes.
 
-    Source: Arpit et al., "Predicting with High Correlation Features", 2019, and the workshop paper on FedGMA (Tenison et
-    al., 2021), see ``ClassColors``. The colours are the same at all clients; of the two test sets ``new_scheme`` is the
-    papers': other colours, drawn whatever the digit. The files are those of ``MNIST``.
+    Source: Arpit et al., "Predicting with High Correlation Features", 2019, and the workshop paper on FedGMA (Tenison
+    et al., 2021), see ``ClassColors``. The colours are the same at all clients; of the two test sets ``new_scheme`` is
+    the papers': other colours, drawn whatever the digit. The files are those of ``MNIST``.
 
     Args:
         skew: How many colours there are.

@@ -192,7 +192,7 @@ class SequentialEngine:
         self.end_samples += client.num_samples
         # The pass comes before hooks that may draw; what they draw does not depend on it.
         with isolate_rng():
-            if trainer.origin is self.start:
+            if torch.equal(trainer.origin, self.start):  # by value: a displacement of 0 must leave no rounding
                 return self.full_gradient.compute(client, out)
             end = weights.clone()
             weights.sub_(trainer.origin).add_(self.start)

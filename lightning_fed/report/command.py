@@ -79,7 +79,10 @@ def _parser() -> _Parser:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folder of a run, or any folder above")
     parser.add_argument("--metric", help="column of metrics.csv (default: test/acc, else val/acc, else a loss)")
     parser.add_argument(
-        "--x", default="round", help="round (default), time, comm/rounds, comm/bytes_up or another cumulative column"
+        "--x",
+        default="round",
+        help="round (default), time, comm/rounds, comm/bytes (both ways), comm/bytes_up, gradients or another "
+        "cumulative column",
     )
     parser.add_argument(
         "--output",

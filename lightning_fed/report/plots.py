@@ -26,11 +26,16 @@ STYLES = ("-", "--", ":", "-.")
 X_LABELS = {
     "round": "round",
     "time": "training time",
+    "samples": "training samples seen",
+    "gradients": "gradient evaluations, samples",
     "comm/rounds": "communication rounds",
+    "comm/bytes": "sent both ways",
     "comm/bytes_up": "sent by the clients",
     "comm/bytes_down": "sent to the clients",
 }
-X_UNITS = {"time": "s", "comm/bytes_up": "B", "comm/bytes_down": "B"}
+X_UNITS = {"time": "s", "comm/bytes": "B", "comm/bytes_up": "B", "comm/bytes_down": "B", "samples": "", "gradients": ""}
+# What is no column of its own, as the columns that it is the sum of.
+X_SUMS = {"comm/bytes": ("comm/bytes_down", "comm/bytes_up"), "time": ("time/round",)}
 
 Vector = NDArray[np.float64]
 
@@ -41,7 +46,8 @@ def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector
     Args:
         method: Runs of one method, S seeds.
         metric: A column.
-        x: ``round``, ``time`` (cumulative, in seconds) or a cumulative column such as ``comm/rounds``.
+        x: ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column such as
+            ``comm/rounds``.
 
     Returns:
         Mean over seeds of x and of the metric, and the metric's sample standard deviation (None for one seed), each of
@@ -58,17 +64,18 @@ def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector
 def _places(run: Run, x: str, rounds: Sequence[int]) -> list[float]:
     if x == "round":
         return [float(at) for at in rounds]
-    column = "time/round" if x == "time" else x
-    if column not in run.columns:
-        raise FederatedError(
-            f"Expected `--x` to name a column that every run measured, got {x!r}, missing in {run.path}."
-        )
-    measured = list(run.columns[column])
-    values = list(run.columns[column].values())
-    totals = list(accumulate(values)) if x == "time" else values
-    # Cumulative counts stand still in rounds without training, and start from nothing.
-    index = np.searchsorted(measured, list(rounds), side="right")
-    return [totals[i - 1] if i else 0.0 for i in index.tolist()]
+    totals = np.zeros(len(rounds))
+    for column in X_SUMS.get(x, (x,)):
+        if column not in run.columns:
+            raise FederatedError(
+                f"Expected `--x` to name a column that every run measured, got {x!r}, missing in {run.path}."
+            )
+        values = list(run.columns[column].values())
+        cumulative = [0.0, *(accumulate(values) if x == "time" else values)]
+        # Cumulative counts stand still in rounds without training, and start from nothing.
+        totals += np.array(cumulative)[np.searchsorted(list(run.columns[column]), list(rounds), side="right")]
+    places: list[float] = totals.tolist()
+    return places
 
 
 def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> Figure:

@@ -183,6 +183,7 @@ class FedGAByHand(FedAvgByHand):
         super().__init__(*args, **options)
         self.beta, self.measure_from = beta, measure_from
         self.at_start = form == "start" and not self.decays
+        self.has_displaced_end = form == "start" and self.decays
 
     def prepare(self) -> None:
         beta, mean = self.beta(self.round) if callable(self.beta) else self.beta, self.mean_gradient()
@@ -195,7 +196,10 @@ class FedGAByHand(FedAvgByHand):
         return 0.0 if self.at_start else self.v[i]
 
     def measure(self, i: int, start: np.ndarray) -> np.ndarray:
-        return self.ends[i] - (self.w if self.measure_from == "global" else start)
+        if self.measure_from == "displaced":
+            return self.ends[i] - start
+        # Algorithm 2's end is displaced, whichever way decay was kept off the displacement.
+        return self.ends[i] - self.w - (self.v[i] if self.has_displaced_end else 0.0)
 
 
 class LinearScalingByHand(FedAvgByHand):

@@ -20,6 +20,8 @@ from lightning_fed.client_algorithms import (
 )
 from lightning_fed.errors import FederatedError
 
+pytestmark = pytest.mark.filterwarnings("ignore:FedDynServer without the clients' half")
+
 # What the order of sums may do to float32 in three rounds, and what a part does at least.
 ROUNDING, CLEAR = 5e-5, 5e-4
 EVERY_MASK = ("FedAvg", "FedAvgM", "FedAdam", "FedDynServer")

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from lightning_fed.communication import no_totals
 from lightning_fed.errors import FederatedError
 from lightning_fed.report.load import Columns, Method, Run
-from lightning_fed.report.plots import curve, curves_figure
+from lightning_fed.report.plots import X_LABELS, X_SUMS, curve, curves_figure
 
 
 def method(label: str, *runs: Columns) -> Method:
@@ -33,6 +34,41 @@ def test_x_of_time_accumulates_and_of_counts_stands_still() -> None:
     assert curve(both, "acc", "comm/rounds")[0].tolist() == [0, 7, 9]
     with pytest.raises(FederatedError, match=r"--x.*'comm/bytes_up'"):
         curve(both, "acc", "comm/bytes_up")
+
+
+def test_x_of_both_ways_is_the_sum_of_each() -> None:
+    down, up = {1: 100.0, 2: 200.0, 5: 300.0}, {1: 40.0, 2: 80.0, 5: 120.0}
+    both = method("A", {"acc": {0: 0.1, 3: 0.2, 5: 0.3}, "comm/bytes_down": down, "comm/bytes_up": up})
+    assert curve(both, "acc", "comm/bytes")[0].tolist() == [0, 280, 420]
+    assert curve(both, "acc", "comm/bytes_up")[0].tolist() == [0, 80, 120]
+    half = method("B", {"acc": {0: 0.1}, "comm/bytes_down": down})
+    with pytest.raises(FederatedError, match=r"--x.*'comm/bytes', missing"):
+        curve(half, "acc", "comm/bytes")
+
+
+@pytest.mark.parametrize(
+    ("x", "label", "ticks"),
+    [
+        ("gradients", "gradient evaluations, samples", ["0", "2 M"]),
+        ("samples", "training samples seen", ["0", "2 M"]),
+        ("comm/rounds", "communication rounds", []),
+        ("comm/bytes_up", "sent by the clients", ["0 B", "2 MB"]),
+        ("comm/bytes_down", "sent to the clients", ["0 B", "2 MB"]),
+        ("comm/bytes", "sent both ways", ["0 B", "2 MB"]),
+    ],
+)
+def test_every_total_is_an_axis_of_its_own(x: str, label: str, ticks: list[str]) -> None:
+    columns = dict.fromkeys(no_totals(), {1: 0.5e6, 4: 2e6})
+    (axes,) = curves_figure([method("A", {"acc": {0: 0.1, 2: 0.2, 4: 0.3}, **columns})], "acc", x).axes
+    factor = 2 if x == "comm/bytes" else 1
+    assert axes.lines[0].get_xdata().tolist() == [0, factor * 0.5e6, factor * 2e6]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "acc (%)")
+    if ticks:
+        assert [axes.xaxis.get_major_formatter()(value) for value in (0, 2e6)] == ticks
+
+
+def test_every_total_of_a_run_has_a_label() -> None:
+    assert {*no_totals(), *X_SUMS} <= set(X_LABELS)
 
 
 def test_picture_has_a_line_and_a_visible_band_for_each_method() -> None:
