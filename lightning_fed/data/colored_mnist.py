@@ -44,8 +44,9 @@ class ColoredMNISTBinary(MNIST):
     """Whether a digit is 5 or above, with a colour that mostly tells at the clients and misleads in the test set.
 
     Source: Arjovsky et al., "Invariant Risk Minimization", 2019, with the rates of the workshop paper on FedGMA
-    (Tenison et al., 2021), see ``BinaryColors``. Images of shape (3, 28, 28), 2 classes; partitioners split by the digit, as the
-    paper does. Of the two test sets, ``new_scheme`` is the paper's: reversed colours. The files are those of ``MNIST``.
+    (Tenison et al., 2021), see ``BinaryColors``. Images of shape (3, 28, 28), 2 classes; partitioners split by the
+    digit, as the paper does. Of the two test sets, ``new_scheme`` is the paper's: reversed colours. The files are those
+    of ``MNIST``.
 
     Args:
         skew: The rates of flipped colours and labels.

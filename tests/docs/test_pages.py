@@ -23,6 +23,7 @@ NOT_RUN = {
     "docs/logging.md": 1,
     "docs/results/gma-fashionmnist.md": 1,
     "docs/results/server-methods-fashionmnist.md": 2,
+    "docs/results/client-algorithms-emnist.md": 2,
     "docs/results/robustness.md": 2,
 }
 
