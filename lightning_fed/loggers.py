@@ -141,11 +141,11 @@ class RoundWandbLogger(WandbLogger):
         if metrics.get("round", float("inf")) > self._already_there:
             super().log_metrics(metrics, step=step)
 
-    def log_figure(self, key: str, figure: Any) -> None:
-        """Adds a matplotlib figure to the row that is logged next."""
+    def log_picture(self, key: str, path: Path) -> None:
+        """Adds a picture file to the row that is logged next."""
         import wandb
 
-        self.experiment.log({key: wandb.Image(figure)}, commit=False)
+        self.experiment.log({key: wandb.Image(str(path))}, commit=False)
 
     def finalize(self, status: str) -> None:
         """Closes the run, so that the next one in this process is a run of its own."""

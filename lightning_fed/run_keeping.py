@@ -25,9 +25,6 @@ from lightning_fed.vector import ParameterVector
 
 __all__ = ["RunKeeping"]
 
-# A table of clients by more classes is no picture of a split any more, and can be larger than the data.
-_MOST_CLASSES_SHOWN = 1000
-
 
 class RunKeeping(TrainerFacade):
     """The part of a trainer that deals with run folders.
@@ -43,6 +40,7 @@ class RunKeeping(TrainerFacade):
     default_root_dir: Path
     logger_choice: Any
     vector: ParameterVector
+    source: Any
     _options: dict[str, Any]
 
     def __init__(self) -> None:
@@ -111,15 +109,19 @@ class RunKeeping(TrainerFacade):
         if hasattr(self.datamodule, "split_summary"):
             facts["split"] = self.datamodule.split_summary()
         log.log_config({**self._config(), **facts})
-        counts = None
-        if hasattr(self.datamodule, "class_counts") and (self.datamodule.num_classes or 0) <= _MOST_CLASSES_SHOWN:
-            counts = self.datamodule.class_counts()
-        if self.run is not None and log.loggers and counts is not None:
-            from lightning_fed.data import split_figure
+        if self.run is not None and log.loggers and self.is_global_zero:
+            self._draw_split(self.run, log)
 
-            figure = split_figure(counts)
-            figure.savefig(self.run.path / "split.png")
-            log.log_figure("split", figure)
+    def _draw_split(self, run: Run, log: RunLog) -> None:
+        """Writes the pictures of the split into the run's folder, and gives them to the loggers."""
+        from lightning_fed.data import FederatedDataModule, split_figures
+
+        if not isinstance(self.datamodule, FederatedDataModule):
+            return
+        for name, figure in split_figures(self.datamodule, self.source):
+            path = run.path / f"{name}.png"
+            figure.savefig(path)
+            log.log_picture(name, path)
 
     def _report_end(self, signum: int | None) -> None:
         """Says where a finished run lies, or how to resume one that a signal stopped."""

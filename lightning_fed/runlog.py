@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
@@ -48,11 +49,11 @@ class RunLog:
         for logger in self.loggers:
             logger.log_hyperparams(config)
 
-    def log_figure(self, key: str, figure: Any) -> None:
-        """Adds a picture where a logger takes pictures."""
+    def log_picture(self, key: str, path: Path) -> None:
+        """Adds a picture file where a logger takes pictures."""
         for logger in self.loggers:
             if isinstance(logger, RoundWandbLogger):
-                logger.log_figure(key, figure)
+                logger.log_picture(key, path)
 
     def log_round(self, row: dict[str, float]) -> None:
         """Records the row of a finished round."""

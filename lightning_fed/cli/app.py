@@ -17,6 +17,7 @@ import lightning_fed.models
 import lightning_fed.sampling  # noqa: F401  # loaded for its class names alone
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.cli.errors import exit_with
+from lightning_fed.cli.links import fill_from_data, linked_arguments
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.errors import FederatedError
@@ -25,29 +26,39 @@ from lightning_fed.trainer import FederatedTrainer
 __all__ = ["FederatedCLI"]
 
 _LARGEST_SEED = 2**32 - 1
-_NOT_OF_THE_EXPERIMENT = ("config", "ckpt_path", "verbose", "output")
+_NOT_OF_THE_EXPERIMENT = ("config", "ckpt_path", "verbose", "output", "link_data")
 
 _DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
 _EPILOG = (
-    "A further command, `lightning-fed report RUNS`, makes tables and plots over finished runs; see `lightning-fed "
-    "report --help`. Add --debug to any command for the traceback of a mistake."
+    "Two further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
+    "`lightning-fed report RUNS` makes tables and plots over finished runs. Add --debug to any command for the "
+    "traceback of a mistake."
 )
 _CLIENT_HELP = (
     "What clients do differently in local training: one client algorithm or a list of them, in order "
     "(`--client+=A --client.x 1 --client+=B`)."
+)
+_LINK_HELP = (
+    "Whether the model and its backbone take num_classes, class_names, input_shape, in_channels, image_size, "
+    "in_features, mean and std from the data; what is given all the same must then agree with them."
 )
 
 
 class _SaveRunConfig(SaveConfigCallback):
     """Saves the resolved config in the run's folder, without the checkpoint the run was resumed from.
 
-    So that ``fit --config RUN/config.yaml`` does the run again, however often it was interrupted.
+    So that ``fit --config RUN/config.yaml`` does the run again, however often it was interrupted. What the model takes
+    from the data is left out as well: it comes from them again, also from other data.
     """
 
-    def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs: Any) -> None:
-        """Takes what Lightning's callback takes."""
+    def __init__(
+        self, parser: LightningArgumentParser, config: Namespace, linked: Sequence[str] = (), **kwargs: Any
+    ) -> None:
+        """Takes what Lightning's callback takes, and where in the config the data have written something."""
         config = config.clone()
         config["ckpt_path"] = None
+        for path in linked:
+            config.pop(path)
         super().__init__(parser, config, **kwargs)
 
 
@@ -96,6 +107,7 @@ class FederatedCLI(LightningCLI):
             "--client", type=ClientAlgorithm | list[ClientAlgorithm] | None, default=None, help=_CLIENT_HELP
         )
         parser.callback_keys.append("client")
+        parser.add_argument("--link_data", type=bool, default=True, help=_LINK_HELP)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses words (those of the process if None) or a nested configuration into ``self.config``."""
@@ -126,6 +138,37 @@ class FederatedCLI(LightningCLI):
         """Lets only training write the run's config."""
         if self.subcommand not in (None, "fit"):
             self.save_config_callback = None
+
+    def instantiate_classes(self) -> None:
+        """Builds the data, the model with what it takes from them, and the trainer."""
+        config, options = self.config.clone(), self._options(self.config)
+        if slots := linked_arguments(options):
+            datamodule = self.build_data()
+            linked = fill_from_data(slots, options, datamodule if options["link_data"] else None)
+            self.save_config_kwargs = {**self.save_config_kwargs, "linked": linked}
+            vars(self).pop("config_dump", None)  # described without them, for the data
+            self._dump_config()
+            config = self.config.clone()
+            if self.subclass_mode_data:  # a class of the program's own is given by its arguments alone
+                self._options(config)["data"] = datamodule
+        self.config_init = self.parser.instantiate_classes(config)
+        self.datamodule = self._get(self.config_init, "data")
+        self.model = self._get(self.config_init, "model")
+        self._add_configure_optimizers_method_to_model(self.subcommand)
+        self.trainer = self.instantiate_trainer()  # type: ignore[assignment]  # of our class
+
+    def build_data(self) -> Any:
+        """Builds the data module alone; None if there is none."""
+        config = self.config.clone()
+        options = vars(self._options(config))
+        for key in options.keys() - {"data"}:
+            del options[key]
+        return self._get(self.parser.instantiate_classes(config), "data")
+
+    def _options(self, config: Namespace) -> Namespace:
+        """The options of the command that is run."""
+        options: Namespace = config.get(str(self.subcommand), config)
+        return options
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: Sequence[Any]) -> Any:
         return super()._instantiate_trainer(config, _flat(callbacks))

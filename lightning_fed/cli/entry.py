@@ -33,6 +33,10 @@ def _run(words: list[str]) -> None:
         raise SystemExit(report(words[1:]))
     _hide_parser_deprecations()
     _make_working_folder_importable()
+    if words[:1] == ["data"]:
+        from lightning_fed.cli.data_command import main as data
+
+        raise SystemExit(data(words[1:]))
     from lightning_fed.cli.app import FederatedCLI
 
     FederatedCLI(words)

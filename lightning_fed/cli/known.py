@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+from argparse import Action
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
@@ -14,7 +15,16 @@ from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["class_options", "classes_for", "command_options", "did_you_mean", "listing", "own_first", "yaml_has"]
+__all__ = [
+    "class_arguments",
+    "class_options",
+    "classes_for",
+    "command_options",
+    "did_you_mean",
+    "listing",
+    "own_first",
+    "yaml_has",
+]
 
 _MOST_NAMES = 12
 _LIBRARIES = ("lightning.", "torch.", "torchmetrics.", "torchvision.")
@@ -27,14 +37,22 @@ def command_options(parser: ArgumentParser) -> list[str]:
 
 
 def _class_parser(class_path: str) -> ArgumentParser:
-    """Builds a parser for the arguments of a class, empty if they cannot be read."""
+    """Builds a parser for the arguments of a class or function, empty if they cannot be read."""
     parser = ArgumentParser(exit_on_error=False)
     found = locate(class_path)
-    if isinstance(found, type):
-        with suppress(Exception):  # a suggestion must never fail where the message itself would have helped
+    with suppress(Exception):  # a suggestion must never fail where the message itself would have helped
+        if isinstance(found, type):
             filled = {"params", "optimizer"} if issubclass(found, Optimizer | LRScheduler) else set()
             parser.add_class_arguments(found, fail_untyped=False, skip=filled)
+        elif callable(found):
+            parser.add_function_arguments(found, fail_untyped=False)
     return parser
+
+
+def class_arguments(class_path: str) -> dict[str, Action]:
+    """Returns what is known of the arguments of a class or function, by name."""
+    parser = _class_parser(class_path)
+    return {action.dest: action for action in parser._actions if action.dest != "help"}
 
 
 def class_options(class_path: str) -> list[str]:

@@ -8,10 +8,12 @@ from os import PathLike
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.class_change import class_rules
 from lightning_fed.cli.errors import debugging, exit_with
+from lightning_fed.cli.links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.sentences import explain
 from lightning_fed.trainer import FederatedTrainer
 
@@ -22,9 +24,12 @@ class FederatedArgumentParser(LightningArgumentParser):
     """Lightning's parser, for a trainer that is no ``Trainer``.
 
     Attributes:
+        command: The command that it parses, where it is not one of several parsers of a program.
         config_files: Configuration files read so far, in order.
         open_files: Those being read right now, outermost first.
     """
+
+    command = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what Lightning's parser takes; options must be given by their full names."""
@@ -51,7 +56,26 @@ class FederatedArgumentParser(LightningArgumentParser):
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
             )
             return added
-        return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+        added = super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+        if subclass_mode and isinstance(lightning_class, type) and issubclass(lightning_class, LightningModule):
+            mark_as_linked(self, nested_key)
+        return added
+
+    def add_class_arguments(
+        self, theclass: type, nested_key: str | None = None, *args: Any, linked_to_data: bool = False, **kwargs: Any
+    ) -> list[str]:
+        """Adds the arguments of a class; those of a model and its backbone that the data tell are not required."""
+        added: list[str] = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        if linked_to_data:
+            leave_to_the_data(self, f"{nested_key}." if nested_key else "")
+        return added
+
+    def add_function_arguments(self, function: Any, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> Any:
+        """Adds the arguments of a function that makes a model or a backbone, as those of a class."""
+        added = super().add_function_arguments(function, *args, **kwargs)
+        if linked_to_data:
+            leave_to_the_data(self, "")
+        return added
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]
         """Parses words of the command line; a class that changes takes none of the former one's arguments."""

@@ -19,7 +19,7 @@ from lightning_fed.cli.known import (
 __all__ = ["explain"]
 
 _COMMAND_FIRST = "Expected the command before its options, as in `lightning-fed fit --config FILE --trainer.name mine`."
-_COMMANDS = ("fit", "validate", "test", "predict", "report")
+_COMMANDS = ("fit", "validate", "test", "predict", "data", "report")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>\w+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
 )
@@ -44,8 +44,12 @@ def explain(parser: ArgumentParser, message: str) -> str:
 
 
 def _help(parser: ArgumentParser) -> str:
-    command = getattr(parser, "subcommand", None)
+    command = _command(parser)
     return f"lightning-fed {command} --help" if command else "lightning-fed --help"
+
+
+def _command(parser: ArgumentParser) -> str:
+    return getattr(parser, "command", "") or getattr(parser, "subcommand", "") or ""
 
 
 def _file_read(parser: ArgumentParser) -> str:
@@ -122,7 +126,7 @@ def _source(parser: ArgumentParser, keys: tuple[str, ...]) -> str:
     if path := _file_read(parser):
         return f" in {path}"
     words = [word for word in getattr(parser, "args", ()) if word.startswith("--" + ".".join(keys))]
-    variable = "_".join(("PL", getattr(parser, "subcommand", "") or "")) + "__" + "__".join(keys)
+    variable = "_".join(("PL", _command(parser))) + "__" + "__".join(keys)
     if not words and variable.upper() in os.environ:
         return f" in the variable {variable.upper()}"
     files = [path for path in getattr(parser, "config_files", ()) if yaml_has(path, keys)]

@@ -85,7 +85,18 @@ class Arrays(BundledDataModule):
         files: dict[Path, ArrayFile] = {}
         train = self._dataset("train", files)
         val = self._dataset("val", files) if self._has("val", files) else None
-        return Datasets(train, val, self._dataset("test", files) if self._has("test", files) else None)
+        test = self._dataset("test", files) if self._has("test", files) else None
+        mean, std = self._normalisation()
+        return Datasets(train, val, test, mean=mean, std=std)
+
+    def _normalisation(self) -> tuple[list[float] | None, list[float] | None]:
+        """What was subtracted and divided by, one value for all channels or one for each; None for neither."""
+        mean, std = self._input_options["mean"], self._input_options["std"]
+        if mean is None and std is None:
+            return None, None
+        given = (0.0 if mean is None else mean, 1.0 if std is None else std)
+        means, stds = ([float(part)] if isinstance(part, int | float) else list(part) for part in given)
+        return means, stds
 
     def _has(self, part: str, files: dict[Path, ArrayFile]) -> bool:
         """Whether a part was asked for, or one of its arrays lies in ``path`` under its usual name."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.samples import SampleSheet, sample_sheet
 from lightning_fed.data.sources import BatchSource
+from lightning_fed.data.split import Split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,23 +35,26 @@ def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iter
         ``split``, where there are class labels, ``sizes``, and ``samples``, where inputs are images; each with its
         figure.
     """
-    if 0 < (datamodule.num_classes or 0) <= _MOST_CLASSES_SHOWN:
-        counts = datamodule.class_counts()
-        if counts is not None:
-            yield "split", split_figure(counts, datamodule.class_names)
-    yield "sizes", sizes_figure(datamodule.split.sizes)
+    split, labels, num_classes = datamodule.split, datamodule.labels, datamodule.num_classes
+    if labels is not None and num_classes is not None and num_classes <= _MOST_CLASSES_SHOWN:
+        rows = _merged_counts(split, labels, num_classes)
+        yield "split", split_figure(rows, datamodule.class_names, split.num_clients)
+    yield "sizes", sizes_figure(split.sizes)
     if len(datamodule.input_shape or ()) == 3:
-        sheet = sample_sheet(source, datamodule.split, datamodule.labels, datamodule.mean, datamodule.std)
+        sheet = sample_sheet(source, split, labels, datamodule.mean, datamodule.std)
         if sheet is not None:
             yield "samples", samples_figure(sheet)
 
 
-def split_figure(class_counts: npt.NDArray[Any], class_names: Sequence[str] | None = None) -> "Figure":
+def split_figure(
+    class_counts: npt.NDArray[Any], class_names: Sequence[str] | None = None, num_clients: int | None = None
+) -> "Figure":
     """Draws how many samples of each class each client holds.
 
     Args:
         class_counts: Samples of each client and class, shape (clients, classes).
         class_names: Written at the axis, if they are at most 20.
+        num_clients: Number of clients, where each row is the mean over as many neighbouring ones.
 
     Returns:
         A figure that belongs to no window system: save it with ``figure.savefig``. Above 500 clients a row is the mean
@@ -58,7 +62,7 @@ def split_figure(class_counts: npt.NDArray[Any], class_names: Sequence[str] | No
     """
     from matplotlib.ticker import MaxNLocator
 
-    num_clients, num_classes = class_counts.shape
+    num_clients, num_classes = num_clients or len(class_counts), class_counts.shape[1]
     rows = _merge_rows(np.asarray(class_counts, dtype=np.float64))
     figure, axes = _figure(min(3 + 0.3 * num_classes, 12), min(2 + 0.15 * len(rows), 10))
     image = axes.imshow(
@@ -127,6 +131,14 @@ def _figure(width: float, height: float) -> "tuple[Figure, Axes]":
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
+
+
+def _merged_counts(split: Split, labels: npt.NDArray[Any], num_classes: int) -> npt.NDArray[np.float64]:
+    """Averages class counts over neighbouring clients so that at most 500 rows are left, without the whole table."""
+    first = np.arange(0, split.num_clients, -(-split.num_clients // _MAX_ROWS))
+    merged = Split(split.index, np.append(split.offsets[first], split.offsets[-1]))
+    clients = np.diff(np.append(first, split.num_clients))
+    return np.asarray(merged.class_counts(labels, num_classes) / clients[:, None])
 
 
 def _merge_rows(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

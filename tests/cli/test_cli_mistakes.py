@@ -111,7 +111,7 @@ def test_a_variable(mistake, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], ["fit, validate, test, predict and report"]),
+        ([], ["fit, validate, test, predict, data and report"]),
         (["fitt"], ["'fitt'", "did you mean `fit`"]),
         (["reprot"], ["did you mean `report`"]),
         (["--trainer.max_rounds", "3", "fit"], ["the command before its options"]),

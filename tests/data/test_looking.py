@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed.data import (
+    Arrays,
     ClientColors,
     Datasets,
     Digits,
@@ -33,7 +34,8 @@ class Normalised(FederatedDataModule):
     def load_datasets(self) -> Datasets:
         labels = torch.arange(240) % 6
         pixels = ((labels + 1) / 10).reshape(-1, 1, 1, 1).expand(-1, 1, 4, 6)
-        return Datasets(TensorDataset((pixels - MEAN) / STD, labels), mean=(MEAN,), std=(STD,), class_names="abcdef")
+        train, test = TensorDataset((pixels - MEAN) / STD, labels), TensorDataset(pixels[:50], labels[:50])
+        return Datasets(train, test=test, mean=(MEAN,), std=(STD,), class_names="abcdef")
 
 
 def normalised(**options) -> Normalised:
@@ -102,6 +104,15 @@ def test_sheet_shows_the_colours_that_a_client_trains_on() -> None:
     plain = sheet_of(normalised(), columns=8)
     assert np.ptp(plain.images, axis=-1).max() == 0
     assert np.ptp(sheet.images, axis=-1).min(axis=(2, 3)).max() > 0.05
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.3, 0.2), ([0.1, 0.2, 0.3], None), (None, [0.5, 0.5, 2.0]), (None, None)])
+def test_sheet_undoes_the_normalisation_of_a_users_arrays(mean, std, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(256, size=(20, 5, 4, 3), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=np.arange(20) % 2)
+    data = Arrays("own.npz", root=tmp_path, mean=mean, std=std, num_clients=2, split_seed=0)
+    rows = data.split.index[choose_samples(data.split, data.labels, 0, 10).numpy()]
+    np.testing.assert_allclose(sheet_of(data).images[0], images[rows] / 255, atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
@@ -181,6 +192,16 @@ def test_size_histogram_counts_every_client_once(sizes: list[int]) -> None:
     assert ("without any" in axes.get_title()) == (0 in sizes)
 
 
+@pytest.mark.parametrize("num_clients", [3, 500, 501, 1203])
+def test_heatmap_of_many_clients_is_that_of_their_whole_table(num_clients: int) -> None:
+    data = data_of(torch.rand(2000, 3), torch.arange(2000) % 7, num_clients=num_clients)
+    figure = dict(split_figures(data, data.train_source()))["split"]
+    whole = split_figure(data.class_counts())
+    np.testing.assert_allclose(shown(figure), shown(whole), atol=1e-12)
+    assert figure.axes[0].get_title() == whole.axes[0].get_title() == f"{num_clients} clients × 7 classes"
+    assert figure.axes[0].images[0].get_extent() == whole.axes[0].images[0].get_extent()
+
+
 def test_heatmap_names_few_classes() -> None:
     counts = np.eye(4, 3, dtype=int)
     named = split_figure(counts, ["cat", "dog", "automobile"]).axes[0]
@@ -204,6 +225,16 @@ def test_overview_tells_the_numbers_of_the_split() -> None:
     assert facts["hash"] == data.split_hash
     assert (facts["validation"], facts["test"]) == ("144 samples", "359 samples")
     assert facts["memory"] == f"{(1797 - 359) * (64 * 4 + 8) / 2**20:.1f} MiB of training tensors"
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_overview_of_every_test_set(in_memory: bool) -> None:
+    text = overview(normalised(skew=ClientColors(), unseen_clients=1, in_memory=in_memory))
+    sizes = {tuple(line.split()[:2]): line.split()[2:] for line in text.splitlines() if line.startswith("test ")}
+    assert sizes.pop(("test", "unseen")) == ["48", "samples"]
+    assert sizes == {("test", "seen_schemes"): ["50", "samples"], ("test", "new_scheme"): ["50", "samples"]}
+    assert text.startswith("data ")
+    assert any(line.split() == ["clients", "4,", "none", "of", "them", "empty"] for line in text.splitlines())
 
 
 def test_overview_of_samples_without_labels() -> None:

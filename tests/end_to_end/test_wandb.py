@@ -42,8 +42,11 @@ def test_offline_run_holds_rounds_config_and_picture_and_a_resumed_one_holds_eac
         for name, text in of_csv.items():
             assert (float(text) == row[name]) if text else (name not in row), name
     assert {"train/loss", "val/acc", "test/acc", "mask/mean", "comm/bytes_up"} <= logged[-1].keys()
-    assert logged[0]["split/_type"] == "image-file"
-    assert (path.parent / "files" / logged[0]["split/path"]).stat().st_size > 1000
+    for picture in ("split", "sizes", "samples"):
+        assert logged[0][f"{picture}/_type"] == "image-file"
+        shown = (path.parent / "files" / logged[0][f"{picture}/path"]).read_bytes()
+        assert shown == (folder / f"{picture}.png").read_bytes()
+        assert len(shown) > 1000
     assert metric_axes(path)["*"] == "round"
     stored = config(path)
     assert stored["aggregator"]["init_args"]["mask"]["class_path"].endswith("SignAgreement")

@@ -1,0 +1,105 @@
+"""The command ``lightning-fed data``: looks at the data and their split without building a model or a trainer."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_fed.cli.app import FederatedCLI
+from lightning_fed.cli.parser import FederatedArgumentParser
+from lightning_fed.data import FederatedDataModule, split_figures
+from lightning_fed.data.overview import overview
+from lightning_fed.errors import FederatedError
+from lightning_fed.run import write_atomically
+from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["main"]
+
+_DESCRIPTION = "Shows the data and their split as numbers and pictures, before any training; takes the options of fit."
+
+
+class _DataParser(FederatedArgumentParser):
+    """The parser of ``fit``, which does without a model."""
+
+    command = "data"
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+    ) -> list[str]:
+        """Adds the arguments of a class; no class but that of the data must be given."""
+        return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, nested_key == "data")
+
+
+class _DataCLI(FederatedCLI):
+    """Parses what ``fit`` parses, and builds the data alone."""
+
+    def __init__(self, words: list[str]) -> None:
+        # A command of a program with several could not have the name of a group of options.
+        parser = {"prog": "lightning-fed data", "description": _DESCRIPTION, "env_prefix": "PL_DATA_"}
+        super().__init__(words, run=False, parser_class=_DataParser, parser_kwargs={**parser, "default_env": True})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds all that ``fit`` takes, and where pictures go."""
+        super().add_arguments_to_parser(parser)
+        parser.add_method_arguments(FederatedTrainer, "fit", skip={"model", "datamodule"})
+        parser.add_argument("--output", type=str | None, default=None, help="Folder for pictures (default: data-NAME).")
+
+    def instantiate_classes(self) -> None:
+        """Builds the data; a seed of the trainer is that of the split, as in training."""
+        self.datamodule = self.build_data()
+        # The split asks whatever trainer it has for its seed.
+        self.datamodule.trainer = SimpleNamespace(seed=self.options["trainer"].get("seed"))
+
+    def after_instantiate_classes(self) -> None:
+        """Leaves out what is told to a trainer."""
+
+    @property
+    def options(self) -> Namespace:
+        """The options of the command."""
+        return self._options(self.config)
+
+
+def main(words: list[str]) -> int:
+    """Prints the overview and draws the pictures.
+
+    Args:
+        words: The words after ``lightning-fed data``.
+
+    Returns:
+        0; mistakes are raised.
+
+    Raises:
+        FederatedError: If the data cannot be read or split, or the pictures cannot be written.
+        SystemExit: With 2 after a mistake on the command line or in a file.
+    """
+    cli = _DataCLI(words)
+    datamodule = cli.datamodule
+    if not isinstance(datamodule, FederatedDataModule):
+        raise FederatedError(
+            f"Expected `--data` to be a FederatedDataModule, which splits its data over clients, got "
+            f"{type(datamodule).__name__}: subclass it, or choose another class."
+        )
+    datamodule.setup("fit")
+    print(overview(datamodule))
+    folder = Path(cli.options["output"] or f"data-{type(datamodule).__name__}")
+    print("\nwritten: " + ", ".join(str(path) for path in _write(datamodule, folder)))
+    return 0
+
+
+def _write(datamodule: FederatedDataModule, folder: Path) -> Iterator[Path]:
+    """Draws the pictures into a folder; a file holds the old picture or the new one, whenever the process dies."""
+    for name, figure in split_figures(datamodule, datamodule.train_source()):
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150)
+        try:
+            write_atomically(folder / f"{name}.png", picture.getvalue())
+        except OSError as error:
+            raise FederatedError(
+                f"Expected a folder to write the pictures to, got {folder} ({error.strerror}): name another with "
+                "`--output`."
+            ) from error
+        yield folder / f"{name}.png"
