@@ -60,11 +60,14 @@ $(QUICKSTART_TARGETS): .quickstart-%: $(INSTALLED)
 			|| { echo "  failed ($$log):"; cat $$log; exit 1; }; \
 	done
 
+# Files stay whole: tests of one file share runs. With one process: make test PARALLEL=
+PARALLEL ?= -n 2 --dist loadfile
+
 test: $(INSTALLED_DEV) ## run the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
 test-all: $(INSTALLED_DEV) ## run all tests
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -m "" $(PARALLEL)
 
 test-lowest: ## run the tests with the lowest torch, Lightning, jsonargparse and wandb allowed (needs Python 3.10)
 	$(PYTHON_LOWEST) -m venv .venv-lowest

@@ -78,6 +78,7 @@ class Arrays(BundledDataModule):
         self._chosen = {
             "x_train": x_train, "y_train": y_train, "x_val": x_val, "y_val": y_val, "x_test": x_test, "y_test": y_test,
         }  # fmt: skip
+        self._kinds: dict[str, str] = {}
         self._input_options: dict[str, Any] = {"layout": layout, "scale": scale, "mean": mean, "std": std}
 
     def load_datasets(self) -> Datasets:
@@ -86,6 +87,9 @@ class Arrays(BundledDataModule):
         train = self._dataset("train", files)
         val = self._dataset("val", files) if self._has("val", files) else None
         test = self._dataset("test", files) if self._has("test", files) else None
+        for part, dataset in (("val", val), ("test", test)):
+            if dataset is not None:
+                self._expect_alike(part, dataset, train)
         mean, std = self._normalisation()
         return Datasets(train, val, test, mean=mean, std=std)
 
@@ -97,6 +101,20 @@ class Arrays(BundledDataModule):
         given = (0.0 if mean is None else mean, 1.0 if std is None else std)
         means, stds = ([float(part)] if isinstance(part, int | float) else list(part) for part in given)
         return means, stds
+
+    def _expect_alike(self, part: str, dataset: TensorDataset, train: TensorDataset) -> None:
+        """Refuses inputs of another shape or kind than those of training, and labels that no training sample has."""
+        (x, y), (train_x, train_y) = dataset.tensors, train.tensors
+        if x.shape[1:] != train_x.shape[1:] or self._kinds[part] != self._kinds["train"]:
+            raise FederatedError(
+                f"Expected `--data.x_{part}` to hold inputs like those of `--data.x_train`, {self._kinds['train']} "
+                f"that become {tuple(train_x.shape[1:])}, got {self._kinds[part]} that become {tuple(x.shape[1:])}."
+            )
+        if self.class_labels and len(y) and len(train_y) and y.max() > train_y.max():
+            raise FederatedError(
+                f"Expected `--data.y_{part}` to hold labels that training has, 0 to {int(train_y.max())}, got "
+                f"{int(y.max())}: change it, or set `--data.class_labels false`."
+            )
 
     def _has(self, part: str, files: dict[Path, ArrayFile]) -> bool:
         """Whether a part was asked for, or one of its arrays lies in ``path`` under its usual name."""
@@ -112,6 +130,7 @@ class Arrays(BundledDataModule):
             arrays.append(file.read(name, f"--data.{option}"))
             names.append(f"{name} of {file.path}")
         inputs, targets = arrays
+        self._kinds[part] = str(inputs.dtype).rpartition(".")[2]
         if len(inputs) != len(targets):
             raise FederatedError(
                 f"Expected as many targets as inputs, got {len(inputs)} inputs in {names[0]} and {len(targets)} "

@@ -105,7 +105,7 @@ def _from_json(folder: Path) -> tuple[UserSamples, UserSamples | None]:
 
 def _from_arrays(path: Path) -> tuple[UserSamples, UserSamples | None]:
     file = ArrayFile(path, "--data.path")
-    return _part(file, ""), _part(file, "test_") if "test_images" in file.names else None
+    return _part(file, ""), _part(file, "test_") if any(name.startswith("test_") for name in file.names) else None
 
 
 def _part(file: ArrayFile, prefix: str) -> UserSamples:

@@ -94,7 +94,7 @@ def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:
     """Returns one target per sample, or None when the data set does not tell.
 
     Looked for, in this order: the part of a subset or a concatenation, attributes ``targets`` and ``labels``, a tensor
-    of a known name, the last of several tensors if it holds one integer per sample.
+    of a known name, the second of several tensors if it holds one integer per sample.
     """
     return _find(dataset, _target_candidates)
 
@@ -148,8 +148,8 @@ def _target_candidates(dataset: AnyDataset) -> list[Any]:
     tensors = _declared_tensors(dataset)
     if isinstance(tensors, dict):
         return candidates + [tensors[name] for name in TARGET_NAMES if name in tensors]
-    if tensors is not None and len(tensors) > 1 and not tensors[-1].is_floating_point():
-        candidates.append(tensors[-1])
+    if tensors is not None and len(tensors) > 1 and not tensors[1].is_floating_point():
+        candidates.append(tensors[1])
     return candidates
 
 

@@ -1,6 +1,7 @@
 """Reader of LEAF's JSON: samples that belong to users, in files that are merged without being held at once."""
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,8 +158,14 @@ def _check_head(path: Path, option: str, head: Mapping[str, Any], counted: Mappi
             f"Expected users and num_samples in {path} to be lists of the same length, got {_described(users)} and "
             f"{_described(counts)}: write the file again, or change `{option}`."
         )
-    if len(set(map(str, users))) != len(users):
-        twice = next(user for user in users if users.count(user) > 1)
+    if not all(isinstance(user, str) for user in users):
+        raise FederatedError(
+            f"Expected users in {path} to be a list of names, got other values in it: write the file again, or change "
+            f"`{option}`."
+        )
+    listed = set(users)
+    if len(listed) != len(users):
+        twice = next(user for user, number in Counter(users).items() if number > 1)
         raise FederatedError(f"Expected every user once, got {twice} twice in users of {path}: change `{option}`.")
     for user, number in zip(users, counts, strict=True):
         if user not in counted:
@@ -172,7 +179,7 @@ def _check_head(path: Path, option: str, head: Mapping[str, Any], counted: Mappi
                 f"write the file again, or change `{option}`."
             )
     # LEAF's own script leaves behind entries without samples of users that it has dropped from the list.
-    foreign = next((user for user, number in counted.items() if number and user not in set(users)), None)
+    foreign = next((user for user, number in counted.items() if number and user not in listed), None)
     if foreign is not None:
         raise FederatedError(
             f"Expected user_data in {path} to hold the users of its list only, got {foreign} as well: write the file "

@@ -100,12 +100,21 @@ class Shakespeare(UserDataModule):
             )
         starts: Sequence[Any] = [role.starts[: self.max_samples] for role in chosen]
         if tests is None:
+            self._expect_consecutive(chosen)
             starts, later = zip(*[by_time(part, self.test_fraction) for part in starts], strict=True)
             test_sets: Any = _windows(chosen, later) if any(map(len, later)) else None
         else:
             test_sets = _known_and_unseen(tests, roles, chosen)
         users = np.repeat(np.arange(len(chosen)), [len(part) for part in starts])
         return Datasets(_windows(chosen, starts), test=test_sets, users=users, class_names=(*LETTERS, "unknown"))
+
+    def _expect_consecutive(self, roles: Sequence[Role]) -> None:
+        """Refuses to divide by time where windows are pieces of their own, which may overlap unseen."""
+        if self.test_fraction > 0 and any((np.diff(role.starts) != 1).any() for role in roles):
+            raise FederatedError(
+                f"Expected consecutive windows in {self.place} to divide each role by time, got others: add LEAF's "
+                "folder test/ beside train/, or set `--data.test_fraction 0`."
+            )
 
     def _read(self) -> tuple[list[Role], list[Role] | None]:
         """Reads the roles, and those of test files of their own, None without."""

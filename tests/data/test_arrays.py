@@ -241,3 +241,22 @@ def test_emnist_over_47_clients_of_one_class(emnist_root: Path) -> None:
         assert counts is not None
         assert (counts > 0).sum(axis=0).tolist() == (counts > 0).sum(axis=1).tolist() == [1] * 47
         assert set(counts[counts > 0].tolist()) == {counts.sum() // 47}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x_test": np.zeros((4, 8, 8), np.float32)}, "x_test` to hold inputs like those of `--data.x_train`"),
+        ({"x_test": np.zeros((4, 9, 9), np.uint8)}, "x_test` to hold inputs like those of `--data.x_train`"),
+        ({"y_test": np.array([0, 1, 2, 3])}, "y_test` to hold labels that training has, 0 to 2, got 3"),
+    ],
+    ids=["kind", "shape", "label"],
+)
+def test_parts_that_do_not_fit_the_training_set_are_refused(tmp_path, arrays, said):
+    whole = {
+        "x_train": np.zeros((6, 8, 8), np.uint8), "y_train": np.array([0, 1, 2, 0, 1, 2]),
+        "x_test": np.zeros((4, 8, 8), np.uint8), "y_test": np.array([0, 1, 2, 0]),
+    }  # fmt: skip
+    np.savez(tmp_path / "a.npz", **{**whole, **arrays})
+    with pytest.raises(FederatedError, match=said):
+        Arrays(path=tmp_path / "a.npz", num_clients=2).setup()

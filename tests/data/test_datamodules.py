@@ -467,3 +467,9 @@ def test_import_is_light() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_of_several_tensors_the_second_holds_the_targets() -> None:
+    images, labels, names = torch.zeros(6, 2), torch.tensor([0, 1, 2] * 2), torch.arange(100, 106)
+    assert FederatedDataModule(TensorDataset(images, labels, names), num_clients=2).num_classes == 3
+    assert FederatedDataModule(TensorDataset(images, torch.zeros(6), names), num_clients=2).num_classes is None

@@ -65,6 +65,7 @@ def test_entries_that_leaf_leaves_behind_are_not_users(tmp_path: Path) -> None:
         ({"user_data": None}, ["got no user_data"]),
         ({"users": "ann"}, ["lists of the same length, got str"]),
         ({"users": ["ann", "eve"]}, ["got no eve", "a.json"]),
+        ({"users": [["ann"], "bob"]}, ["to be a list of names", "a.json"]),
         ({"users": ["ann", "ann"], "num_samples": [2, 2]}, ["got ann twice in users of "]),
         ({"users": ["ann"], "num_samples": [2]}, ["the users of its list only, got bob as well"]),
         ({"user_data": {"ann": ANN, "bob": {"x": [[1, 2]]}}}, ["x and y of user bob of ", "1 entries and NoneType"]),

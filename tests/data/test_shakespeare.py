@@ -163,6 +163,14 @@ def test_leafs_training_files_alone_are_divided_by_time(tmp_path: Path) -> None:
     assert samples(datasets.test) == [(text[i : i + 80], text[i + 80]) for i in range(980, 1000)]
 
 
+def test_windows_that_are_not_consecutive_are_not_divided_by_time(tmp_path: Path) -> None:
+    windows = chained(text_of(0, 1080))
+    write_leaf(tmp_path / "train" / "a.json", {"A": {key: values[::5] for key, values in windows.items()}})
+    with pytest.raises(FederatedError, match="Expected consecutive windows .* `--data.test_fraction 0`"):
+        Shakespeare(tmp_path).load_datasets()
+    assert Shakespeare(tmp_path, test_fraction=0.0).load_datasets().test is None
+
+
 def test_plays(tmp_path: Path) -> None:
     (tmp_path / "plays.txt").write_text(PLAYS)
     roles = read_plays(tmp_path / "plays.txt", "--data.path", min_lines=1)

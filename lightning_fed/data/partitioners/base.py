@@ -22,8 +22,8 @@ class Partitioner(ABC):
     """Base of all partitioners: a subclass says which client owns each sample.
 
     Args:
-        min_samples: The least samples that a client should hold; 0 lets clients stay empty, which are skipped whenever
-            they are drawn for a round.
+        min_samples: The least samples that a client should hold, before any are held out of it; 0 lets clients stay
+            empty, which are skipped whenever they are drawn.
         too_small: What to do when a client gets fewer: ``redraw`` draws the whole split again, up to 100 times;
             ``refuse`` ends with an error; ``allow`` leaves it.
 
