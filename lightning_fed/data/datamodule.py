@@ -1,5 +1,6 @@
 """The data module of a federated run: any data set, split over clients."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -196,8 +197,13 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def split_hash(self) -> str:
-        """SHA-256 of the division, in hexadecimal: equal hashes mean equal splits and held-out sets."""
-        return self.division.hash()
+        """SHA-256 in hexadecimal: of one data set equal hashes mean equal splits, held-out sets and drawn users."""
+        division, identity = self.division.hash(), self.identity()
+        return hashlib.sha256("\n".join([division, *identity]).encode()).hexdigest() if identity else division
+
+    def identity(self) -> list[str]:
+        """Says what the clients are beyond the numbers of their rows, for ``split_hash``."""
+        return []
 
     def class_counts(self) -> npt.NDArray[np.int64] | None:
         """Returns the samples of each client and class, shape (clients, classes); None without class labels."""

@@ -83,6 +83,7 @@ class FEMNIST(UserDataModule):
             known, unseen = known_and_unseen(test.names, train.names, chosen.names)
             parts = {"test": test.of(known), "unseen": test.of(unseen)}
             tests = {name: self._dataset(part) for name, part in parts.items() if part.names}
+        self.expect_no_unseen(tests.get("test"))
         return Datasets(
             train=self._dataset(chosen),
             test=tests["test"] if list(tests) == ["test"] else tests or None,

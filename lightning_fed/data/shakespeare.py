@@ -105,6 +105,7 @@ class Shakespeare(UserDataModule):
             test_sets: Any = _windows(chosen, later) if any(map(len, later)) else None
         else:
             test_sets = _known_and_unseen(tests, roles, chosen)
+        self.expect_no_unseen(test_sets)
         users = np.repeat(np.arange(len(chosen)), [len(part) for part in starts])
         return Datasets(_windows(chosen, starts), test=test_sets, users=users, class_names=(*LETTERS, "unknown"))
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,6 +104,13 @@ class TinyImageNet(ImageDataModule):
                 raise self.missing(folder / "*.JPEG")
             paths += found
             labels += [label] * len(found)
+        counts = Counter(labels)
+        if len(set(counts.values())) > 1:
+            few = min(counts, key=lambda label: counts[label])
+            raise FederatedError(
+                f"Expected as many images of each class in {self.place / 'train'}, got {counts[few]} in "
+                f"{self._images_of(ids[few])} and up to {max(counts.values())} elsewhere; {self.advice}."
+            )
         return paths, labels
 
     def _validation_files(self, ids: Sequence[str]) -> tuple[list[Path], list[int]]:
@@ -124,6 +132,8 @@ class TinyImageNet(ImageDataModule):
             labels.append(label_of[name])
             if not paths[-1].is_file():
                 raise self.missing(paths[-1])
+        if not paths:
+            raise FederatedError(f"Expected the file {path} to list the validation images, got none; {self.advice}.")
         return paths, labels
 
 

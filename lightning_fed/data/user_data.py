@@ -69,6 +69,23 @@ class UserDataModule(BundledDataModule, ABC):
             )
         return place
 
+    def identity(self) -> list[str]:
+        """Adds which users were drawn."""
+        return [*super().identity(), f"{self.num_users} of the users, {self.num_clients} clients, {self.draw_seed}"]
+
+    def expect_no_unseen(self, tests: Any) -> None:
+        """Refuses to hold out users whose own test samples would stay in the test set.
+
+        Raises:
+            FederatedError: If ``unseen_clients`` asks for it.
+        """
+        if tests is not None and self.held_out.unseen_clients:
+            raise FederatedError(
+                "Expected `--data.unseen_clients 0` with test samples of the same users, got "
+                f"{self.held_out.unseen_clients}: leave the test files out (or set `--data.test_fraction 0` where a test "
+                "set is cut off)."
+            )
+
     def draw(self, available: int) -> npt.NDArray[np.int64]:
         """Returns which of the users take part, ascending indices in [0, available).
 

@@ -171,6 +171,15 @@ def test_windows_that_are_not_consecutive_are_not_divided_by_time(tmp_path: Path
     assert Shakespeare(tmp_path, test_fraction=0.0).load_datasets().test is None
 
 
+def test_the_hash_tells_which_roles_were_drawn_and_no_role_is_both_unseen_and_in_the_test_set(tmp_path: Path) -> None:
+    write_leaf(tmp_path / "train" / "a.json", {name: chained(text_of(i, 1080)) for i, name in enumerate("ABCDEF")})
+    hashes = {Shakespeare(tmp_path, num_clients=3, draw_seed=seed, split_seed=0).split_hash for seed in range(4)}
+    assert len(hashes) == 4
+    with pytest.raises(FederatedError, match="Expected `--data.unseen_clients 0` .* got 3: "):
+        Shakespeare(tmp_path, unseen_clients=3).setup()
+    Shakespeare(tmp_path, unseen_clients=3, test_fraction=0.0, split_seed=0).setup()
+
+
 def test_plays(tmp_path: Path) -> None:
     (tmp_path / "plays.txt").write_text(PLAYS)
     roles = read_plays(tmp_path / "plays.txt", "--data.path", min_lines=1)

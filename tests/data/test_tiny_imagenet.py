@@ -203,3 +203,13 @@ def test_a_cache_that_cannot_be_written(tiny_root: Path, tmp_path: Path, decoded
     with pytest.raises(FederatedError, match=r"keep decoded images in .*file.*: set `--data.cache_dir` to a folder"):
         TinyImageNet(root=tiny_root, cache_dir=tmp_path / "file" / "cache").setup()
     assert decoded == [], "found before the long work"
+
+
+def test_a_folder_that_lacks_training_images_is_not_taken_for_whole(own_root: Path, tmp_path: Path) -> None:
+    folder = own_root / "tiny-imagenet-200"
+    next((folder / "train" / "n00000003" / "images").glob("*.JPEG")).unlink()
+    with pytest.raises(FederatedError, match="as many images of each class in .*got 1 in .*n00000003"):
+        TinyImageNet(root=own_root, cache_dir=tmp_path / "cache").read(train=True)
+    (folder / "val" / "val_annotations.txt").write_text("")
+    with pytest.raises(FederatedError, match="val_annotations.txt to list the validation images, got none"):
+        TinyImageNet(root=own_root, cache_dir=tmp_path / "cache").read(train=False)
