@@ -82,8 +82,8 @@ class UserDataModule(BundledDataModule, ABC):
         if tests is not None and self.held_out.unseen_clients:
             raise FederatedError(
                 "Expected `--data.unseen_clients 0` with test samples of the same users, got "
-                f"{self.held_out.unseen_clients}: leave the test files out (or set `--data.test_fraction 0` where a test "
-                "set is cut off)."
+                f"{self.held_out.unseen_clients}: leave the test files out (or set `--data.test_fraction 0` where a "
+                "test set is cut off)."
             )
 
     def draw(self, available: int) -> npt.NDArray[np.int64]:
