@@ -240,8 +240,8 @@ def _base_log(recorder: MetricRecorder) -> Iterator[None]:
         recorder.log(*args, **kwargs)
 
     former = LightningModule.log
-    LightningModule.log = log  # type: ignore[method-assign]
+    LightningModule.log = log  # type: ignore[method-assign]  # what `super().log` reaches
     try:
         yield
     finally:
-        LightningModule.log = former  # type: ignore[method-assign]
+        LightningModule.log = former  # type: ignore[method-assign]  # put back

@@ -126,7 +126,7 @@ class TrainerSession(RunKeeping):
         self.interrupted, self.stop_message, self.should_stop = None, "", False
         model.trainer = self  # type: ignore[assignment]  # stands in for Lightning's Trainer
         if datamodule is not None:
-            datamodule.trainer = self  # type: ignore[assignment]
+            datamodule.trainer = self  # type: ignore[assignment]  # the same
         try:
             self.callbacks = add_module_callbacks(self.callbacks, model)
             yield
@@ -139,7 +139,7 @@ class TrainerSession(RunKeeping):
         except BaseException as error:
             self.state.status = TrainerStatus.INTERRUPTED
             for callback in self.callbacks:
-                callback.on_exception(self, model, error)  # type: ignore[arg-type]
+                callback.on_exception(self, model, error)  # type: ignore[arg-type]  # the same
             if datamodule is not None:
                 datamodule.on_exception(error)
             raise
@@ -170,7 +170,7 @@ class TrainerSession(RunKeeping):
         model = self._module()
         announce_device(self.fabric, model)
         for callback in self.callbacks:
-            callback.setup(self, model, stage)  # type: ignore[arg-type]
+            callback.setup(self, model, stage)  # type: ignore[arg-type]  # stands in for Lightning's Trainer
         model.setup(stage)
         model.configure_model()
 

@@ -55,7 +55,7 @@ class FederatedTrainer(TrainerSession):
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
         sampler: Draws the cohort of a round; uniformly by default.
         max_diverged: Share of a round's clients, in [0, 1), that may end with NaN or infinity: they are left out,
-            counted and named. One more ends the run, whose last checkpoint stays; by default the first one does.
+            counted and named. One more ends the run with the last good model saved; by default the first one does.
         full_gradient_mode: Whether the module is in ``eval`` or ``train`` mode where a method asks for the gradient
             over a client's full data; without dropout and batch statistics the two agree.
         full_gradient_batch_size: Samples that such a gradient takes at once; those of the data's batches by default.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FederatedCheckpoint"]
 
-# Lightning's hooks name its own Trainer as the argument; ours stands in for it, hence the ignored overrides below.
-
 # Tried in this order when no monitor is given; both ways in which modules commonly name them.
 _USUAL: tuple[tuple[str, Literal["min", "max"]], ...] = (
     ("val/acc", "max"),
@@ -64,7 +62,7 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         self.best_round: int | None = None
         self.saved_round: int | None = None
 
-    def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
+    def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
         """Starts each ``fit`` without a best value."""
         if stage == "fit":
             self._forget()
@@ -91,6 +89,19 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
             save_checkpoint(checkpoint, folder / "last.ckpt")
             trainer.client_states.saved("last")
             self.saved_round = trainer.round
+
+    def on_exception(self, trainer: FederatedTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # our trainer stands in
+        """Writes ``last_good.ckpt``, the model of the last finished round, if a failed run has no checkpoint of it.
+
+        It holds weights alone, for ``--weights``: what client algorithms keep may be that of the round that failed.
+        """
+        at = trainer.finished_round
+        if trainer.run is None or "vector" not in vars(trainer) or at in (0, self.saved_round):
+            return
+        if trainer.weights.isfinite().all():
+            trainer.load_global_model()
+            weights = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
+            save_checkpoint(weights, trainer.run.checkpoints / "last_good.ckpt")
 
     def _improved(self, trainer: FederatedTrainer) -> bool:
         """Compares this round's value with the best so far and remembers the better."""

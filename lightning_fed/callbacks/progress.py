@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FederatedProgressBar"]
 
-# Lightning's hooks name its own Trainer as the argument; ours stands in for it, hence the ignored overrides below.
-
 _TICK_S = 0.1
 
 
@@ -31,7 +29,7 @@ class FederatedProgressBar(FederatedCallback):
         self._rounds: Any = None
         self._clients: Any = None
 
-    def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
         """Opens the bars at the round to start from."""
         if not (self.is_enabled and trainer.is_global_zero):
             return
@@ -50,18 +48,18 @@ class FederatedProgressBar(FederatedCallback):
         if self._clients is not None:
             self._clients.update()
 
-    def on_train_epoch_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_train_epoch_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
         """Counts a round and shows the newest value of the metrics logged with ``prog_bar``."""
         if self._rounds is not None:
             shown = {name: f"{value:.4g}" for name, value in trainer.progress_bar_metrics.items()}
             self._rounds.set_postfix(shown, refresh=False)
             self._rounds.update()
 
-    def on_fit_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_fit_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
         """Closes the bars before the trainer says where the run lies."""
         self._close()
 
-    def teardown(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
+    def teardown(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
         """Closes the bars of a run that failed."""
         self._close()
 

@@ -77,7 +77,7 @@ class FederatedArgumentParser(LightningArgumentParser):
             leave_to_the_data(self, "")
         return added
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]
+    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]  # passes on what it gets
         """Parses words of the command line; a class that changes takes none of the former one's arguments."""
         with class_rules():
             config: Namespace = super().parse_args(*args, **kwargs)

@@ -51,7 +51,7 @@ class FedDyn(ClientAlgorithm):
         """Fetches h_i."""
         trainer.client_states.recall("FedDyn", client.id, self.scratch("own", trainer.weights))
 
-    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]
+    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds α (w_i - w) - h_i."""
         own = self.scratch("own", trainer.weights)
         term = proximal_gradient(trainer.vector.data, trainer.origin, self.scratch("term", own))

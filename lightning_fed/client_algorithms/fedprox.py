@@ -40,7 +40,7 @@ class FedProx(ClientAlgorithm):
         """Returns μ."""
         return self.mu
 
-    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]
+    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds the proximal term."""
         if self.mu > 0:
             term = proximal_gradient(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))

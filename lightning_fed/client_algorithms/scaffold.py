@@ -40,7 +40,7 @@ class _Corrected(ClientAlgorithm):
                     "term and each would take the other's for a gradient: leave one out of `--client`."
                 )
 
-    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]
+    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds the correction."""
         trainer.vector.add_to_gradient(self.scratch("correction", trainer.weights))
 

@@ -36,7 +36,7 @@ class FedRotMNIST(MNIST):
         **kwargs: Every other option of ``MNIST``.
     """
 
-    def __init__(self, skew: FeatureSkew | None = ClientRotation(), **kwargs: Any) -> None:  # noqa: B008
+    def __init__(self, skew: FeatureSkew | None = ClientRotation(), **kwargs: Any) -> None:  # noqa: B008 - holds no state
         super().__init__(skew=skew, **kwargs)
 
 
@@ -53,7 +53,7 @@ class ColoredMNISTBinary(MNIST):
         **kwargs: Every other option of ``MNIST``.
     """
 
-    def __init__(self, skew: FeatureSkew | None = BinaryColors(), **kwargs: Any) -> None:  # noqa: B008
+    def __init__(self, skew: FeatureSkew | None = BinaryColors(), **kwargs: Any) -> None:  # noqa: B008 - holds no state
         super().__init__(skew=skew, **kwargs)
 
 
@@ -69,5 +69,5 @@ class ColoredMNIST(MNIST):
         **kwargs: Every other option of ``MNIST``.
     """
 
-    def __init__(self, skew: FeatureSkew | None = ClassColors(), **kwargs: Any) -> None:  # noqa: B008
+    def __init__(self, skew: FeatureSkew | None = ClassColors(), **kwargs: Any) -> None:  # noqa: B008 - holds no state
         super().__init__(skew=skew, **kwargs)

@@ -19,11 +19,11 @@ def isolated_random_state(seed: int) -> Iterator[None]:
     """
     state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - transforms draw from it
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - as above
     torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002
+        np.random.set_state(state[1])  # noqa: NPY002 - as above
         torch.set_rng_state(state[2])

@@ -225,5 +225,5 @@ class _SeededReads(Dataset[Any]):
         seed, rows = request
         with isolated_random_state(seed):
             if callable(getattr(self.dataset, "__getitems__", None)):
-                return list(self.dataset.__getitems__(rows))  # type: ignore[attr-defined]
+                return list(self.dataset.__getitems__(rows))  # type: ignore[attr-defined]  # just asked for
             return [self.dataset[row] for row in rows]

@@ -1,5 +1,6 @@
 """What a method sees must not depend on another's form: displaced starts, parameters nobody trains, votes, noise."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,37 @@ def test_the_server_half_of_feddyn_alone_is_warned_of(tmp_path: Path) -> None:
 def test_wrong_types_are_told_in_one_sentence(make: Any) -> None:
     with pytest.raises(FederatedError, match="^Expected "):
         make()
+
+
+class DivergesIn(FederatedCallback):
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        if update.client.round == self.round:
+            update.delta.fill_(torch.nan)
+
+
+def test_a_run_that_diverges_between_checkpoints_leaves_the_last_good_model(tmp_path: Path) -> None:
+    def run(*callbacks: Any, **options: Any) -> Any:
+        trainer = federated_trainer(
+            tmp_path, FederatedCheckpoint(every_n_rounds=5), *callbacks, enable_checkpointing=True, **options
+        )
+        trainer.logger_choice = []
+        module = model()
+        with suppress(FederatedError):
+            trainer.fit(module, federated_data(6, 20))
+        return trainer, module
+
+    diverged, _ = run(DivergesIn(4), max_rounds=9)
+    saved = diverged.run.checkpoints / "last_good.ckpt"
+    good = torch.load(saved, weights_only=True)
+    whole, reference = run(max_rounds=3)
+    assert diverged.finished_round == 3
+    for name, value in reference.state_dict().items():
+        assert torch.equal(good[name], value), name
+    assert not (whole.run.checkpoints / "last_good.ckpt").exists()
+    again = federated_trainer(tmp_path, max_rounds=1)
+    again.fit(model(), federated_data(6, 20), weights=str(saved))
+    at_once, _ = run(DivergesIn(6), max_rounds=9)
+    assert not (at_once.run.checkpoints / "last_good.ckpt").exists(), "round 5 has a checkpoint of its own"

@@ -17,7 +17,8 @@ def check_concentration(option: str, value: object) -> None:
         FederatedError: Naming ``option``.
     """
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not is_number or not 0 < float(value) < float("inf"):  # type: ignore[arg-type]  # a number by then
+    number = float(value) if isinstance(value, (int, float, np.integer, np.floating)) else 0.0
+    if not is_number or not 0 < number < float("inf"):
         raise FederatedError(f"Expected `{option}` to be a finite number above 0, got {value!r}.")
 
 
