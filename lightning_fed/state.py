@@ -178,7 +178,7 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
     trainer.local_optimizer.load_state_dict(state["optimizer"])
     trainer.totals.update(state["totals"])
     vars(trainer.metrics).update(state["metrics"])
-    trainer.round = trainer.finished_round = state["round"]
+    trainer.round = state["round"]
     trainer.steps_before_round = checkpoint["global_step"]
     folder = Path(source).absolute().parent.parent / FOLDER
     trainer.client_states.restore(state.get("client_states", []), folder)
@@ -189,6 +189,7 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
         callback.on_load_checkpoint(trainer, module, checkpoint)  # type: ignore[arg-type]  # the facade stands in
         if callback.state_key in checkpoint["callbacks"]:
             callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
+    trainer.finished_round = trainer.round  # at last: until here nothing of this run could be kept
 
 
 def records_of_checkpoints(run: Run) -> dict[str, list[str] | None]:

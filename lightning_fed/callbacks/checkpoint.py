@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
@@ -61,6 +62,7 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         self.best_score: float | None = None
         self.best_round: int | None = None
         self.saved_round: int | None = None
+        self._resumed_from: int | None = None
 
     def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
         """Starts each ``fit`` without a best value."""
@@ -96,12 +98,21 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         It holds weights alone, for ``--weights``: what client algorithms keep may be that of the round that failed.
         """
         at = trainer.finished_round
-        if trainer.run is None or "vector" not in vars(trainer) or at in (0, self.saved_round):
+        if trainer.run is None or "vector" not in vars(trainer) or at in (0, self.saved_round, self._resumed_from):
             return
         if trainer.weights.isfinite().all():
             trainer.load_global_model()
             weights = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
-            save_checkpoint(weights, trainer.run.checkpoints / "last_good.ckpt")
+            try:
+                save_checkpoint(weights, trainer.run.checkpoints / "last_good.ckpt")
+            except OSError as error:  # the failure that brought us here is the one to be seen
+                rank_zero_warn(f"The model of round {at} could not be written to last_good.ckpt: {error}")
+
+    def on_load_checkpoint(  # type: ignore[override]  # our trainer stands in
+        self, trainer: FederatedTrainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remembers the round a run goes on from: a checkpoint of it exists already."""
+        self._resumed_from = trainer.round
 
     def _improved(self, trainer: FederatedTrainer) -> bool:
         """Compares this round's value with the best so far and remembers the better."""

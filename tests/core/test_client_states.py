@@ -198,6 +198,8 @@ def dies_while_saving(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], N
 
     def arrange(round: int, name: str) -> None:
         def save(content: Any, path: Path) -> None:
+            if path.stem == "last_good":  # a process that is killed writes nothing more
+                return
             if (content["epoch"], path.stem) == (round, name):
                 raise Killed
             torch.save(content, path.parent.mkdir(parents=True, exist_ok=True) or path)

@@ -10,7 +10,7 @@ from core_parts import Classifier, federated_data, federated_trainer
 from torch import nn
 
 from lightning_fed.aggregators import CGW, FedAvg, FedDynServer, FedGMA, MultiKrum, TrimmedMean
-from lightning_fed.callbacks import FederatedCheckpoint
+from lightning_fed.callbacks import FederatedCheckpoint, checkpoint
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
     FedDyn,
@@ -193,14 +193,14 @@ class DivergesIn(FederatedCallback):
 
 
 def test_a_run_that_diverges_between_checkpoints_leaves_the_last_good_model(tmp_path: Path) -> None:
-    def run(*callbacks: Any, **options: Any) -> Any:
+    def run(*callbacks: Any, ckpt_path: str | None = None, **options: Any) -> Any:
         trainer = federated_trainer(
             tmp_path, FederatedCheckpoint(every_n_rounds=5), *callbacks, enable_checkpointing=True, **options
         )
         trainer.logger_choice = []
         module = model()
         with suppress(FederatedError):
-            trainer.fit(module, federated_data(6, 20))
+            trainer.fit(module, federated_data(6, 20), ckpt_path=ckpt_path)
         return trainer, module
 
     diverged, _ = run(DivergesIn(4), max_rounds=9)
@@ -215,3 +215,23 @@ def test_a_run_that_diverges_between_checkpoints_leaves_the_last_good_model(tmp_
     again.fit(model(), federated_data(6, 20), weights=str(saved))
     at_once, _ = run(DivergesIn(6), max_rounds=9)
     assert not (at_once.run.checkpoints / "last_good.ckpt").exists(), "round 5 has a checkpoint of its own"
+    last = at_once.run.checkpoints / "last.ckpt"
+    resumed, _ = run(DivergesIn(6), max_rounds=9, ckpt_path=str(last))
+    assert resumed.finished_round == 5
+    assert not (resumed.run.checkpoints / "last_good.ckpt").exists(), "it is the checkpoint it went on from"
+
+
+def test_a_last_good_model_that_cannot_be_written_does_not_hide_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(content: Any, path: Path) -> None:
+        if path.stem == "last_good":
+            raise OSError("No space left on device")
+
+    trainer = federated_trainer(
+        tmp_path, FederatedCheckpoint(every_n_rounds=5), DivergesIn(4), enable_checkpointing=True, max_rounds=9
+    )
+    trainer.logger_choice = []
+    monkeypatch.setattr(checkpoint, "save_checkpoint", refuse)
+    with pytest.warns(UserWarning, match="round 3 could not be .*No space"), pytest.raises(FederatedError):
+        trainer.fit(model(), federated_data(6, 20))
