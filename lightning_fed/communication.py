@@ -8,7 +8,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.reduction import Need, ReducedUpdate
 
 if TYPE_CHECKING:
-    from lightning_fed.engines import SequentialEngine
+    from lightning_fed.engines import Engine
     from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["no_totals", "round_costs"]
@@ -19,7 +19,7 @@ def no_totals() -> dict[str, int]:
     return {"samples": 0, "gradients": 0, "comm/rounds": 0, "comm/bytes_down": 0, "comm/bytes_up": 0}
 
 
-def round_costs(trainer: FederatedTrainer, engine: SequentialEngine, update: ReducedUpdate) -> dict[str, int]:
+def round_costs(trainer: FederatedTrainer, engine: Engine, update: ReducedUpdate) -> dict[str, int]:
     """Counts what one round adds to the totals.
 
     Each client that entered gets the model and sends its update: one communication round. Vectors that methods send

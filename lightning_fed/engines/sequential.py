@@ -3,146 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
 
-from lightning_fed.client_algorithms.base import ClientAlgorithm
-from lightning_fed.engines.divergence import DivergenceWatch
-from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.engines.base import Engine
 from lightning_fed.engines.local_step import LocalStep, overriding_hooks
-from lightning_fed.engines.start_gradients import StartGradients
-from lightning_fed.functional.distance import optimizer_distance
-from lightning_fed.hooks import Client, Cohort, Update
-from lightning_fed.metrics import MetricRecorder
-from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
+from lightning_fed.hooks import Client, Update
 from lightning_fed.seeding import Purpose, generator_for, seed_everywhere, seed_for
-from lightning_fed.transfer import batch_transfer, overrides
-
-if TYPE_CHECKING:
-    from lightning_fed.data import BatchSource
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.transfer import overrides
 
 __all__ = ["SequentialEngine"]
 
 
-class SequentialEngine:
+class SequentialEngine(Engine):
     """Loads the global model by one copy, runs local steps, and reads the update by one subtraction.
 
     Args:
-        trainer: The trainer, set up for ``fit``.
-        module: The resident module.
-        source: The clients' batches.
-        reducer: Takes every update in ascending order of client id.
-        recorder: Takes what training logs.
+        *args: See ``Engine``.
     """
 
-    def __init__(
-        self,
-        trainer: FederatedTrainer,
-        module: LightningModule,
-        source: BatchSource,
-        reducer: RoundReducer,
-        recorder: MetricRecorder,
-    ) -> None:
-        assert trainer.local_optimizer is not None
-        self.trainer, self.module, self.source = trainer, module, source
-        self.reducer, self.recorder = reducer, recorder
-        self.optimizer = trainer.local_optimizer
-        self.step = LocalStep(trainer, module, recorder)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        trainer, module = self.trainer, self.module
+        self.step = LocalStep(trainer, module, self.recorder)
         self.delta = torch.empty_like(trainer.weights)
-        self.transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
-        self.client_end_hooks = overriding_hooks(trainer, "on_client_end")
-        self.client_entered_hooks = overriding_hooks(trainer, "on_client_entered")
-        self.step_start_hooks = overriding_hooks(trainer, "on_local_step_start")
         self.batch_start_hooks = overriding_hooks(trainer, "on_train_batch_start")
         self.batch_end_hooks = overriding_hooks(trainer, "on_train_batch_end")
         self.module_batch_start = module.on_train_batch_start if overrides(module, "on_train_batch_start") else None
         self.module_batch_end = module.on_train_batch_end if overrides(module, "on_train_batch_end") else None
-        self.max_steps = 0
-        self.samples = 0
-        self.end_samples = 0
-        self.divergence = DivergenceWatch(trainer, recorder)
-        self._set_up_gradients()
-
-    def _set_up_gradients(self) -> None:
-        """Prepares what the aggregator and client algorithms ask for beyond the updates."""
-        trainer, aggregator = self.trainer, self.trainer.aggregator
-        self.full_gradient = FullGradient(trainer, self.module, self.source, self.transfer)
-        trainer.start_gradients = self.start_gradients = StartGradients(trainer, self.full_gradient)
-        asked = bool(aggregator.all_needs & Need.ANY_GRADIENT)
-        self.gradient_at = aggregator.gradient_at if asked else None
-        # A gradient that enters a sum spoils it if it is not finite; a method that gets them all looks for itself.
-        self.sums_gradients = bool(aggregator.all_needs & (Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM))
-        self.gradient = torch.empty_like(self.delta) if self.gradient_at in ("end", "last_step") else None
         if self.gradient_at == "last_step":
             self.step.last_gradient = self.gradient
-        algorithms = [cb for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm)]
-        self.algorithms = algorithms
-        by_aggregator = Need.NORMALIZED_MEAN in aggregator.all_needs
-        self.needs_distance = by_aggregator or any(algorithm.needs_distance for algorithm in algorithms)
-        self.distance_option = "--aggregator" if by_aggregator else "--client"
         self.step_options: list[tuple[float, float]] = []
         if self.needs_distance:  # read as a step ends: hooks change rates up to the last moment, and steps are skipped
             local = self.optimizer
             local.optimizer.register_step_post_hook(lambda *_: self.step_options.append(local.step_options))
 
-    @property
-    def full_gradient_samples(self) -> int:
-        """Samples whose gradient was computed in this round apart from local steps, for an algorithm."""
-        return self.start_gradients.samples + self.end_samples
-
-    def train(self, cohort: Cohort) -> ReducedUpdate:
-        """Trains every client of the cohort and reduces their updates.
-
-        Args:
-            cohort: The round's clients, in ascending order of id.
-
-        Returns:
-            The reduced update; no client in it if none took a step.
-        """
-        trainer, aggregator = self.trainer, self.trainer.aggregator
-        self.reducer.reset(len(cohort.clients))
-        self.divergence.start_round(len(cohort.clients))
-        self.max_steps = self.samples = self.end_samples = 0
-        self.optimizer.start_round()
-        # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
-        self.start = trainer.weights.to(trainer.vector.dtype)
-        for client in self._exchange(cohort):
-            if trainer.max_diverged:
+    def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
+        """Trains one client after the other; see ``Engine.updates``."""
+        for client in clients:
+            if self.trainer.max_diverged:
                 self.recorder.mark()
             update = self._train_client(client)
-            if update is None or update.num_steps == 0 or update.distance == 0:
-                continue
-            update.weight = aggregator.client_weight(client)
-            trainer.call("on_client_end", update, module=False)
-            if self.client_end_hooks and self.divergence.found(client, self.delta):  # an edit may have gone wrong
-                continue
-            self.reducer.add(update, average_buffers=aggregator.buffers == "average")
-            trainer.buffers.store(client)
-            for hook in self.client_entered_hooks:
-                hook(trainer, self.module, update)
-            self.max_steps = max(self.max_steps, update.num_steps)
-        self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
-        return self.reducer.reduce(cohort.round)
-
-    def _exchange(self, cohort: Cohort) -> tuple[Client, ...]:
-        """Computes the cohort's gradients at w, if they are asked for; returns the clients that have one."""
-        sizes = self.start_gradients.open(cohort)
-        if sizes is None:
-            return cohort.clients
-        finite = torch.isfinite(sizes).tolist()
-        if all(finite):
-            return cohort.clients
-        for client, good in zip(cohort.clients, finite, strict=True):
-            if not good:
-                self.divergence.leave_out(client)
-        kept = tuple(client for client, good in zip(cohort.clients, finite, strict=True) if good)
-        self.start_gradients.keep(kept)
-        return kept
+            if update is not None and update.num_steps and update.distance:
+                yield update
 
     def _train_client(self, client: Client) -> Update | None:
         """Trains one client; None if it diverged and is left out."""
@@ -153,8 +57,7 @@ class SequentialEngine:
         self.step_options.clear()
         self.start_gradients.load(client)
         trainer.origin, trainer.displacement = self.start, None
-        self.seed = seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id)
-        seed_everywhere(self.seed)
+        seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id))
         trainer.client = client
         trainer.call("on_client_start", client, module=False)
         steps = self._run_local_steps(client)
@@ -171,39 +74,8 @@ class SequentialEngine:
             return None
         update.buffers = trainer.buffers.live.tensors()
         if self.needs_distance and steps:
-            update.distance = self._distance()
+            update.distance = self._distance(self.step_options)
         return update
-
-    def _take_gradient(self, update: Update) -> bool:
-        """Adds the gradient that the aggregator asks for; False if the client is left out for it."""
-        client = update.client
-        if self.gradient_at == "start":
-            update.gradient, update.loss = self.start_gradients.gradient, self.start_gradients.loss
-            return True
-        assert self.gradient is not None
-        update.gradient = self.gradient
-        if self.gradient_at == "end":
-            update.loss = self._end_gradient(client, self.gradient)
-        return not (self.sums_gradients and self.divergence.found(client, self.gradient))
-
-    def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
-        """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""
-        trainer, weights = self.trainer, self.trainer.vector.data
-        self.end_samples += client.num_samples
-        # The pass comes before hooks that may draw; what they draw does not depend on it.
-        with isolate_rng():
-            if torch.equal(trainer.origin, self.start):  # by value: a displacement of 0 must leave no rounding
-                return self.full_gradient.compute(client, out)
-            end = weights.clone()
-            weights.sub_(trainer.origin).add_(self.start)
-            loss = self.full_gradient.compute(client, out)
-            weights.copy_(end)
-        return loss
-
-    def _distance(self) -> float:
-        rates, momenta = [lr for lr, _ in self.step_options], [momentum for _, momentum in self.step_options]
-        pull = sum(algorithm.pull for algorithm in self.algorithms)
-        return optimizer_distance(self.optimizer.optimizer, rates, momenta, pull, self.distance_option)
 
     def _run_local_steps(self, client: Client) -> int:
         """Runs local epochs or steps; returns the optimizer steps taken."""

@@ -119,7 +119,7 @@ class Counted(FullGradient):
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The (round, client) of every gradient over a client's full data."""
     monkeypatch.setattr(Counted, "calls", [])
-    monkeypatch.setattr("lightning_fed.engines.sequential.FullGradient", Counted)
+    monkeypatch.setattr("lightning_fed.engines.base.FullGradient", Counted)
     return Counted.calls
 
 

@@ -1,0 +1,180 @@
+"""What every way of training a cohort shares: who takes part, what an update holds, and how it enters the round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.engines.divergence import DivergenceWatch
+from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.engines.local_step import overriding_hooks
+from lightning_fed.engines.start_gradients import StartGradients
+from lightning_fed.functional.distance import optimizer_distance
+from lightning_fed.hooks import Client, Cohort, Update
+from lightning_fed.metrics import MetricRecorder
+from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
+from lightning_fed.transfer import batch_transfer
+
+if TYPE_CHECKING:
+    from lightning_fed.data import BatchSource
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["Engine"]
+
+
+class Engine(ABC):
+    """Trains the clients of a round; a subclass says how, in ``updates``.
+
+    Args:
+        trainer: The trainer, set up for ``fit``.
+        module: The resident module.
+        source: The clients' batches.
+        reducer: Takes every update in ascending order of client id.
+        recorder: Takes what training logs.
+
+    Attributes:
+        max_steps: Local steps of the client that took most, in this round.
+        samples: Samples that went through local steps in this round.
+        divergence: Who was left out in this round.
+    """
+
+    def __init__(
+        self,
+        trainer: FederatedTrainer,
+        module: LightningModule,
+        source: BatchSource,
+        reducer: RoundReducer,
+        recorder: MetricRecorder,
+    ) -> None:
+        assert trainer.local_optimizer is not None
+        self.trainer, self.module, self.source = trainer, module, source
+        self.reducer, self.recorder = reducer, recorder
+        self.optimizer = trainer.local_optimizer
+        self.transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
+        self.client_end_hooks = overriding_hooks(trainer, "on_client_end")
+        self.client_entered_hooks = overriding_hooks(trainer, "on_client_entered")
+        self.step_start_hooks = overriding_hooks(trainer, "on_local_step_start")
+        self.max_steps = self.samples = self.end_samples = 0
+        self.divergence = DivergenceWatch(trainer, recorder)
+        self._set_up_gradients()
+
+    def _set_up_gradients(self) -> None:
+        """Prepares what the aggregator and client algorithms ask for beyond the updates."""
+        trainer, aggregator = self.trainer, self.trainer.aggregator
+        self.full_gradient = FullGradient(trainer, self.module, self.source, self.transfer)
+        trainer.start_gradients = self.start_gradients = StartGradients(trainer, self.full_gradient)
+        asked = bool(aggregator.all_needs & Need.ANY_GRADIENT)
+        self.gradient_at = aggregator.gradient_at if asked else None
+        # A gradient that enters a sum spoils it if it is not finite; a method that gets them all looks for itself.
+        self.sums_gradients = bool(aggregator.all_needs & (Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM))
+        self.gradient = torch.empty_like(trainer.weights) if self.gradient_at in ("end", "last_step") else None
+        algorithms = [cb for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm)]
+        self.algorithms = algorithms
+        by_aggregator = Need.NORMALIZED_MEAN in aggregator.all_needs
+        self.needs_distance = by_aggregator or any(algorithm.needs_distance for algorithm in algorithms)
+        self.distance_option = "--aggregator" if by_aggregator else "--client"
+
+    @abstractmethod
+    def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
+        """Trains clients and yields the updates of those that took a step and did not diverge.
+
+        Args:
+            clients: Those that train, in ascending order of id; updates come in the same order.
+
+        Yields:
+            An update whose tensors hold until the next one is asked for; meanwhile the resident module is the client's
+            trained model, and what the client logged has been recorded since the recorder's last mark.
+        """
+
+    @property
+    def full_gradient_samples(self) -> int:
+        """Samples whose gradient was computed in this round apart from local steps, for an algorithm."""
+        return self.start_gradients.samples + self.end_samples
+
+    def train(self, cohort: Cohort) -> ReducedUpdate:
+        """Trains every client of the cohort and reduces their updates.
+
+        Args:
+            cohort: The round's clients, in ascending order of id.
+
+        Returns:
+            The reduced update; no client in it if none took a step.
+        """
+        trainer = self.trainer
+        self.reducer.reset(len(cohort.clients))
+        self.divergence.start_round(len(cohort.clients))
+        self.max_steps = self.samples = self.end_samples = 0
+        self.optimizer.start_round()
+        # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
+        self.start = trainer.weights.to(trainer.vector.dtype)
+        for update in self.updates(self._exchange(cohort)):
+            self._enter(update)
+        self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
+        return self.reducer.reduce(cohort.round)
+
+    def _exchange(self, cohort: Cohort) -> tuple[Client, ...]:
+        """Computes the cohort's gradients at w, if they are asked for; returns the clients that have one."""
+        sizes = self.start_gradients.open(cohort)
+        if sizes is None:
+            return cohort.clients
+        finite = torch.isfinite(sizes).tolist()
+        if all(finite):
+            return cohort.clients
+        for client, good in zip(cohort.clients, finite, strict=True):
+            if not good:
+                self.divergence.leave_out(client)
+        kept = tuple(client for client, good in zip(cohort.clients, finite, strict=True) if good)
+        self.start_gradients.keep(kept)
+        return kept
+
+    def _enter(self, update: Update) -> None:
+        """Lets callbacks edit an update, adds it to the round's sums and says so."""
+        trainer, client = self.trainer, update.client
+        update.weight = trainer.aggregator.client_weight(client)
+        trainer.call("on_client_end", update, module=False)
+        if self.client_end_hooks and self.divergence.found(client, update.delta):  # an edit may have gone wrong
+            return
+        self.reducer.add(update, average_buffers=trainer.aggregator.buffers == "average")
+        trainer.buffers.store(client)
+        for hook in self.client_entered_hooks:
+            hook(trainer, self.module, update)
+        self.max_steps = max(self.max_steps, update.num_steps)
+
+    def _take_gradient(self, update: Update) -> bool:
+        """Adds the gradient that the aggregator asks for; False if the client is left out for it."""
+        client = update.client
+        if self.gradient_at == "start":
+            update.gradient, update.loss = self.start_gradients.gradient, self.start_gradients.loss
+            return True
+        assert self.gradient is not None
+        update.gradient = self.gradient
+        if self.gradient_at == "end":
+            update.loss = self._end_gradient(client, self.gradient)
+        return not (self.sums_gradients and self.divergence.found(client, self.gradient))
+
+    def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
+        """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""
+        trainer, weights = self.trainer, self.trainer.vector.data
+        self.end_samples += client.num_samples
+        # The pass comes before hooks that may draw; what they draw does not depend on it.
+        with isolate_rng():
+            if torch.equal(trainer.origin, self.start):  # by value: a displacement of 0 must leave no rounding
+                return self.full_gradient.compute(client, out)
+            end = weights.clone()
+            weights.sub_(trainer.origin).add_(self.start)
+            loss = self.full_gradient.compute(client, out)
+            weights.copy_(end)
+        return loss
+
+    def _distance(self, options: list[tuple[float, float]]) -> float:
+        """Computes a_i of a client whose steps had these learning rates and momenta."""
+        rates, momenta = [lr for lr, _ in options], [momentum for _, momentum in options]
+        pull = sum(algorithm.pull for algorithm in self.algorithms)
+        return optimizer_distance(self.optimizer.optimizer, rates, momenta, pull, self.distance_option)
