@@ -16,23 +16,26 @@ class BufferSet:
 
     Args:
         module: The module; buffers that user code replaces by assignment are found again at each call.
+
+    Attributes:
+        places: The submodule that each buffer hangs in, and its name there.
     """
 
     def __init__(self, module: nn.Module) -> None:
         seen: set[int] = set()
-        self._places: dict[str, tuple[nn.Module, str]] = {}
+        self.places: dict[str, tuple[nn.Module, str]] = {}
         for prefix, owner in module.named_modules():
             for name, buffer in owner._buffers.items():
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
-                    self._places[f"{prefix}.{name}" if prefix else name] = (owner, name)
+                    self.places[f"{prefix}.{name}" if prefix else name] = (owner, name)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the live buffers by name, apart from any graph that user code left them in."""
-        found = {name: owner._buffers[key] for name, (owner, key) in self._places.items()}
+        found = {name: owner._buffers[key] for name, (owner, key) in self.places.items()}
         return {name: buffer.detach() for name, buffer in found.items() if buffer is not None}
 
     def copy(self) -> dict[str, Tensor]:

@@ -109,7 +109,16 @@ class Update:
 
 
 class FederatedCallback(Callback):
-    """A Lightning callback with the hooks of a federated round; every Lightning hook listed above works too."""
+    """A Lightning callback with the hooks of a federated round; every Lightning hook listed above works too.
+
+    Attributes:
+        stacks: Whether the hooks between a client's start and its end also work for several clients at once, as the
+            vectorized engine calls them: ``on_client_start`` of all comes before the first step of any; what is kept
+            from there to later hooks is in ``ClientAlgorithm.scratch`` alone; and ``on_before_optimizer_step`` is
+            called once for all, with vectors of shape (m, d) instead of (d,).
+    """
+
+    stacks: bool = False
 
     def start_gradients(self, round: int) -> StartGradient:
         """Says which gradients g_i = ∇f_i(w) over a client's full data the callback needs before local training.

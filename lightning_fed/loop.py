@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import RunningStage
 
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.communication import round_costs
-from lightning_fed.engines import SequentialEngine
+from lightning_fed.engines import make_engine
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import evaluate
 from lightning_fed.hooks import Client, Cohort
@@ -47,7 +47,7 @@ class RoundLoop:
         self.row: dict[str, float] = {}
         self.recorder = MetricRecorder()
         self.reducer = RoundReducer(trainer.weights, trainer.aggregator.all_needs, len(self.sizes))
-        self.engine = SequentialEngine(trainer, module, trainer.source, self.reducer, self.recorder)
+        self.engine = make_engine(trainer, module, trainer.source, self.reducer, self.recorder)
         self.checkpoint = next((cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)), None)
 
     def run(self) -> None:

@@ -114,6 +114,25 @@ class MetricRecorder:
                 self.batch_size = 1
         return self.batch_size
 
+    @property
+    def series(self) -> dict[str, Series]:
+        """What was logged as numbers since the last ``compute``, by name."""
+        return self._series
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether Metric objects were logged since the last reset."""
+        return bool(self._metrics)
+
+    def merge(self, series: dict[str, Series]) -> None:
+        """Folds in what was logged elsewhere; what the module logs itself takes precedence over defaults."""
+        for key, other in series.items():
+            mine = self._series.get(key)
+            if mine is None or (mine.is_default and not other.is_default):
+                self._series[key] = other.copy()
+            elif mine.is_default or not other.is_default:
+                mine.merge(other)
+
     def mark(self) -> None:
         """Remembers what has been logged, for ``roll_back``."""
         self._marked = {key: series.copy() for key, series in self._series.items()}

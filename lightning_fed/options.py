@@ -26,7 +26,7 @@ def validate_options(options: dict[str, Any]) -> None:
     """
     for name in ("max_rounds", "check_val_every_n_rounds", "accumulate_grad_batches", "num_nodes"):
         _expect_count(name, options[name])
-    for name in ("local_epochs", "local_steps", "check_test_every_n_rounds", "full_gradient_batch_size"):
+    for name in ("local_epochs", "local_steps", "check_test_every_n_rounds", "full_gradient_batch_size", "chunk_size"):
         if options[name] is not None:
             _expect_count(name, options[name])
     for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
@@ -39,6 +39,7 @@ def validate_options(options: dict[str, Any]) -> None:
     for name in ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay"):
         _expect_choice(name, options[name], (True, False))
     _expect_choice("full_gradient_mode", options["full_gradient_mode"], ("eval", "train"))
+    _expect_choice("engine", options["engine"], ("sequential", "vectorized", "auto"))
     _expect_choice("client_states", options["client_states"], ("device", "host", "disk"))
     share = options["max_diverged"]
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:

@@ -92,10 +92,25 @@ class Series:
         if not isinstance(value, Tensor):
             self.total = (0.0 if self.total is None else self.total) + value * weight
             return
-        if not isinstance(self.total, Tensor):
-            wide = torch.float32 if value.device.type == "mps" else torch.float64
-            self.total = torch.full((), self.total or 0.0, dtype=wide, device=value.device)
-        self.total.add_(value, alpha=weight)
+        if isinstance(self.total, Tensor):
+            self.total.add_(value, alpha=weight)
+            return
+        # Not added in place to zero: under vmap that is one number, and the value one for each client.
+        wide = torch.float32 if value.device.type == "mps" else torch.float64
+        first = value.to(wide) * weight
+        self.total = first + self.total if self.total else first
+
+    def merge(self, other: Series) -> None:
+        """Folds in another running reduction of the same name, whose values come after these."""
+        self.last = other.last
+        if other.total is None or self.total is None:
+            self.total = other.total if self.total is None else self.total
+        elif self.reduction in ("mean", "sum"):
+            self.total = self.total + other.total
+        else:
+            self.add(other.total, 0.0)
+            self.last = other.last
+        self.weight += other.weight
 
     def copy(self) -> Series:
         """Returns a copy that later values do not change."""

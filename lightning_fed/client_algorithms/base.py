@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
@@ -37,12 +36,14 @@ class ClientAlgorithm(FederatedCallback):
         displaces: Whether it moves the point where gradients are taken; only one algorithm of a run can.
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
         vectors_up: The same for those that it sends.
+        lanes: While several clients train at once: how many at most, and whose vectors ``scratch`` returns.
     """
 
     needs_distance: bool = False
     displaces: bool = False
     vectors_down: int = 0
     vectors_up: int = 0
+    lanes: tuple[int, int | slice] | None = None
 
     @property
     def pull(self) -> float:
@@ -74,18 +75,20 @@ class ClientAlgorithm(FederatedCallback):
     def scratch(self, name: str, like: Tensor) -> Tensor:
         """Returns a vector to work in, made once and reused by every client.
 
+        Where several clients train at once each has a vector of its own, a row of a matrix.
+
         Args:
             name: Its name within the algorithm.
-            like: Tensor whose shape, dtype and device it has.
+            like: Tensor of shape (d,), or (m, d) where a hook is called for m clients; gives dtype and device.
 
         Returns:
-            The vector with whatever was last written to it, zeros at first.
+            The vector, or those of the m clients, with whatever was last written to it, zeros at first.
         """
         vectors: dict[str, Tensor] = self.__dict__.setdefault("_vectors", {})
-        kept = vectors.get(name)
-        if kept is None or kept.shape != like.shape or kept.dtype != like.dtype or kept.device != like.device:
-            kept = vectors[name] = torch.zeros_like(like)
-        return kept
+        kept, shape = vectors.get(name), like.shape if self.lanes is None else (self.lanes[0], like.shape[-1])
+        if kept is None or kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
+            kept = vectors[name] = like.new_zeros(shape)
+        return kept if self.lanes is None else kept[self.lanes[1]]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lets go of the vectors."""

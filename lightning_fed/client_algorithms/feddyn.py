@@ -26,6 +26,8 @@ class FedDyn(ClientAlgorithm):
     starts at zero: a client's first round is FedProx with μ = α.
     """
 
+    stacks = True
+
     _alpha = 0.0
 
     @property

@@ -44,6 +44,7 @@ class FedGA(ClientAlgorithm):
         FederatedError: If an argument is out of range.
     """
 
+    stacks = True
     displaces = True
 
     def __init__(

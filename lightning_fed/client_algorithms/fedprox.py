@@ -30,6 +30,8 @@ class FedProx(ClientAlgorithm):
         FederatedError: If μ is negative or not finite.
     """
 
+    stacks = True
+
     def __init__(self, mu: float = 0.01) -> None:
         if not is_number(mu, least=0):
             raise FederatedError(f"Expected `--client.mu` of FedProx to be at least 0 and finite, got {mu}.")

@@ -26,6 +26,8 @@ __all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]
 class _Corrected(ClientAlgorithm):
     """Adds one vector, the same in every step of a client, to its local gradients."""
 
+    stacks = True
+
     def check(self, trainer: FederatedTrainer) -> None:
         """Refuses a second correction of the same drift.
 
@@ -101,7 +103,7 @@ class SCAFFOLD(_Corrected):
         if self.control is None:
             self.control = torch.zeros_like(trainer.weights)
         self.control = self.control.to(trainer.weights)
-        self.scratch("change", trainer.weights).zero_()
+        self._change = torch.zeros_like(self.control)
 
     def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
         """Computes c - c_i."""
@@ -121,14 +123,14 @@ class SCAFFOLD(_Corrected):
             control_variate(correction, moved, update.distance, new)
         trainer.client_states.store("SCAFFOLD", update.client.id, new)
         share = trainer.aggregator.update_weight(update.client) / self._whole
-        self.scratch("change", own).add_(new.sub_(own), alpha=share)
+        self._change.add_(new.sub_(own), alpha=share)
 
     def on_after_server_step(
         self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
     ) -> None:
         """Adds the round's change to c."""
         assert self.control is not None
-        self.control.add_(self.scratch("change", self.control))
+        self.control.add_(self._change)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns c; the clients' own are kept by ``trainer.client_states``."""

@@ -79,13 +79,33 @@ class TensorSource:
         """Yields lists of tensors (dicts for dict data), as ``default_collate`` builds them; ``seed`` is unused."""
         rows = self._index[self._offsets[client] : self._offsets[client + 1]]
         rows = rows.index_select(0, order.to(rows.device))
-        tensors, names, batch_size = self._tensors, self._names, batch_size or self.batch_size
+        batch_size = batch_size or self.batch_size
         for start in range(0, len(order), batch_size):
-            chunk = rows[start : start + batch_size]
-            parts = [tensor.index_select(0, chunk) for tensor in tensors]
-            if self._convert is not None:
-                parts[0] = self._convert(parts[0])
-            yield parts if names is None else dict(zip(names, parts, strict=True))
+            yield self._select(rows[start : start + batch_size])
+
+    def _select(self, rows: Tensor) -> Any:
+        parts = [tensor.index_select(0, rows) for tensor in self._tensors]
+        if self._convert is not None:
+            parts[0] = self._convert(parts[0])
+        return parts if self._names is None else dict(zip(self._names, parts, strict=True))
+
+    def first_row(self, client: int) -> int:
+        """Where a client's samples start in the rows that ``gather`` takes; they lie one after the other."""
+        return int(self._offsets[client])
+
+    def gather(self, rows: Tensor) -> Any:
+        """Gathers a batch of each of several clients, with the values that ``batches`` yields.
+
+        Args:
+            rows: ``first_row`` of a client plus places within its samples, shape (m, b), int64.
+
+        Returns:
+            A list or dict of tensors of shape (m, b, ...).
+        """
+        batch = self._select(self._index.index_select(0, rows.reshape(-1).to(self._index.device)))
+        parts: Any = batch.items() if self._names is not None else enumerate(batch)
+        shaped = {name: part.unflatten(0, rows.shape) for name, part in parts}
+        return shaped if self._names is not None else list(shaped.values())
 
 
 class LoaderSource:

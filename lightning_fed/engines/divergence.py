@@ -28,22 +28,21 @@ class DivergenceWatch:
 
     Attributes:
         clients: Ids of those left out in this round.
+        finite_buffers: Names of the buffers that were finite when the round began.
     """
 
     def __init__(self, trainer: FederatedTrainer, recorder: MetricRecorder) -> None:
         self.trainer, self.recorder = trainer, recorder
         self.clients: list[int] = []
         self._cohort_size = 0
-        self._finite_buffers: list[str] = []
+        self.finite_buffers: list[str] = []
 
     def start_round(self, cohort_size: int) -> None:
         """Begins a round of so many clients."""
         self.clients, self._cohort_size = [], cohort_size
         # A buffer that holds infinity by design, such as an attention mask, says nothing about divergence.
         values = self.trainer.buffers.values
-        self._finite_buffers = [
-            name for name, b in values.items() if b.is_floating_point() and bool(b.isfinite().all())
-        ]
+        self.finite_buffers = [name for name, b in values.items() if b.is_floating_point() and bool(b.isfinite().all())]
 
     def found(self, client: Client, *vectors: Tensor) -> bool:
         """Looks for NaN and infinity in a client's vectors, mean loss and live buffers, and leaves it out for one.
@@ -55,8 +54,8 @@ class DivergenceWatch:
         size: Tensor = sum((torch.linalg.vector_norm(v) for v in vectors), vectors[0].new_zeros(()))
         if loss is not None:
             size = size + loss
-        live = self.trainer.buffers.live.tensors() if self._finite_buffers else {}
-        for name in self._finite_buffers:
+        live = self.trainer.buffers.live.tensors() if self.finite_buffers else {}
+        for name in self.finite_buffers:
             size = size + live[name].norm()
         if math.isfinite(size.item()):
             return False

@@ -21,6 +21,7 @@ from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreemen
 from lightning_fed.sampling import ClientSampler
 
 ROUNDS, BATCH = 3, 8
+OF_TRAINER = ("precision", "max_rounds", "engine", "chunk_size", "local_epochs", "local_steps", "gradient_clip_val")
 # Clients take from one to four steps in a round; one has no samples. Five votes cannot cancel, six can.
 SIZES = {"unequal": (6, 24, 0, 15, 10, 31), "equal": (16, 16, 16, 16, 16, 16)}
 
@@ -99,9 +100,9 @@ SPECIAL = {
 class Net(LightningModule):
     """BatchNorm, and a running centre that is subtracted in training too: a buffer that the parameters depend on."""
 
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = True) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.layers = nn.Sequential(nn.Linear(5, 6, bias), nn.BatchNorm1d(6), nn.ReLU())
         self.head = nn.Linear(6, 3)
         self.register_buffer("center", torch.zeros(6))
 
@@ -156,14 +157,20 @@ class Outcome:
     logged: dict[str, float]
 
 
-def start() -> Net:
+def start(bias: bool = True) -> Net:
     torch.manual_seed(7)
-    return Net()
+    return Net(bias)
 
 
 @cache
 def run(
-    rule: str, mask: str = "none", sizes: str = "unequal", draws: str = "all", client: str = "none", **options: Any
+    rule: str,
+    mask: str = "none",
+    sizes: str = "unequal",
+    draws: str = "all",
+    client: str = "none",
+    bias: bool = True,
+    **options: Any,
 ) -> Outcome:
     """Trains for three rounds.
 
@@ -173,10 +180,11 @@ def run(
         sizes: A name of SIZES.
         draws: ``all``, or what ``Draws`` takes.
         client: A name of CLIENTS or CLIENT_LIMITS.
-        **options: Options of every aggregator, and ``precision`` and ``max_rounds`` of the trainer.
+        bias: Whether there is a bias before BatchNorm, whose gradient is rounding alone, and votes.
+        **options: Options of every aggregator, and those of the trainer named in OF_TRAINER.
     """
-    net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
-    given = {name: options.pop(name) for name in ("precision", "max_rounds") if name in options}
+    net, make_mask, local = start(bias), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
+    given = {name: options.pop(name) for name in OF_TRAINER if name in options}
     options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
     aggregator = {**RULES, **SPECIAL}[rule].make(mask=None if make_mask is None else make_mask(), **options)
     count = {"filled": int(np.count_nonzero(SIZES[sizes])), "one": 1}.get(draws, 1.0)

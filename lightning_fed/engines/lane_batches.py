@@ -1,0 +1,126 @@
+"""Which batches clients that train at the same time meet at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from lightning_fed.data import TensorSource
+from lightning_fed.hooks import Client
+from lightning_fed.seeding import Purpose, generator_for, seed_for
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["LaneBatches", "Run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring clients whose batches of one step have the same size.
+
+    Attributes:
+        lanes: The clients.
+        batch: Their batches; tensors of shape (m, b, ...).
+        batch_idx: Number of the batch within the epoch (of the first client, where that differs).
+        size: b.
+    """
+
+    lanes: slice
+    batch: Any
+    batch_idx: int
+    size: int
+
+
+class LaneBatches:
+    """Arranges clients in lanes so that those that still train, and those with batches of one size, are neighbours.
+
+    Each client meets the samples, in the order, that it meets when it trains alone: no batch is padded or dropped.
+
+    Args:
+        trainer: Gives seed, local epochs or steps.
+        source: The clients' batches.
+        transfer: Brings a batch to device and precision, None if there is nothing to do.
+        clients: The clients.
+        by_index: Whether batches with different numbers within the epoch must be apart.
+
+    Attributes:
+        clients: The clients in the order of lanes.
+        steps: Local steps of each lane, never increasing.
+        samples: Samples that all their local steps go through.
+    """
+
+    def __init__(
+        self,
+        trainer: FederatedTrainer,
+        source: Any,
+        transfer: Callable[[Any, int], Any] | None,
+        clients: tuple[Client, ...],
+        by_index: bool,
+    ) -> None:
+        self._seed, self._source, self._transfer, self._by_index = trainer.seed, source, transfer, by_index
+        samples = np.array([client.num_samples for client in clients])
+        in_epoch = -(-samples // source.batch_size)
+        steps = in_epoch * (trainer.local_epochs or 0)
+        steps = steps if trainer.local_steps is None else np.full_like(in_epoch, trainer.local_steps)
+        last = samples - (in_epoch - 1) * source.batch_size
+        order = np.lexsort((np.arange(len(clients)), -last, -in_epoch, -steps))
+        self.clients = tuple(clients[at] for at in order)
+        self.steps: list[int] = steps[order].tolist()
+        self._in_epoch, self._last = in_epoch[order], last[order]
+        self._orders = [generator_for(self._seed, Purpose.SHUFFLE, c.round, c.id) for c in self.clients]
+        self._gathers = type(source) is TensorSource and transfer is None  # a subclass may read otherwise
+        self._rows = torch.zeros(len(clients), int(samples.max()), dtype=torch.int64)
+        self._epochs: list[list[Any]] = [[] for _ in clients]
+        self.samples = 0
+
+    def active(self, step: int) -> int:
+        """Number of lanes that take this step, counted from 0; they are the first ones."""
+        return sum(steps > step for steps in self.steps)
+
+    def runs(self, step: int) -> Iterator[Run]:
+        """Yields the batches of a step; call for every step in turn."""
+        count = self.active(step)
+        in_epoch = self._in_epoch[:count]
+        index = step % in_epoch
+        self._begin_epochs(np.flatnonzero(index == 0), step)
+        sizes = np.where(index == in_epoch - 1, self._last[:count], self._source.batch_size)
+        differs = np.diff(sizes) != 0
+        if self._by_index or not self._gathers:
+            differs |= np.diff(index) != 0
+        bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), count]
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            size = int(sizes[start])
+            self.samples += (stop - start) * size
+            yield Run(slice(start, stop), self._gather(start, stop, index, size), int(index[start]), size)
+
+    def _begin_epochs(self, lanes: Any, step: int) -> None:
+        """Shuffles the samples of lanes that begin an epoch, as when they train alone."""
+        for lane in lanes.tolist():
+            client = self.clients[lane]
+            order = torch.randperm(client.num_samples, generator=self._orders[lane])
+            if self._gathers:
+                self._rows[lane, : client.num_samples] = order.add_(self._source.first_row(client.id))
+                continue
+            at = (client.round, client.id, step // int(self._in_epoch[lane]))
+            seed = seed_for(self._seed, Purpose.READ, *at) if self._source.reads_are_seeded else 0
+            # Read at once: a data loader has the batches of one client at a time under way.
+            batches = self._source.batches(client.id, order, seed)
+            self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
+
+    def _gather(self, start: int, stop: int, index: Any, size: int) -> Any:
+        if not self._gathers:
+            return default_collate([self._epochs[lane][index[lane]] for lane in range(start, stop)])
+        at = index[start:stop] * self._source.batch_size
+        first = int(at[0])
+        if (at == first).all():
+            return self._source.gather(self._rows[start:stop, first : first + size])
+        columns = torch.from_numpy(at)[:, None] + torch.arange(size)
+        rows: Tensor = self._rows[start:stop].gather(1, columns)
+        return self._source.gather(rows)

@@ -1,0 +1,201 @@
+"""The state of clients that train at the same time: one row, a lane, of every matrix for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.engines.stacked_optimizer import StackedOptimizer
+from lightning_fed.engines.start_gradients import StartGradients
+from lightning_fed.hooks import Client
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["Lanes", "StackedVector"]
+
+
+class StackedVector:
+    """Stands in for ``trainer.vector`` where a hook edits the gradients of several clients at once.
+
+    Attributes:
+        data: Their live weights, shape (m, d).
+        grad: Their gradients, shape (m, d).
+    """
+
+    def __init__(self, data: Tensor, grad: Tensor) -> None:
+        self.data, self.grad = data, grad
+        self.dtype, self.device, self.numel = data.dtype, data.device, data.shape[1]
+
+    def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
+        """Adds ``alpha`` times the gradients of a further term of the clients' objectives, shape (m, d) or (d,)."""
+        self.grad.add_(term, alpha=alpha)
+
+
+class Lanes:
+    """Matrices that are allocated once and reused by every chunk of clients.
+
+    Args:
+        trainer: The trainer, set up for ``fit``.
+        capacity: Most clients that train at once, n.
+
+    Attributes:
+        weights: Live weights, shape (n, d).
+        gradients: The active lanes' gradients, shape (m, d) with m at least ``active``.
+        buffers: Buffers by name, shape (n, ...).
+        own_gradients: Gradients at w that clients asked for one by one, shape (n, d), empty until one does.
+        optimizer: Steps the weights of the active lanes.
+        active: How many lanes, the first ones, take the current step.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, capacity: int) -> None:
+        self.trainer, self.capacity, vector = trainer, capacity, trainer.vector
+        self.weights = vector.data.new_empty(capacity, vector.numel)
+        self.gradients = self._gradients = torch.zeros_like(self.weights)
+        assert trainer.local_optimizer is not None
+        self.optimizer = StackedOptimizer(trainer.local_optimizer.optimizer, vector, self.weights)
+        live = trainer.buffers.live.tensors()
+        self.buffers = {name: b.unsqueeze(0).repeat(capacity, *[1] * b.ndim) for name, b in live.items()}
+        self.own_gradients = trainer.weights.new_empty(0, vector.numel)
+        self.active = self._count = 0
+        self._own_losses: dict[int, Tensor] = {}
+        self._origins: dict[int, Tensor] = {}
+        self._shifts: dict[int, Tensor] = {}
+        self._start = self._origin = trainer.weights
+        self._displacement: Tensor | None = None
+        self._deltas, self._measured = self.matrix(), False
+
+    def matrix(self) -> Tensor:
+        """Returns a new matrix of one vector for each lane, in the dtype of the global vector."""
+        return self.trainer.weights.new_empty(self.capacity, self.trainer.weights.numel())
+
+    def start(self, count: int, weights: Tensor) -> None:
+        """Loads the global model into the first ``count`` lanes."""
+        self.active = self._count = count
+        self._measured = False
+        for kept in (self._own_losses, self._origins, self._shifts):
+            kept.clear()
+        self.weights[:count].copy_(weights)
+        for name, value in self.trainer.buffers.values.items():
+            self.buffers[name][:count].copy_(value)
+
+    def keep_gradient(self, lane: int, gradients: StartGradients) -> None:
+        """Keeps the gradient at w that was just computed for one client."""
+        if gradients.level != "client":
+            return
+        if not len(self.own_gradients):
+            self.own_gradients = self.matrix()
+        self.own_gradients[lane].copy_(gradients.gradient)
+        self._own_losses[lane] = gradients.loss
+
+    def give_gradient(self, lane: int, gradients: StartGradients, client: Client) -> None:
+        """Makes the gradient at w that of a client again."""
+        if gradients.level == "client":
+            gradients.gradient, gradients.loss = self.own_gradients[lane], self._own_losses[lane]
+        else:
+            gradients.load(client)
+
+    def own_losses(self) -> Tensor:
+        """Returns the losses at w of clients that asked for their gradient, shape (n,)."""
+        return torch.stack([self._own_losses[lane] for lane in range(self._count)])
+
+    def take_start(self, lane: int, start: Tensor) -> None:
+        """Takes over where a client starts, after its hooks: weights, origin, displacement, buffers."""
+        trainer = self.trainer
+        self.weights[lane].copy_(trainer.vector.data)
+        if trainer.origin is not start:
+            self._origins[lane] = trainer.origin
+        if trainer.displacement is not None:
+            self._shifts[lane] = trainer.displacement
+        for name, value in trainer.buffers.live.tensors().items():
+            self.buffers[name][lane].copy_(value)
+
+    def close_start(self, start: Tensor) -> None:
+        """Arranges origins and displacements as matrices, where clients have any."""
+        self._start, self._origin, self._displacement = start, start, None
+        if self._origins:
+            self._origin = torch.stack([self._origins.get(lane, start) for lane in range(self._count)])
+        if self._shifts:
+            none = torch.zeros_like(self.trainer.weights)
+            self._displacement = torch.stack([self._shifts.get(lane, none) for lane in range(self._count)])
+
+    def origin_of(self, lane: int) -> Tensor:
+        """Returns the point from which a client's update is measured, shape (d,)."""
+        return self._origins.get(lane, self._start)
+
+    def narrow(self, count: int) -> None:
+        """Leaves the next steps to the first ``count`` lanes."""
+        if count < self.active:
+            self.optimizer.narrow(count)
+        self.active = count
+
+    def take_gradients(self, lanes: slice, gradients: Tensor) -> None:
+        """Takes over the gradients of some lanes at the current step, shape (m, d); without a copy if of all."""
+        if lanes == slice(0, self.active):
+            self.gradients = gradients
+        else:
+            if lanes.start == 0:
+                self.gradients = self._gradients
+            self.gradients[lanes].copy_(gradients)
+
+    def gradient_points(self, lanes: slice) -> Tensor:
+        """Returns the weights at which gradients of some lanes are taken, shape (m, d)."""
+        weights = self.weights[lanes]
+        if self._displacement is None:
+            return weights
+        return weights - self._displacement[lanes].to(weights.dtype)
+
+    def clip(self, clip_val: float, algorithm: Literal["norm", "value"], untrained: list[slice]) -> None:
+        """Clips each client's gradient over what the optimizer trains, as torch clips that of one."""
+        gradients = self.gradients[: self.active]
+        for part in untrained:  # nothing steps there
+            gradients[:, part] = 0
+        if algorithm == "value":
+            gradients.clamp_(-clip_val, clip_val)
+            return
+        norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)
+        gradients.mul_((clip_val / (norms + 1e-6)).clamp_(max=1.0)[:, None])
+
+    def deltas(self) -> Tensor:
+        """Returns δ_i of every lane, shape (n, d), in the dtype of the global vector."""
+        deltas = self._deltas[: self._count]
+        if not self._measured:
+            deltas.copy_(self.weights[: self._count]).sub_(self._origin)
+            self._measured = True
+        return deltas
+
+    @contextmanager
+    def of(self, lane: int, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:
+        """Within the block client algorithms work on the vectors of one client."""
+        with _rows(algorithms, self.capacity, lane):
+            yield
+
+    @contextmanager
+    def stacked(self, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:
+        """Within the block client algorithms work on the vectors of all active clients at once."""
+        trainer, count = self.trainer, self.active
+        vector = trainer.vector
+        origin = self._origin if self._origin is self._start else self._origin[:count]
+        trainer.vector = StackedVector(self.weights[:count], self.gradients[:count])  # type: ignore[assignment]
+        trainer.origin = origin
+        try:
+            with _rows(algorithms, self.capacity, slice(0, count)):
+                yield
+        finally:
+            trainer.vector = vector
+
+
+@contextmanager
+def _rows(algorithms: Sequence[ClientAlgorithm], capacity: int, rows: int | slice) -> Iterator[None]:
+    for algorithm in algorithms:
+        algorithm.lanes = (capacity, rows)
+    try:
+        yield
+    finally:
+        for algorithm in algorithms:
+            algorithm.lanes = None

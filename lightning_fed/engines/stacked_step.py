@@ -1,0 +1,164 @@
+"""The gradients of many clients at once: ``training_step`` under ``torch.func.vmap``, one flat vector for each."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins import Precision
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from lightning_fed.engines.local_step import loss_of
+from lightning_fed.metrics import MetricRecorder, recording
+from lightning_fed.series import Series
+from lightning_fed.transfer import accepts
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["CannotStack", "StackedStep"]
+
+
+class CannotStack(Exception):
+    """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
+
+
+class StackedStep:
+    """Computes ∇ of the loss of n clients on a batch of each, at n weight vectors.
+
+    What the module draws from the global stream differs from client to client.
+
+    Args:
+        trainer: The trainer, set up for ``fit``.
+        module: The resident module: its own parameters and buffers are not used, but for frozen parameters.
+
+    Attributes:
+        reads_batch_idx: Whether the training step may depend on the batch's number within its epoch.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, module: LightningModule) -> None:
+        self.module, self.vector = module, trainer.vector
+        self.precision: Precision = trainer.fabric.strategy.precision
+        self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
+        self.reads_batch_idx = self.takes_batch_idx and _reads(module.training_step, "batch_idx")
+        self.parameter_places = _parameter_places(module, self.vector.parameters)
+        self.buffer_places = trainer.buffers.live.places
+        self.sizes = [p.numel() for p in self.vector.parameters]
+        assert trainer.local_optimizer is not None
+        stepped = {id(p) for p in trainer.local_optimizer.parameters}
+        named = zip(self.vector.names, self.vector.parameters, strict=True)
+        self.trained = [name for name, parameter in named if id(parameter) in stepped]
+        self.recorder = MetricRecorder()
+        self.touched: set[str] = set()
+        self._gradients = vmap(grad(self._loss, has_aux=True), in_dims=(0, 0, 0, None), randomness="different")
+
+    def __call__(
+        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int
+    ) -> tuple[Tensor, dict[str, Series], dict[str, Tensor]]:
+        """Computes gradients.
+
+        Args:
+            weights: A weight vector of each client, shape (n, d).
+            buffers: Their buffers by name, shape (n, ...); changed in place as training changes them.
+            batch: A batch of each; tensors of shape (n, b, ...).
+            batch_idx: Number of the batch within its epoch.
+            size: b.
+
+        Returns:
+            The gradients, shape (n, d); what was logged by name; and its totals for each client, shape (n,).
+
+        Raises:
+            CannotStack: If a parameter that is trained has no gradient.
+        """
+        self.recorder = MetricRecorder()
+        self.recorder.batch_size = size
+        self.touched.clear()
+        with recording(self.module, self.recorder), self.precision.forward_context(), self._restoring():
+            gradients, (totals, replaced) = self._gradients(weights, buffers, batch, batch_idx)
+        for name, value in replaced.items():  # by assignment; what is changed in place is in the rows already
+            buffers[name].copy_(value)
+        if len(self.touched) < len(self.sizes):
+            missing = next(name for name in self.vector.names if name not in self.touched)
+            raise CannotStack(
+                f"its parameter `{missing}` gets no gradient, which vmap cannot tell from a gradient of zero"
+            )
+        for series in self.recorder.series.values():  # nothing of vmap's own tensors may leave it
+            series.total, series.last = None, 0.0
+        return gradients, self.recorder.series, totals
+
+    def _loss(
+        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int
+    ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        """The loss of one client, the totals of what it logged and the buffers that it replaced."""
+        pieces = torch.split(weights, self.sizes)
+        for name, places, piece, like in zip(
+            self.vector.names, self.parameter_places, pieces, self.vector.parameters, strict=True
+        ):
+            value = _shaped(piece, like)
+            value.register_hook(_note(self.touched, name))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for owner, key in places:
+                owner._parameters[key] = value  # type: ignore[assignment]  # stands in for a parameter
+        for name, value in buffers.items():
+            owner, key = self.buffer_places[name]
+            owner._buffers[key] = value
+        output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
+        loss = loss_of(output, self.module)
+        self.recorder.log_default("train/loss", loss)
+        if self.recorder.has_metrics:
+            raise CannotStack("it logs torchmetrics objects in `training_step`, whose state vmap cannot keep apart")
+        totals = {key: torch.as_tensor(series.total) for key, series in self.recorder.series.items()}
+        return loss.reshape(()), (totals, self._replaced(buffers))
+
+    def _replaced(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        live = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
+        return {name: b.detach() for name, b in live.items() if b is not None and b is not buffers[name]}
+
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        """Gives the module its own parameters and buffers back."""
+        kept = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
+        try:
+            yield
+        finally:
+            for places, parameter in zip(self.parameter_places, self.vector.parameters, strict=True):
+                for owner, key in places:
+                    owner._parameters[key] = parameter
+            for name, value in kept.items():
+                owner, key = self.buffer_places[name]
+                owner._buffers[key] = value
+
+
+def _parameter_places(module: nn.Module, parameters: tuple[Tensor, ...]) -> list[list[tuple[nn.Module, str]]]:
+    """Finds where each parameter hangs in the module: tied ones hang in several places."""
+    return [
+        [(owner, key) for owner in module.modules() for key, value in owner._parameters.items() if value is parameter]
+        for parameter in parameters
+    ]
+
+
+def _note(touched: set[str], name: str) -> Any:
+    return lambda gradient: touched.add(name)
+
+
+def _shaped(piece: Tensor, like: Tensor) -> Tensor:
+    """Views a part of a flat vector with a parameter's shape and memory layout."""
+    if like.is_contiguous():
+        return piece.view(like.shape)
+    order = sorted(range(like.ndim), key=like.stride, reverse=True)
+    inverse = sorted(range(like.ndim), key=order.__getitem__)
+    return piece.view([like.shape[dim] for dim in order]).permute(inverse)
+
+
+def _reads(function: Any, name: str) -> bool:
+    """Says whether a function's own code reads an argument; True where its code cannot be seen."""
+    code = getattr(function, "__code__", None)
+    if code is None or hasattr(function, "__wrapped__") or name not in code.co_varnames:
+        return True
+    if name in code.co_cellvars:
+        return True
+    return any(name in (i.argval if isinstance(i.argval, tuple) else (i.argval,)) for i in dis.get_instructions(code))

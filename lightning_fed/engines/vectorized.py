@@ -1,0 +1,174 @@
+"""Trains many clients of a cohort at once: their weights are the rows of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.engines.base import Engine
+from lightning_fed.engines.lane_batches import LaneBatches
+from lightning_fed.engines.lane_log import LaneLog
+from lightning_fed.engines.lanes import Lanes
+from lightning_fed.engines.local_step import overriding_hooks
+from lightning_fed.engines.stacked_step import StackedStep
+from lightning_fed.hooks import Client, Update
+from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
+
+__all__ = ["VectorizedEngine"]
+
+
+class VectorizedEngine(Engine):
+    """Trains a chunk of clients under ``torch.func.vmap``, then lets them enter the round one by one.
+
+    Args:
+        *args: See ``Engine``.
+        chunk_size: Clients trained at once.
+
+    Raises:
+        CannotStack: If the model or the run cannot train this way.
+    """
+
+    def __init__(self, *args: Any, chunk_size: int) -> None:
+        super().__init__(*args)
+        self.chunk_size = chunk_size
+        self.step = StackedStep(self.trainer, self.module)
+        self.lanes = Lanes(self.trainer, min(chunk_size, self.trainer.cohort_size))
+        self.gradient_hooks = overriding_hooks(self.trainer, "on_before_optimizer_step")
+        self.client_start_hooks = overriding_hooks(self.trainer, "on_client_start")
+        self.clip_val = self.trainer.gradient_clip_val
+        self.last_gradients = self.lanes.matrix() if self.gradient_at == "last_step" else None
+        self.untrained = self.trainer.vector.gradients_except(self.optimizer.parameters)
+
+    def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
+        """Trains chunk after chunk; see ``Engine.updates``."""
+        for first in range(0, len(clients), self.chunk_size):
+            yield from self._train_chunk(clients[first : first + self.chunk_size])
+
+    def _train_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update]:
+        self.optimizer.start_client()
+        batches = LaneBatches(self.trainer, self.source, self.transfer, clients, self.step.reads_batch_idx)
+        log = LaneLog(len(clients))
+        self._start_clients(batches, clients)
+        options = self._run_steps(batches, log)
+        self.samples += batches.samples
+        yield from self._finish(batches, clients, log, options)
+
+    def _start_clients(self, batches: LaneBatches, clients: tuple[Client, ...]) -> None:
+        """Lets every client start at the global model, or where hooks displace it, in ascending order of id."""
+        trainer, lanes = self.trainer, self.lanes
+        lanes.start(len(clients), self.start)
+        lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
+        own_buffers = bool(trainer.buffers.values) and trainer.buffers.policy == "local"
+        apart = bool(self.client_start_hooks) or own_buffers or self.start_gradients.level == "client"
+        for client in clients if apart else ():
+            lane = lane_of[client.id]
+            trainer.vector.data.copy_(self.start)
+            trainer.buffers.load(client)
+            self.start_gradients.load(client)
+            lanes.keep_gradient(lane, self.start_gradients)
+            trainer.origin, trainer.displacement = self.start, None
+            seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id))
+            trainer.client = client
+            with lanes.of(lane, self.algorithms):
+                trainer.call("on_client_start", client, module=False)
+            lanes.take_start(lane, self.start)
+        trainer.client = trainer.displacement = None
+        lanes.close_start(self.start)
+
+    def _run_steps(self, batches: LaneBatches, log: LaneLog) -> list[tuple[float, float]]:
+        """Takes all local steps; returns learning rate and momentum of each."""
+        trainer, lanes, options = self.trainer, self.lanes, []
+        first = min(client.id for client in batches.clients)
+        seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, batches.clients[0].round, first))
+        lanes.optimizer.start(len(batches.clients))
+        for step in range(batches.steps[0]):
+            trainer.local_step = step
+            lanes.narrow(batches.active(step))
+            self._take_gradients(batches, log, step)
+            self._edit_gradients()
+            if self.needs_distance:
+                options.append(self.optimizer.step_options)
+            lanes.optimizer.step(lanes.gradients)
+            self.optimizer.after_step(step + 1)
+        trainer.local_step = 0
+        return options
+
+    def _take_gradients(self, batches: LaneBatches, log: LaneLog, step: int) -> None:
+        lanes = self.lanes
+        for run in batches.runs(step):
+            weights = lanes.gradient_points(run.lanes)
+            buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
+            gradients, logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size)
+            lanes.take_gradients(run.lanes, gradients)
+            log.add(run.lanes, logged, totals)
+
+    def _edit_gradients(self) -> None:
+        """Lets client algorithms add to the gradients of all active lanes, then clips: add, clip, step."""
+        lanes = self.lanes
+        if self.last_gradients is not None:
+            self.last_gradients[: lanes.active].copy_(lanes.gradients[: lanes.active])
+            for part in self.untrained:
+                self.last_gradients[: lanes.active, part] = 0
+        if self.gradient_hooks:
+            with lanes.stacked(self.algorithms):
+                for hook in self.gradient_hooks:
+                    hook(self.trainer, self.module, self.optimizer.optimizer)
+        if self.clip_val:
+            lanes.clip(self.clip_val, self.trainer.gradient_clip_algorithm or "norm", self.untrained)
+
+    def _finish(
+        self, batches: LaneBatches, clients: tuple[Client, ...], log: LaneLog, options: list[tuple[float, float]]
+    ) -> Iterator[Update]:
+        """Yields the updates of those that did not diverge, in ascending order of id."""
+        lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
+        finite = self._finite(len(clients), log)
+        for client in clients:
+            if not finite[lane_of[client.id]]:
+                self.divergence.leave_out(client)
+        left = [client for client in clients if finite[lane_of[client.id]]]
+        apart = bool(self.trainer.max_diverged)  # one that a hook spoils is forgotten alone
+        if not apart:
+            self.recorder.merge(log.of([lane_of[client.id] for client in left]))
+        for client in left:
+            lane = lane_of[client.id]
+            if apart:
+                self.recorder.mark()
+                self.recorder.merge(log.of([lane]))
+            with self.lanes.of(lane, self.algorithms):
+                update = self._update(client, lane, options[: batches.steps[lane]], batches.steps[lane])
+                if update is not None and update.distance:
+                    yield update
+
+    def _finite(self, count: int, log: LaneLog) -> list[bool]:
+        """Says of each lane whether its weights, loss, buffers and gradient at the start are finite; one read."""
+        lanes = self.lanes
+        sizes: Tensor = torch.linalg.vector_norm(lanes.deltas(), dim=1)
+        loss = log.total("train/loss")
+        sizes = sizes if loss is None else sizes + loss
+        for name in self.divergence.finite_buffers:
+            sizes = sizes + torch.linalg.vector_norm(lanes.buffers[name][:count].flatten(1), dim=1)
+        if self.start_gradients.method_level == "client":
+            sizes = sizes + torch.linalg.vector_norm(lanes.own_gradients[:count], dim=1) + lanes.own_losses()
+        finite: list[bool] = torch.isfinite(sizes).tolist()
+        return finite
+
+    def _update(self, client: Client, lane: int, options: list[tuple[float, float]], steps: int) -> Update | None:
+        """Puts the trained client into the resident module and reads its update."""
+        trainer, lanes = self.trainer, self.lanes
+        trainer.vector.data.copy_(lanes.weights[lane])
+        trainer.origin = lanes.origin_of(lane)
+        if lanes.buffers:
+            trainer.buffers.live.load({name: rows[lane] for name, rows in lanes.buffers.items()})
+        lanes.give_gradient(lane, self.start_gradients, client)
+        update = Update(client, lanes.deltas()[lane], steps)
+        if self.gradient_at == "last_step" and self.gradient is not None and self.last_gradients is not None:
+            self.gradient.copy_(self.last_gradients[lane])
+        if self.gradient_at is not None and not self._take_gradient(update):
+            return None
+        update.buffers = trainer.buffers.live.tensors() if lanes.buffers else {}
+        if self.needs_distance:
+            update.distance = self._distance(options)
+        return update
