@@ -18,7 +18,7 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.errors import FederatedError
 from lightning_fed.facade import TrainerFacade
-from lightning_fed.run import Run, create_run, describe, fingerprint
+from lightning_fed.run import Run, create_run, describe, fingerprint, write_atomically
 from lightning_fed.runlog import RunLog
 from lightning_fed.state import find_checkpoint
 from lightning_fed.vector import ParameterVector
@@ -41,6 +41,8 @@ class RunKeeping(TrainerFacade):
     logger_choice: Any
     vector: ParameterVector
     source: Any
+    engine: str
+    engine_choice: dict[str, Any] | None
     _options: dict[str, Any]
 
     def __init__(self) -> None:
@@ -105,12 +107,21 @@ class RunKeeping(TrainerFacade):
 
     def _log_start(self, log: RunLog) -> None:
         """Records config, split and size before the first round."""
-        facts: dict[str, Any] = {"parameters": self.vector.numel}
+        facts: dict[str, Any] = {"parameters": self.vector.numel, "engine": self.engine_choice}
         if hasattr(self.datamodule, "split_summary"):
             facts["split"] = self.datamodule.split_summary()
         log.log_config({**self._config(), **facts})
+        self._note_engine()
         if self.run is not None and log.loggers and self.is_global_zero:
             self._draw_split(self.run, log)
+
+    def _note_engine(self) -> None:
+        """Writes which engine ``auto`` chose, and why, below the run's config."""
+        path = None if self.run is None else self.run.path / "config.yaml"
+        if self.engine == "auto" and self.engine_choice is not None and path is not None and path.is_file():
+            line = "# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in self.engine_choice.items()) + "\n"
+            if line not in (text := path.read_text()):
+                write_atomically(path, (text + line).encode())
 
     def _draw_split(self, run: Run, log: RunLog) -> None:
         """Writes the pictures of the split into the run's folder, and gives them to the loggers."""

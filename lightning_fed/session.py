@@ -55,6 +55,7 @@ class TrainerSession(RunKeeping):
         totals: Counts over the run: samples seen, gradients computed, communication rounds, bytes each way.
         source: The clients' batches, on the device.
         cohort_size: Clients drawn in a round.
+        engine_choice: The engine in use, why, and how many clients it trains at once; None before the first round.
     """
 
     clients_per_round: int | float
@@ -77,6 +78,7 @@ class TrainerSession(RunKeeping):
         self.val_loaders: dict[str, Any] = {}
         self.test_loaders: dict[str, Any] = {}
         self.resumed = False
+        self.engine_choice: dict[str, Any] | None = None
         self.reset_position()
 
     def reset_position(self) -> None:
@@ -87,7 +89,7 @@ class TrainerSession(RunKeeping):
         self.round_metrics: dict[str, float] = {}
         self.validated = False
         self.totals = no_totals()
-        self.displacement = None
+        self.displacement = self.engine_choice = None
 
     def _set_up_evaluation(self, name: str, ckpt_path: str | None, weights: str | None) -> dict[str, Any]:
         """Sets up for validate, test or predict; returns its data sets by name."""

@@ -129,6 +129,7 @@ class FederatedTrainer(TrainerSession):
         super().__init__()
         self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision)
         set_determinism(deterministic)
+        self.deterministic = deterministic
         self._options = {key: describe(value) for key, value in options.items()}
         self._seed = seed
         self.logger_choice: Any = logger
@@ -216,8 +217,9 @@ class FederatedTrainer(TrainerSession):
             log = RunLog(self.logger_choice, self.run, resumed_at)
             self.loggers, status = log.loggers, "failed"
             try:
+                loop = RoundLoop(self, log, stop)
                 self._log_start(log)
-                RoundLoop(self, log, stop).run()
+                loop.run()
                 status = "success"
             finally:
                 log.close(status)

@@ -6,19 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.seed import isolate_rng
-from torchmetrics import Metric
 
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.local_step import overriding_hooks
+from lightning_fed.engines.measure import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.stacked_optimizer import ELEMENTWISE
-from lightning_fed.engines.stacked_step import CannotStack, StackedStep
+from lightning_fed.engines.stacked_step import CannotStack
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, FederatedCallback
-from lightning_fed.metrics import metric_states
+from lightning_fed.flat_optimizer import ELEMENTWISE
+from lightning_fed.hooks import FederatedCallback
 from lightning_fed.transfer import overrides
 
 if TYPE_CHECKING:
@@ -34,10 +31,14 @@ _CALLBACK_HOOKS = (
     "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_local_step_start", "on_train_batch_start",
     "on_train_batch_end",
 )  # fmt: skip
+# A chunk larger than this is no faster and only takes memory: what a step costs apart from its clients is paid off.
+_LARGEST_CHUNK = 128
+# On a GPU a model of up to so many weights leaves most of it idle when it trains alone.
+_SMALL_ON_GPU = 10_000_000
 
 
 def make_engine(trainer: FederatedTrainer, module: LightningModule, *parts: Any) -> Engine:
-    """Builds the engine that the trainer's ``engine`` asks for.
+    """Builds the engine that the trainer's ``engine`` asks for, and notes it in the trainer's ``engine_choice``.
 
     Args:
         trainer: The trainer, set up for ``fit``.
@@ -48,42 +49,76 @@ def make_engine(trainer: FederatedTrainer, module: LightningModule, *parts: Any)
         FederatedError: If ``engine`` is ``vectorized`` and the model or the run cannot train this way.
     """
     if trainer.engine == "sequential":
+        trainer.engine_choice = {"engine": "sequential"}
+    elif trainer.engine_choice is None:
+        trainer.engine_choice = _choose(trainer, module, parts[0])
+        if trainer.engine == "auto":
+            rank_zero_info(f"Engine: {trainer.engine_choice['engine']}, as {trainer.engine_choice['reason']}.")
+    choice = trainer.engine_choice
+    if choice["engine"] == "sequential":
         return SequentialEngine(trainer, module, *parts)
+    return VectorizedEngine(trainer, module, *parts, chunk_size=choice["chunk_size"])
+
+
+def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any) -> dict[str, Any]:
     try:
-        expect_stackable(trainer, module)
-        try_step(trainer, module, parts[0])
-    except CannotStack as reason:
+        _expect_hooks_that_stack(trainer, module)
+        probe = StepProbe(trainer, module, source)
+        draws = probe.expect_stackable()
+    except CannotStack as refusal:
         if trainer.engine == "vectorized":
             raise FederatedError(
-                f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {reason}: "
+                f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {refusal}: "
                 "set `--trainer.engine sequential`."
-            ) from reason
-        rank_zero_info(f"Clients train one after another, as {reason}.")
-        return SequentialEngine(trainer, module, *parts)
-    return VectorizedEngine(trainer, module, *parts, chunk_size=trainer.chunk_size or trainer.cohort_size)
+            ) from refusal
+        return {"engine": "sequential", "reason": str(refusal)}
+    size = trainer.chunk_size or max(1, min(trainer.cohort_size, _LARGEST_CHUNK, probe.lanes_that_fit()))
+    if trainer.engine == "vectorized":
+        return {"engine": "vectorized", "chunk_size": size, "reason": "it was asked for"}
+    wins, why = _by_rule(trainer, draws) if trainer.deterministic else _by_time(probe, size, draws)
+    return (
+        {"engine": "vectorized", "chunk_size": size, "reason": why} if wins else {"engine": "sequential", "reason": why}
+    )
 
 
-def expect_stackable(trainer: FederatedTrainer, module: LightningModule) -> None:
+def _by_rule(trainer: FederatedTrainer, draws: bool) -> tuple[bool, str]:
+    """Decides without a clock, which would decide otherwise on another day."""
+    if draws:
+        return False, "the model draws random numbers in training, which would be others for many clients at once"
+    if trainer.vector.device.type == "cuda":
+        small = trainer.vector.numel <= _SMALL_ON_GPU
+        return small, f"the model has {'up to' if small else 'more than'} {_SMALL_ON_GPU:,} weights"
+    convolves = any(p.ndim > 2 for p in trainer.vector.parameters)
+    return not convolves, f"the model has {'convolutions' if convolves else 'no convolutions'} and trains on a CPU"
+
+
+def _by_time(probe: StepProbe, size: int, draws: bool) -> tuple[bool, str]:
+    alone, together = probe.seconds_alone(), probe.seconds_together(size) / size
+    told = f"a client's step takes {1e6 * together:.0f} µs when {size} train at once and {1e6 * alone:.0f} µs alone"
+    if together < alone and draws:
+        told += "; the random numbers that the model draws are others than one after another"
+    return together < alone, told
+
+
+def _expect_hooks_that_stack(trainer: FederatedTrainer, module: LightningModule) -> None:
     """Refuses what a step of many clients at once has no place for.
 
     Raises:
         CannotStack: If the module, a callback or an option asks for it.
     """
-    name = type(module).__name__
     for hook in _MODULE_HOOKS:
         if overrides(module, hook):
-            raise CannotStack(f"{name} overrides `{hook}`, which is for one client")
+            raise CannotStack(f"{type(module).__name__} overrides `{hook}`, which is for one client")
     for hook in _CALLBACK_HOOKS:
-        if methods := overriding_hooks(trainer, hook):
-            owner = getattr(methods[0], "__self__", methods[0])
-            raise CannotStack(f"{type(owner).__name__} overrides `{hook}`, which is for one client")
+        for method in overriding_hooks(trainer, hook):
+            raise CannotStack(f"{_owner(method)} overrides `{hook}`, which is for one client")
     for hook in ("on_client_start", "on_before_optimizer_step"):
         for method in overriding_hooks(trainer, hook):
             owner = getattr(method, "__self__", None)
             if not (isinstance(owner, FederatedCallback) and owner.stacks):
-                raise CannotStack(f"{type(owner).__name__} overrides `{hook}` without saying `stacks = True`")
+                raise CannotStack(f"{_owner(method)} overrides `{hook}` without saying `stacks = True`")
     if trainer.accumulate_grad_batches > 1:
-        raise CannotStack(f"accumulate_grad_batches is {trainer.accumulate_grad_batches}")
+        raise CannotStack(f"`--trainer.accumulate_grad_batches` is {trainer.accumulate_grad_batches}")
     assert trainer.local_optimizer is not None
     optimizer = trainer.local_optimizer.optimizer
     if type(optimizer) not in ELEMENTWISE:
@@ -92,40 +127,5 @@ def expect_stackable(trainer: FederatedTrainer, module: LightningModule) -> None
         raise CannotStack(f"{type(optimizer).__name__} is differentiable")
 
 
-def try_step(trainer: FederatedTrainer, module: LightningModule, source: Any) -> None:
-    """Takes the gradients of two clients on their first batches, and puts everything back.
-
-    Raises:
-        CannotStack: If that fails.
-    """
-    sizes = source.sizes
-    clients = tuple(Client(int(i), int(sizes[i]), 1) for i in sizes.argsort(kind="stable")[::-1][:2] if sizes[i])
-    step = StackedStep(trainer, module)
-    metrics, counts = metric_states(module.modules()), _update_counts(module)
-    with isolate_rng():
-        from lightning_fed.transfer import batch_transfer
-
-        transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
-        batches = LaneBatches(trainer, source, transfer, clients, by_index=False)
-        try:
-            for run in batches.runs(0):
-                count = run.lanes.stop - run.lanes.start
-                weights = trainer.vector.data.expand(count, -1).clone()
-                live = trainer.buffers.live.tensors()
-                buffers = {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()}
-                gradients, _, _ = step(weights, buffers, run.batch, run.batch_idx, run.size)
-        except CannotStack:
-            raise
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise CannotStack(f"{type(module).__name__} does not go through torch.func.vmap ({lines[0]})") from error
-        finally:
-            changed = _update_counts(module) != counts
-            for metric, state in metrics:
-                vars(metric).update(state)
-    if changed:
-        raise CannotStack("it updates torchmetrics objects in `training_step`, whose state vmap cannot keep apart")
-
-
-def _update_counts(module: LightningModule) -> list[int]:
-    return [metric._update_count for metric in module.modules() if isinstance(metric, Metric)]
+def _owner(method: Any) -> str:
+    return type(getattr(method, "__self__", method)).__name__

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
-from lightning_fed.engines.stacked_optimizer import StackedOptimizer
 from lightning_fed.engines.start_gradients import StartGradients
+from lightning_fed.flat_optimizer import FlatOptimizer
 from lightning_fed.hooks import Client
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ class Lanes:
         self.weights = vector.data.new_empty(capacity, vector.numel)
         self.gradients = self._gradients = torch.zeros_like(self.weights)
         assert trainer.local_optimizer is not None
-        self.optimizer = StackedOptimizer(trainer.local_optimizer.optimizer, vector, self.weights)
+        self.optimizer = FlatOptimizer(
+            trainer.local_optimizer.optimizer, vector, self.weights, self.gradients, fuse=True
+        )
         live = trainer.buffers.live.tensors()
         self.buffers = {name: b.unsqueeze(0).repeat(capacity, *[1] * b.ndim) for name, b in live.items()}
         self.own_gradients = trainer.weights.new_empty(0, vector.numel)

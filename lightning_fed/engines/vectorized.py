@@ -41,6 +41,8 @@ class VectorizedEngine(Engine):
         self.clip_val = self.trainer.gradient_clip_val
         self.last_gradients = self.lanes.matrix() if self.gradient_at == "last_step" else None
         self.untrained = self.trainer.vector.gradients_except(self.optimizer.parameters)
+        # It lends its options alone; a schedule would warn that it steps before its optimizer does.
+        self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains chunk after chunk; see ``Engine.updates``."""
@@ -91,7 +93,7 @@ class VectorizedEngine(Engine):
             self._edit_gradients()
             if self.needs_distance:
                 options.append(self.optimizer.step_options)
-            lanes.optimizer.step(lanes.gradients)
+            lanes.optimizer.step(lanes.gradients[: lanes.active])
             self.optimizer.after_step(step + 1)
         trainer.local_step = 0
         return options
@@ -149,7 +151,7 @@ class VectorizedEngine(Engine):
         loss = log.total("train/loss")
         sizes = sizes if loss is None else sizes + loss
         for name in self.divergence.finite_buffers:
-            sizes = sizes + torch.linalg.vector_norm(lanes.buffers[name][:count].flatten(1), dim=1)
+            sizes = sizes + torch.linalg.vector_norm(lanes.buffers[name][:count].reshape(count, -1), dim=1)
         if self.start_gradients.method_level == "client":
             sizes = sizes + torch.linalg.vector_norm(lanes.own_gradients[:count], dim=1) + lanes.own_losses()
         finite: list[bool] = torch.isfinite(sizes).tolist()

@@ -3,5 +3,16 @@
 from lightning_fed.models.backbones import CNN, MLP, Backbone, LeNet, LogisticRegression
 from lightning_fed.models.classifier import Classifier, ImageClassifier
 from lightning_fed.models.recurrent import CharLSTM
+from lightning_fed.models.resnet import ResNet18
 
-__all__ = ["CNN", "MLP", "Backbone", "CharLSTM", "Classifier", "ImageClassifier", "LeNet", "LogisticRegression"]
+__all__ = [
+    "CNN",
+    "MLP",
+    "Backbone",
+    "CharLSTM",
+    "Classifier",
+    "ImageClassifier",
+    "LeNet",
+    "LogisticRegression",
+    "ResNet18",
+]

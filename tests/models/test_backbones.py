@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.models import CNN, MLP, LeNet, LogisticRegression
+from lightning_fed.models import CNN, MLP, LeNet, LogisticRegression, ResNet18
 
 
 def count(module: nn.Module) -> int:
@@ -27,6 +27,18 @@ def count(module: nn.Module) -> int:
         (MLP(64, hidden=[32, 16], num_classes=5), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 16 * 5 + 5),
         (MLP(64, hidden=()), (64,), 650),
         (LogisticRegression(784), (1, 28, 28), 7_850),
+        # Stem, stages of 64, 128, 256 and 512 channels (weights, then pairs of normalisations), linear layer.
+        (
+            ResNet18(),
+            (3, 32, 32),
+            (1_728 + 128)
+            + (4 * 36_864 + 4 * 128)
+            + (73_728 + 3 * 147_456 + 8_192 + 5 * 256)
+            + (294_912 + 3 * 589_824 + 32_768 + 5 * 512)
+            + (1_179_648 + 3 * 2_359_296 + 131_072 + 5 * 1_024)
+            + 5_130,
+        ),
+        (ResNet18(100, in_channels=1, groups=32), (1, 8, 8), 11_173_962 - 1_152 + 90 * 513),
     ],
     ids=[
         "lenet",
@@ -40,6 +52,8 @@ def count(module: nn.Module) -> int:
         "mlp-deep",
         "mlp-none",
         "logistic",
+        "resnet",
+        "resnet-grey",
     ],
 )
 def test_parameters_and_output_shape(backbone: nn.Module, shape: tuple[int, ...], parameters: int) -> None:
@@ -76,8 +90,36 @@ def test_logistic_regression_is_linear() -> None:
     torch.testing.assert_close(net(x), x.reshape(2, 4) @ net.linear.weight.T + net.linear.bias)
 
 
+def by_hand(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A basic block: two convolutions with normalisation, beside the input or a 1x1 convolution of it."""
+    stride = block.conv1.stride
+    hidden = block.bn1(nn.functional.conv2d(x, block.conv1.weight, stride=stride, padding=1)).relu()
+    shortcut = x if block.downsample is None else block.downsample(x)
+    return (block.bn2(nn.functional.conv2d(hidden, block.conv2.weight, padding=1)) + shortcut).relu()
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_resnet_is_the_network_of_its_docstring(norm) -> None:
+    net = ResNet18(5, norm=norm, groups=4)
+    kind = nn.GroupNorm if norm == "group" else nn.BatchNorm2d
+    norms = [m for m in net.modules() if isinstance(m, (nn.GroupNorm, nn.BatchNorm2d))]
+    assert len(norms) == 20
+    assert all(type(m) is kind for m in norms)
+    assert norm == "batch" or {m.num_groups for m in norms} == {4}
+    net.eval()
+    x, parts = torch.rand(2, 3, 16, 16), net.layers
+    maps = parts.bn1(nn.functional.conv2d(x, parts.conv1.weight, padding=1)).relu()
+    for stage in (parts.layer1, parts.layer2, parts.layer3, parts.layer4):
+        for block in stage:
+            maps = by_hand(block, maps)
+    assert maps.shape == (2, 512, 2, 2)  # three stages halve the side
+    torch.testing.assert_close(net(x), parts.fc(maps.mean(dim=(2, 3))))
+
+
 @pytest.mark.parametrize(
-    "make", [LeNet, CNN, lambda: MLP(64), lambda: LogisticRegression(64)], ids=["lenet", "cnn", "mlp", "log"]
+    "make",
+    [LeNet, CNN, lambda: MLP(64), lambda: LogisticRegression(64), ResNet18],
+    ids=["lenet", "cnn", "mlp", "log", "resnet"],
 )
 def test_initialisation_follows_the_seed(make) -> None:
     def initial(seed: int) -> torch.Tensor:
@@ -99,6 +141,8 @@ def test_initialisation_follows_the_seed(make) -> None:
         (lambda: MLP(784), (2, 1, 8, 8), ["MLP", "expected 784", "--model.backbone.in_features 64"]),
         (lambda: LogisticRegression(4), (2, 5), ["LogisticRegression", "--model.backbone.in_features 5"]),
         (lambda: LogisticRegression(4), (4,), ["LogisticRegression", "(4,)"]),
+        (ResNet18, (2, 1, 32, 32), ["ResNet18", "(B, 3, H, W)", "(2, 1, 32, 32)", "--model.backbone.in_channels"]),
+        (ResNet18, (2, 3, 32), ["ResNet18", "(2, 3, 32)"]),
     ],
 )
 def test_wrong_input_shape_names_backbone_and_option(make, shape: tuple[int, ...], words: list[str]) -> None:
@@ -124,6 +168,11 @@ def test_wrong_input_shape_names_backbone_and_option(make, shape: tuple[int, ...
         (lambda: MLP(0), "--model.backbone.in_features"),
         (lambda: MLP(64, hidden=(32, 0)), "--model.backbone.hidden"),
         (lambda: LogisticRegression(64, num_classes=-3), "--model.backbone.num_classes"),
+        (lambda: ResNet18(num_classes=0), "--model.backbone.num_classes` to be at least 1, got 0"),
+        (lambda: ResNet18(in_channels=0), "--model.backbone.in_channels"),
+        (lambda: ResNet18(groups=3), "--model.backbone.groups` to be a divisor of 64, got 3"),
+        (lambda: ResNet18(groups=0), "--model.backbone.groups"),
+        (lambda: ResNet18(norm="layer"), "--model.backbone.norm` to be group or batch, got 'layer'"),
     ],
 )
 def test_impossible_sizes_are_refused(make, option: str) -> None:

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningCLI
 from torch.optim import SGD
 
-from lightning_fed.models import CNN, MLP, ImageClassifier, LeNet, LogisticRegression
+from lightning_fed.models import CNN, MLP, ImageClassifier, LeNet, LogisticRegression, ResNet18
 
 LENET = ["--model", "ImageClassifier", "--model.backbone", "LeNet"]
 
@@ -40,10 +40,11 @@ def dump(cli: LightningCLI) -> dict:
         (["CNN", "--model.backbone.channels", "[8, 4]", "--model.backbone.hidden", "[16]"], CNN),
         (["MLP", "--model.backbone.in_features", "64", "--model.backbone.hidden", "[32, 16]"], MLP),
         (["LogisticRegression", "--model.backbone.in_features", "64"], LogisticRegression),
+        (["ResNet18", "--model.backbone.norm", "batch"], ResNet18),
         (["torchvision.ops.MLP", "--model.backbone.in_channels=64", "--model.backbone.hidden_channels=[10]"], None),
         (["torchvision.models.resnet18", "--model.backbone.num_classes=10"], None),
     ],
-    ids=["lenet", "cnn", "mlp", "logistic", "class-of-another-package", "function-of-another-package"],
+    ids=["lenet", "cnn", "mlp", "logistic", "resnet", "class-of-another-package", "function-of-another-package"],
 )
 def test_backbones_resolve_and_the_saved_config_parses_to_the_same(
     tmp_path: Path, args: list[str], backbone: type | None

@@ -1,0 +1,71 @@
+"""A residual network for small images."""
+
+from functools import partial
+from typing import Literal
+
+from torch import Tensor, nn
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.models.backbones import Backbone
+
+__all__ = ["ResNet18"]
+
+_NARROWEST = 64  # channels of the first stage; those of the others are multiples
+
+
+class ResNet18(Backbone):
+    """ResNet-18 with group normalisation; 11,173,962 parameters for 10 classes of 3x32x32 images.
+
+    torchvision's network with a stem for small images: the first convolution is 3x3 with stride 1, and no pooling
+    follows it. Sources: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; with two groups in each
+    group normalisation, Reddi et al., "Adaptive Federated Optimization", ICLR 2021. Batch normalisation mixes the
+    statistics of clients that are unlike: what becomes of them is the aggregator's option ``buffers``.
+
+    Args:
+        num_classes: Number of classes, at least 1.
+        in_channels: Channels of the images: 1 for grey, 3 for colour.
+        norm: ``group`` or ``batch`` normalisation.
+        groups: Groups of each group normalisation, a divisor of 64.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, in_channels: int = 3, norm: Literal["group", "batch"] = "group", groups: int = 2
+    ) -> None:
+        super().__init__()
+        for name, count in {"num_classes": num_classes, "in_channels": in_channels}.items():
+            if count < 1:
+                raise FederatedError(f"ResNet18 expected `--model.backbone.{name}` to be at least 1, got {count}.")
+        if norm not in ("group", "batch"):
+            raise FederatedError(f"ResNet18 expected `--model.backbone.norm` to be group or batch, got {norm!r}.")
+        if groups < 1 or _NARROWEST % groups:
+            raise FederatedError(
+                f"ResNet18 expected `--model.backbone.groups` to be a divisor of {_NARROWEST}, got {groups}."
+            )
+        # Here, because its import takes half a second.
+        from torchvision.models import resnet18
+
+        self.in_channels = in_channels
+        layer = partial(nn.GroupNorm, groups) if norm == "group" else nn.BatchNorm2d
+        self.layers = resnet18(num_classes=num_classes, norm_layer=layer)
+        self.layers.conv1 = nn.Conv2d(in_channels, _NARROWEST, kernel_size=3, padding=1, bias=False)
+        # As torchvision initialises its own convolutions.
+        nn.init.kaiming_normal_(self.layers.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.layers.maxpool = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes logits of shape (B, num_classes) from images of shape (B, in_channels, H, W).
+
+        Raises:
+            FederatedError: If the images have another shape.
+        """
+        # Every local step comes here: one comparison, and words only for a mistake.
+        if x.ndim != 4 or x.shape[1] != self.in_channels:
+            raise FederatedError(
+                f"ResNet18 expected images of shape (B, {self.in_channels}, H, W), got {tuple(x.shape)}: change "
+                "`--model.backbone.in_channels`, or choose other data."
+            )
+        logits: Tensor = self.layers(x)
+        return logits

@@ -1,0 +1,202 @@
+"""Which engine a run gets, why, and what is said where many clients cannot train at once."""
+
+import json
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torchmetrics
+from engine_parts import CLASSES, FEATURES, Model, agree, data, train
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fed.client_algorithms import ClientAlgorithm, FedProx
+from lightning_fed.engines import SequentialEngine, VectorizedEngine, choice
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback
+
+
+class Branches(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        return loss if loss > 1 else 2 * loss
+
+
+class KeepsMetric(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.accuracy.update(1.0)
+        return super().training_step(batch, batch_idx)
+
+
+class LogsMetric(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("train/mean", self.accuracy)
+        return super().training_step(batch, batch_idx)
+
+
+class LeavesOut(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.net[:1](batch[0])[:, :CLASSES], batch[1])
+
+
+class OwnBackward(Model):
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+
+class Watches(pl.Callback):
+    def on_train_batch_end(self, *args: Any) -> None:
+        pass
+
+
+class Starts(FederatedCallback):
+    def on_client_start(self, trainer: Any, pl_module: Any, client: Any) -> None:
+        self.client = client
+
+
+class Adds(ClientAlgorithm):
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        trainer.vector.add_to_gradient(trainer.vector.data)
+
+
+class AddsToAll(Adds):
+    stacks = True
+
+
+REFUSED = {
+    "control flow": (Branches, [], {}, r"Branches does not go through torch.func.vmap \(.*data-dependent"),
+    "metric": (KeepsMetric, [], {}, "updates torchmetrics objects"),
+    "logged metric": (LogsMetric, [], {}, "logs torchmetrics objects"),
+    "no gradient": (LeavesOut, [], {}, r"`net.2.weight` gets no gradient"),
+    "own hook": (OwnBackward, [], {}, "OwnBackward overrides `backward`"),
+    "callback": (Model, [Watches], {}, "Watches overrides `on_train_batch_end`"),
+    "start": (Model, [Starts], {}, "Starts overrides `on_client_start` without saying `stacks = True`"),
+    "algorithm": (Model, [Adds], {}, "Adds overrides `on_before_optimizer_step` without saying"),
+    "accumulation": (Model, [], {"accumulate_grad_batches": 2}, "accumulate_grad_batches` is 2"),
+    "optimizer": (
+        lambda: Model(optimizer=lambda m: torch.optim.Adafactor(m.parameters())), [], {}, "Adafactor is not known",
+    ),
+    "LBFGS": (lambda: Model(optimizer=lambda m: torch.optim.LBFGS(m.parameters())), [], {}, "LBFGS is not known"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_train_at_once_is_refused_in_one_sentence_and_auto_falls_back(tmp_path, name, monkeypatch):
+    make, callbacks, options, message = REFUSED[name]
+    told: list[str] = []
+    monkeypatch.setattr(choice, "rank_zero_info", told.append)
+    with pytest.raises(FederatedError, match=message) as caught:
+        train(tmp_path, make, "vectorized", *[callback() for callback in callbacks], **options)
+    assert "\n" not in str(caught.value)
+    assert "`--trainer.engine sequential`" in str(caught.value)
+    fallen = train(tmp_path, make, "auto", *[callback() for callback in callbacks], **options)
+    assert fallen.trainer.engine_choice["engine"] == "sequential"
+    (line,) = told
+    assert "\n" not in line
+    agree(train(tmp_path, make, "sequential", *[callback() for callback in callbacks], **options), fallen, rtol=0)
+
+
+def test_an_algorithm_of_the_users_own_that_says_so_works_on_all_at_once(tmp_path):
+    agree(*(train(tmp_path, Model, engine, AddsToAll()) for engine in ("sequential", "vectorized")))
+    plain = train(tmp_path, Model, "vectorized")
+    assert not torch.allclose(plain.deltas[0], train(tmp_path, Model, "vectorized", AddsToAll()).deltas[0])
+
+
+@pytest.mark.parametrize(("alone", "together", "chosen"), [(2.0, 3.0, "vectorized"), (0.1, 3.0, "sequential")])
+def test_auto_takes_the_faster_one(tmp_path, monkeypatch, alone, together, chosen):
+    monkeypatch.setattr(choice.StepProbe, "seconds_alone", lambda probe: alone)
+    monkeypatch.setattr(choice.StepProbe, "seconds_together", lambda probe, count: together)
+    used: list[str] = []
+    for kind in (SequentialEngine, VectorizedEngine):
+        monkeypatch.setattr(kind, "updates", _noting(kind, used))
+    run = train(tmp_path, Model, "auto")
+    assert run.trainer.engine_choice["engine"] == chosen
+    assert set(used) == {chosen}
+    assert "µs" in run.trainer.engine_choice["reason"]
+
+
+def _noting(kind: type, used: list[str]) -> Any:
+    train_them = kind.updates
+
+    def updates(self: Any, clients: Any) -> Any:
+        used.append(kind.__name__.removesuffix("Engine").lower())
+        return train_them(self, clients)
+
+    return updates
+
+
+def conv() -> Model:
+    image = nn.Unflatten(1, (1, FEATURES))
+    return Model(nn.Sequential(image, nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, CLASSES)))
+
+
+def dropout() -> Model:
+    return Model(nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, CLASSES)))
+
+
+@pytest.mark.parametrize(
+    ("make", "chosen", "reason"),
+    [(Model, "vectorized", "no convolutions"), (conv, "sequential", "convolutions"), (dropout, "sequential", "random")],
+)
+@pytest.mark.parametrize("deterministic", [True, "warn"])
+def test_no_clock_decides_where_runs_must_be_deterministic(tmp_path, monkeypatch, make, chosen, reason, deterministic):
+    def clock(*args: Any) -> float:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr(choice.StepProbe, "_fastest", clock)
+    run = train(tmp_path, make, "auto", deterministic=deterministic)
+    torch.use_deterministic_algorithms(False)
+    assert run.trainer.engine_choice["engine"] == chosen
+    assert reason in run.trainer.engine_choice["reason"]
+
+
+def test_a_resumed_run_keeps_the_choice(tmp_path, monkeypatch):
+    kept = {"enable_checkpointing": True, "logger": []}
+    monkeypatch.setattr(choice.StepProbe, "seconds_alone", lambda probe: 9.0)
+    first = train(tmp_path, Model, "auto", max_rounds=1, name="run", **kept)
+    assert first.trainer.engine_choice["engine"] == "vectorized"
+    monkeypatch.setattr(choice.StepProbe, "seconds_alone", lambda probe: 0.0)
+    again = train(tmp_path, Model, "auto", max_rounds=3, name="run", **kept)
+    assert again.trainer.engine_choice["engine"] == "sequential", "another run measures again"
+    torch.manual_seed(5)
+    last = first.trainer.run.checkpoints / "last.ckpt"
+    first.trainer.max_rounds = 3
+    first.trainer.fit(Model(), data(), ckpt_path=str(last))
+    assert first.trainer.engine_choice["engine"] == "vectorized"
+
+
+def test_the_choice_is_written_below_the_config(tmp_path, capsys):
+    from lightning_fed.cli import main
+
+    name = "auto"
+    main([
+        "fit", "--config", "configs/quickstart.yaml", "--trainer.engine", "auto", "--trainer.max_rounds", "1",
+        "--trainer.deterministic", "true", "--trainer.default_root_dir", str(tmp_path), "--trainer.name", name,
+        "--trainer.logger", "[]", "--trainer.enable_progress_bar", "false",
+    ])  # fmt: skip
+    torch.use_deterministic_algorithms(False)
+    (folder,) = (tmp_path / name).iterdir()
+    assert "# engine chosen by auto: engine vectorized" in (folder / "config.yaml").read_text()
+    assert json.loads((folder / "run.json").read_text())["name"] == name
+
+
+def test_measuring_leaves_nothing_changed(tmp_path):
+    def norm() -> Model:
+        return Model(nn.Sequential(nn.Linear(FEATURES, 5, bias=False), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)))
+
+    sizes = (8, 16, 24)
+    runs = [
+        train(tmp_path, norm, engine, FedProx(0.1), datamodule=data(sizes=sizes), **options)
+        for engine, options in (("auto", {}), ("vectorized", {}), ("auto", {"chunk_size": 1}))
+    ]
+    agree(runs[0], runs[1])
+    agree(runs[0], runs[2])

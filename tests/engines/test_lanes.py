@@ -1,0 +1,159 @@
+"""Clients that train at once stay apart, and memory follows how many they are."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_parts import CLASSES, FEATURES, SIZES, Model, agree, data, train
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
+from lightning_fed.engines import vectorized
+from lightning_fed.engines.lane_batches import LaneBatches
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import Client, FederatedCallback
+from lightning_fed.seeding import Purpose, generator_for
+
+
+@pytest.mark.parametrize(
+    "options", [{"local_epochs": 2, "local_steps": None}, {"local_epochs": None, "local_steps": 7}]
+)
+def test_each_client_meets_the_batches_that_it_meets_alone(options):
+    source, trainer = data().train_source(), SimpleNamespace(seed=4, **options)
+    clients = tuple(Client(i, size, 2) for i, size in enumerate(SIZES) if size)
+    batches = LaneBatches(trainer, source, None, clients, by_index=False)
+    met: dict[int, list[Any]] = {client.id: [] for client in clients}
+    for step in range(batches.steps[0]):
+        runs = list(batches.runs(step))
+        assert [run.lanes.stop for run in runs][-1] == batches.active(step)
+        assert [run.lanes.start for run in runs] == [0, *[run.lanes.stop for run in runs][:-1]]
+        for run in runs:
+            for lane in range(run.lanes.start, run.lanes.stop):
+                x, y = (part[lane - run.lanes.start] for part in run.batch)
+                assert len(x) == len(y) == run.size
+                met[batches.clients[lane].id].append((x, y))
+    for client in clients:
+        stream, alone = generator_for(4, Purpose.SHUFFLE, 2, client.id), []
+        while len(alone) < 40:
+            order = torch.randperm(client.num_samples, generator=stream)
+            alone += list(source.batches(client.id, order, 0))
+        assert len(met[client.id]) == (steps or 2 * -(-client.num_samples // 8))
+        for (x, y), (a, b) in zip(met[client.id], alone, strict=False):
+            assert torch.equal(x, a)
+            assert torch.equal(y, b)
+    assert batches.samples == sum(len(y) for got in met.values() for _, y in got)
+
+
+class Noise(Model):
+    """Its gradient is what it draws."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("drawn", torch.rand(()))
+        return (self.net(batch[0]) * torch.randn(CLASSES)).mean()
+
+
+def test_random_numbers_differ_between_clients_and_are_the_same_again(tmp_path):
+    def make() -> Noise:
+        return Noise(nn.Linear(FEATURES, CLASSES))
+
+    one, other = (train(tmp_path, make, "vectorized", datamodule=data(sizes=(8,) * 5)) for _ in range(2))
+    agree(one, other, rtol=0)
+    signs = {tuple(delta[-CLASSES:].sign().tolist()) for delta in one.deltas}
+    assert len({tuple(delta.tolist()) for delta in one.deltas}) == len(one.deltas)
+    assert len(signs) > 2
+    chunks = train(tmp_path, make, "vectorized", datamodule=data(sizes=(8,) * 5), chunk_size=2)
+    assert len({tuple(delta.tolist()) for delta in chunks.deltas}) == len(chunks.deltas)
+    another = train(tmp_path, make, "vectorized", datamodule=data(sizes=(8,) * 5), seed=2)
+    assert not torch.equal(one.deltas[0], another.deltas[0])
+
+
+class Explodes(Model):
+    """Diverges on clients whose inputs are large."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.log("largest", x.abs().max(), reduce_fx="max")
+        return loss * torch.where(x.abs().max() > 50, torch.inf, 1.0)
+
+
+def poisoned() -> Any:
+    module = data()
+    x, _ = module.load_datasets().train.tensors
+    x[8:27] *= 100
+    return module
+
+
+def test_those_that_diverge_are_left_out_with_what_they_logged(tmp_path):
+    runs = [
+        train(tmp_path, Explodes, engine, datamodule=poisoned(), max_diverged=0.4)
+        for engine in ("sequential", "vectorized")
+    ]
+    agree(*runs)
+    assert {client for _, client, _ in runs[1].entered} == {0, 3, 4, 5}
+    assert runs[1].logged["largest"] < 50
+    with pytest.raises(FederatedError, match="client 1 diverged in round 1"):
+        train(tmp_path, Explodes, "vectorized", datamodule=poisoned())
+
+
+class Spoils(FederatedCallback):
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        if update.client.id == 4:
+            update.delta[0] = torch.nan
+
+
+def test_one_that_a_callback_spoils_is_left_out_alone(tmp_path):
+    runs = [
+        train(tmp_path, Model, engine, Spoils(), SCAFFOLD(), max_diverged=0.3)
+        for engine in ("sequential", "vectorized")
+    ]
+    agree(*runs)
+    assert {client for _, client, _ in runs[1].entered} == {0, 1, 3, 5}
+
+
+class Reads(FederatedCallback):
+    """Reads the resident module where a client ends."""
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, Tensor]] = []
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.models.append({name: value.clone() for name, value in pl_module.state_dict().items()})
+
+
+def test_the_resident_module_is_the_clients_where_it_ends(tmp_path):
+    def norm() -> Model:
+        return Model(nn.Sequential(nn.Linear(FEATURES, 5, bias=False), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)))
+
+    models = []
+    for engine in ("sequential", "vectorized"):
+        reads = Reads()
+        train(tmp_path, norm, engine, reads, FedGA(0.3), FedProx(0.5), datamodule=data(sizes=(8, 16, 24)))
+        models.append(reads.models)
+    for one, other in zip(*models, strict=True):
+        for name, value in one.items():
+            torch.testing.assert_close(value, other[name], rtol=1e-10, atol=1e-10)
+
+
+def test_memory_follows_the_chunk_and_not_the_cohort(tmp_path, monkeypatch):
+    def peak(clients: int, chunk: int) -> int:
+        rows: list[int] = []
+        made = vectorized.Lanes.__init__
+
+        def noting(self: Any, trainer: Any, capacity: int) -> None:
+            made(self, trainer, capacity)
+            rows.append(sum(v.numel() for v in vars(self).values() if isinstance(v, Tensor)) // trainer.vector.numel)
+
+        many = data(sizes=(8,) * clients)
+        with monkeypatch.context() as patch:
+            patch.setattr(vectorized.Lanes, "__init__", noting)
+            run = train(
+                tmp_path, Model, "vectorized", datamodule=data(sizes=(8,) * clients), chunk_size=chunk, max_rounds=1
+            )
+        assert len(run.entered) == clients
+        return rows[0]
+
+    assert peak(24, 4) == peak(12, 4)
+    assert 2.5 < (peak(24, 12) - 2) / (peak(24, 4) - 2) < 3.5
