@@ -45,6 +45,8 @@ BAD: dict[str, list[Any]] = {
     "full_gradient_batch_size": [0, -1, 2.0, True],
     "full_gradient_weight_decay": [1e-4, "yes", None],
     "client_states": ["ram", None, True],
+    "engine": ["parallel", None, True],
+    "chunk_size": [0, -1, 1.5, "10", True],
     "accumulate_grad_batches": [*COUNT, None, {0: 2}],
     "deterministic": ["maybe", None, 3],
     "fast_dev_run": [-1, 1.5, "x", None],
@@ -84,7 +86,7 @@ GOOD: list[dict[str, Any]] = [
     {"name": "group/gma"}, {"name": "v1..2"}, {"seed": 0}, {"check_test_every_n_rounds": 1},
     {"sampler": UniformSampler()}, {"logger": True}, {"logger": False}, {"logger": CSVLogger("x")},
     {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
-    {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
+    {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3}, {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
     {"full_gradient_weight_decay": True},
 ]  # fmt: skip
 

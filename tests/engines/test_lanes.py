@@ -17,10 +17,9 @@ from lightning_fed.hooks import Client, FederatedCallback
 from lightning_fed.seeding import Purpose, generator_for
 
 
-@pytest.mark.parametrize(
-    "options", [{"local_epochs": 2, "local_steps": None}, {"local_epochs": None, "local_steps": 7}]
-)
-def test_each_client_meets_the_batches_that_it_meets_alone(options):
+@pytest.mark.parametrize(("epochs", "most"), [(2, None), (None, 7)])
+def test_each_client_meets_the_batches_that_it_meets_alone(epochs, most):
+    options = {"local_epochs": epochs, "local_steps": most}
     source, trainer = data().train_source(), SimpleNamespace(seed=4, **options)
     clients = tuple(Client(i, size, 2) for i, size in enumerate(SIZES) if size)
     batches = LaneBatches(trainer, source, None, clients, by_index=False)
@@ -39,7 +38,7 @@ def test_each_client_meets_the_batches_that_it_meets_alone(options):
         while len(alone) < 40:
             order = torch.randperm(client.num_samples, generator=stream)
             alone += list(source.batches(client.id, order, 0))
-        assert len(met[client.id]) == (steps or 2 * -(-client.num_samples // 8))
+        assert len(met[client.id]) == (most or 2 * -(-client.num_samples // 8))
         for (x, y), (a, b) in zip(met[client.id], alone, strict=False):
             assert torch.equal(x, a)
             assert torch.equal(y, b)
@@ -149,9 +148,7 @@ def test_memory_follows_the_chunk_and_not_the_cohort(tmp_path, monkeypatch):
         many = data(sizes=(8,) * clients)
         with monkeypatch.context() as patch:
             patch.setattr(vectorized.Lanes, "__init__", noting)
-            run = train(
-                tmp_path, Model, "vectorized", datamodule=data(sizes=(8,) * clients), chunk_size=chunk, max_rounds=1
-            )
+            run = train(tmp_path, Model, "vectorized", datamodule=many, chunk_size=chunk, max_rounds=1)
         assert len(run.entered) == clients
         return rows[0]
 
