@@ -86,5 +86,6 @@ format: $(INSTALLED_DEV) ## rewrite the code as `make lint` wants it
 docs: $(INSTALLED_DOCS) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: $(INSTALLED) ## time a round against a plain PyTorch loop
+bench: $(INSTALLED) ## time a round against a plain PyTorch loop, a client's batches against indexing, and the partitioners
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py --repeats 15
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/data.py --repeats 7 --partition-repeats 2

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from lightning_fed.data import emnist
+
 Images = npt.NDArray[np.uint8]
 
 TINY_CLASSES = 200
@@ -31,8 +33,11 @@ def pixels(shape: tuple[int, ...], seed: int = 0) -> Images:
     return images
 
 
-def write_emnist(root: Path, variant: str, classes: int, per_class: tuple[int, int], first: int = 0) -> None:
-    """Writes the four idx files of one variant, the training files packed."""
+def write_emnist(
+    root: Path, variant: str, classes: int, per_class: tuple[int, int], monkeypatch: pytest.MonkeyPatch, first: int = 0
+) -> None:
+    """Writes the four idx files of one variant, the training files packed, of which there should be as many."""
+    monkeypatch.setitem(emnist._COUNTS, variant, tuple(classes * count for count in per_class))
     raw = root / "EMNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for seed, (part, count) in enumerate(zip(("train", "test"), per_class, strict=True)):

@@ -2,9 +2,10 @@
 
 from lightning_fed.data.arrays import Arrays
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip
+from lightning_fed.data.bundled import BundledDataModule
 from lightning_fed.data.cifar import CIFAR10, CIFAR100
 from lightning_fed.data.colored_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
-from lightning_fed.data.datamodule import BundledDataModule, FederatedDataModule
+from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.digits import Digits
 from lightning_fed.data.division import Division, HeldOut
 from lightning_fed.data.emnist import EMNIST

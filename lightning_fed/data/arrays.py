@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed.data.array_files import SUFFIXES, ArrayFile
 from lightning_fed.data.array_values import Layout, as_inputs, as_labels, as_numbers
-from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.bundled import BundledDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.errors import FederatedError
 
@@ -91,7 +91,7 @@ class Arrays(BundledDataModule):
             if dataset is not None:
                 self._expect_alike(part, dataset, train)
         mean, std = self._normalisation()
-        return Datasets(train, val, test, mean=mean, std=std)
+        return Datasets(train, val, test, mean=mean, std=std, class_labels=self.class_labels)
 
     def _normalisation(self) -> tuple[list[float] | None, list[float] | None]:
         """What was subtracted and divided by, one value for all channels or one for each; None for neither."""

@@ -1,7 +1,6 @@
 """The data module of a federated run: any data set, split over clients."""
 
 import hashlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
 from lightning_fed.data.checks import check_count
 from lightning_fed.data.division import Division, DivisionOptions, HeldOut, ValSplit, divide
+from lightning_fed.data.identity import name_skew, name_targets
 from lightning_fed.data.inspection import AnyDataset, find_conversion, input_shape
 from lightning_fed.data.loading import (
     Datasets,
@@ -30,18 +30,20 @@ from lightning_fed.data.skews.views import NumberedRows, SkewedSets
 from lightning_fed.data.sources import BatchSource, LoaderSource, TensorSource
 from lightning_fed.data.split import Split
 from lightning_fed.data.statistics import LabelCounts, label_statistics
+from lightning_fed.data.user_tests import JoinedBatches, UserTests
 from lightning_fed.errors import FederatedError
 from lightning_fed.seeding import run_seed
 
-__all__ = ["BundledDataModule", "FederatedDataModule"]
+__all__ = ["FederatedDataModule"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Divided:
     """How the training set is divided under one seed, and what it then looks like."""
 
     division: Division
     skewed: SkewedSets | None
+    hash: str | None = None
 
 
 class FederatedDataModule(LightningDataModule):
@@ -71,7 +73,8 @@ class FederatedDataModule(LightningDataModule):
         users: The user of each training sample; found in ``train_dataset`` if not given.
         val_split: Where the validation share comes from: ``central``, from all samples together before the split (after
             it with ``ByUser`` or ``unseen_clients``), or ``per_client``, from the samples of each client.
-        unseen_clients: How many clients, a number or a share, do not train; their samples are the test set ``unseen``.
+        unseen_clients: How many clients, a number or a share, do not train; their samples are the test set ``unseen``,
+            with their users' test samples where those are known.
         client_test_fraction: Share of each client's samples held out, rounded down, as test set ``clients``; in [0, 1).
     """
 
@@ -180,10 +183,8 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def memory(self) -> int | None:
-        """Bytes of the training tensors, None when samples are read one by one."""
-        tensors = self._load().tensors
-        parts = tensors.values() if isinstance(tensors, dict) else tensors
-        return None if parts is None else sum(part.numel() * part.element_size() for part in parts)
+        """Bytes of the training tensors, and of the text that windows are gathered from; None when there are none."""
+        return self._load().memory
 
     @property
     def division(self) -> Division:
@@ -197,13 +198,26 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def split_hash(self) -> str:
-        """SHA-256 in hexadecimal: of one data set equal hashes mean equal splits, held-out sets and drawn users."""
-        division, identity = self.division.hash(), self.identity()
-        return hashlib.sha256("\n".join([division, *identity]).encode()).hexdigest() if identity else division
+        """SHA-256 in hexadecimal that names the clients.
+
+        Equal hashes mean data of the same class, size and targets, and equal splits, held-out sets, drawn users and
+        feature skews. Inputs are not read for it, nor does it matter where they lie and how they are kept.
+        """
+        divided = self._divide()
+        if divided.hash is None:  # asked for with every checkpoint
+            parts = [divided.division.hash(), *self.identity()]
+            divided.hash = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return divided.hash
 
     def identity(self) -> list[str]:
         """Says what the clients are beyond the numbers of their rows, for ``split_hash``."""
-        return []
+        loaded, division, given = self._load(), self.division, self._given[0]
+        names = [type(part).__name__ for part in (self, given) if part is not None]
+        return [
+            f"{' '.join(names)}, {loaded.num_samples} samples",
+            name_targets(loaded.targets),
+            name_skew(self.skew, division.num_owners, division.seed),
+        ]
 
     def class_counts(self) -> npt.NDArray[np.int64] | None:
         """Returns the samples of each client and class, shape (clients, classes); None without class labels."""
@@ -241,22 +255,32 @@ class FederatedDataModule(LightningDataModule):
 
     def val_dataloader(self) -> EvalLoaders:
         """Returns the batches of the validation set, an empty list when there is none."""
-        datasets, held_out = self._load().datasets, self.division.val
-        if len(held_out) and self.held_out.val_split == "per_client":
+        loaded, held_out, skewed = self._load(), self.division.val, self._divide().skewed
+        if not len(held_out):
+            return self._eval_loaders("val", loaded.datasets.val)
+        if skewed is None or self.held_out.val_split == "per_client":
             return self._held_out_loader(held_out)
-        rows = Subset(datasets.train, held_out.rows.tolist())
-        return self._eval_loaders("val", rows if len(held_out) else datasets.val)
+        rows = Subset(loaded.datasets.train, held_out.rows.tolist())
+        targets = None if loaded.targets is None else loaded.targets[held_out.rows]
+        loader = eval_loader(rows, self.eval_batch_size, self.in_memory, self.num_workers)
+        return skewed.seen("val", rows, loader, targets)
 
     def test_dataloader(self) -> EvalLoaders:
         """Returns the batches of the test set, by name if there are several, an empty list when there is none.
 
-        Beside sets that were held out of the training set a single test set is named ``test``.
+        Beside sets that were held out of the training set a single test set is named ``test``. Where it tells the users
+        of its samples, those of users that do not train are part of ``unseen`` instead.
 
         Raises:
             FederatedError: If the data have a test set of the same name as one held out.
         """
-        loaders = self._eval_loaders("test", self._load().datasets.test)
+        loaded = self._load()
+        test = loaded.datasets.test
         parts = {name: self._held_out_loader(part) for name, part in self.division.tests().items()}
+        if (by_user := UserTests.of(loaded.datasets, loaded.users, self.division)) is not None:
+            parts["unseen"] = JoinedBatches([parts["unseen"], self._unseen_loader(by_user)])
+            test = by_user.seen_set()
+        loaders = self._eval_loaders("test", test)
         return join_tests(loaders, parts) if parts else loaders
 
     def predict_dataloader(self) -> EvalLoaders:
@@ -305,31 +329,13 @@ class FederatedDataModule(LightningDataModule):
         loader = eval_loader(rows, self.eval_batch_size, self.in_memory, self.num_workers)
         return loader if skewed is None else skewed.held_out(part, loader)
 
+    def _unseen_loader(self, tests: UserTests) -> EvalLoader:
+        skewed = self._divide().skewed
+        loader = eval_loader(tests.unseen_set(), self.eval_batch_size, self.in_memory, self.num_workers)
+        return loader if skewed is None else tests.skewed(skewed, loader)
+
     def _eval_loaders(self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None) -> EvalLoaders:
         options, skewed = (self.eval_batch_size, self.in_memory, self.num_workers), self._divide().skewed
         if dataset is None or skewed is None:
             return eval_loaders(dataset, *options)
         return skewed.loaders(stage, dataset, lambda part: eval_loader(part, *options))
-
-
-class BundledDataModule(FederatedDataModule, ABC):
-    """Base of data modules that bring their own data sets: a subclass writes ``load_datasets``.
-
-    Args:
-        **kwargs: Every option of ``FederatedDataModule`` except the data sets, the targets and the users.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            train_dataset=None,
-            val_dataset=None,
-            test_dataset=None,
-            predict_dataset=None,
-            targets=None,
-            users=None,
-            **kwargs,
-        )
-
-    @abstractmethod
-    def load_datasets(self) -> Datasets:
-        """Returns the data sets, called once; what must be fetched first belongs in ``prepare_data``."""

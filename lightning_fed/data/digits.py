@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
+from lightning_fed.data.bundled import BundledDataModule
 from lightning_fed.data.checks import check_fraction
-from lightning_fed.data.datamodule import BundledDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import Partitioner, Shards
 

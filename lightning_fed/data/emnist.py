@@ -24,6 +24,15 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     "digits": tuple(string.digits),
     "mnist": tuple(string.digits),
 }
+# Training and test images of each variant.
+_COUNTS: dict[str, tuple[int, int]] = {
+    "byclass": (697_932, 116_323),
+    "bymerge": (697_932, 116_323),
+    "balanced": (112_800, 18_800),
+    "letters": (124_800, 20_800),
+    "digits": (240_000, 40_000),
+    "mnist": (60_000, 10_000),
+}
 # Mean and standard deviation of each variant's training images.
 _STATISTICS: dict[str, tuple[float, float]] = {
     "byclass": (0.1736, 0.3316),
@@ -71,6 +80,7 @@ class EMNIST(IdxImages):
         self.variant = variant
         self.stems = (f"emnist-{variant}-train", f"emnist-{variant}-test")
         self.class_labels = _CLASSES[variant]
+        self.counts = _COUNTS[variant]
         self.first_label = 1 if variant == "letters" else 0
         mean, std = _STATISTICS[variant]
         self.pixel_mean, self.pixel_std = (mean,), (std,)

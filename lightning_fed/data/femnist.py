@@ -14,7 +14,7 @@ from lightning_fed.data.leaf import read_leaf
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.user_data import UserDataModule
-from lightning_fed.data.user_samples import UserSamples, known_and_unseen
+from lightning_fed.data.user_samples import UserSamples, known_and_unseen, places_of
 from lightning_fed.errors import FederatedError
 
 __all__ = ["FEMNIST"]
@@ -79,15 +79,19 @@ class FEMNIST(UserDataModule):
         train, test = _from_json(place) if place.is_dir() else _from_arrays(place)
         chosen = train.of(self.draw(len(train.names)))
         tests: dict[str, Any] = {}
+        test_users = None
         if test is not None:
             known, unseen = known_and_unseen(test.names, train.names, chosen.names)
             parts = {"test": test.of(known), "unseen": test.of(unseen)}
             tests = {name: self._dataset(part) for name, part in parts.items() if part.names}
-        self.expect_no_unseen(tests.get("test"))
+            test_users = places_of(parts["test"].names, chosen.names)[parts["test"].users]
+        self.expect_one_unseen(tests)
+        single = list(tests) == ["test"]
         return Datasets(
             train=self._dataset(chosen),
-            test=tests["test"] if list(tests) == ["test"] else tests or None,
+            test=tests["test"] if single else tests or None,
             users=chosen.users,
+            test_users=test_users if single else None,
             class_names=_CLASSES,
             mean=(self.pixel_mean,),
             std=(self.pixel_std,),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 from torch import Tensor
 
-from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.bundled import BundledDataModule
 from lightning_fed.data.downloads import fetch_whole
 from lightning_fed.data.image_tensors import Normalisation, Storage, image_dataset
 from lightning_fed.data.loading import Datasets

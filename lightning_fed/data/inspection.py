@@ -87,7 +87,11 @@ def as_targets(values: Any) -> npt.NDArray[Any] | None:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError):
         return None
-    return array if array.ndim == 1 and array.dtype.kind in "biufUS" else None
+    if array.ndim != 1 or array.dtype.kind not in "biufUS":
+        return None
+    # Beside strings NumPy makes one of a missing value, too: "nan".
+    mixed = array.dtype.kind in "US" and array is not values and any(isinstance(value, float) for value in values)
+    return None if mixed else array
 
 
 def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:

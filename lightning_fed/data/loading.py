@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
+from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_fed.data.checks import check_labels, check_users
 from lightning_fed.data.inspection import (
     AnyDataset,
     Tensors,
@@ -19,6 +21,7 @@ from lightning_fed.data.inspection import (
 )
 from lightning_fed.data.skews.views import SkewedBatches
 from lightning_fed.data.sources import EvalBatches
+from lightning_fed.data.user_tests import JoinedBatches
 from lightning_fed.errors import FederatedError
 
 __all__ = [
@@ -32,7 +35,7 @@ __all__ = [
     "worker_options",
 ]
 
-EvalLoader: TypeAlias = EvalBatches | SkewedBatches | DataLoader[Any]
+EvalLoader: TypeAlias = EvalBatches | SkewedBatches | JoinedBatches | DataLoader[Any]
 # Where there is no such set, Lightning expects an empty list, not None.
 EvalLoaders: TypeAlias = EvalLoader | dict[str, EvalLoader] | list[EvalLoader]
 
@@ -52,6 +55,9 @@ class Datasets:
         std: What they were divided by after that.
         users: The user, such as the writer, of each training sample (list, tensor or array of numbers or strings); None
             to look in ``train``.
+        test_users: The same for the samples of ``test``, where that is one set: with ``unseen_clients`` those of users
+            that do not train are in the test set ``unseen`` instead; None to look in ``test``.
+        class_labels: Whether integer targets of at least 0 are class labels, not counts or the like.
     """
 
     train: AnyDataset
@@ -63,6 +69,8 @@ class Datasets:
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     users: Any = None
+    test_users: Any = None
+    class_labels: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,24 +96,28 @@ class LoadedData:
         """Looks into the training set.
 
         Raises:
-            FederatedError: If it is no map-style data set, or the targets or users do not fit it.
+            FederatedError: If it is no map-style data set, the targets or users do not fit it, or a validation or test
+                set has class labels beyond those of training.
         """
         num_samples = length(datasets.train, "--data.train_dataset")
         tensors = find_tensors(datasets.train) if in_memory else None
         targets = _given(datasets.targets, "targets", num_samples)
         users = _given(datasets.users, "users", num_samples)
-        return cls(
+        loaded = cls(
             datasets,
             num_samples,
             tensors,
             find_targets(datasets.train) if targets is None else targets,
             find_users(datasets.train) if users is None else users,
         )
+        check_users(loaded.users)
+        loaded._check_labels()
+        return loaded
 
     @property
     def labels(self) -> npt.NDArray[Any] | None:
         """The targets if they are class labels: integers of at least 0."""
-        targets = self.targets
+        targets = self.targets if self.datasets.class_labels else None
         is_label = targets is not None and targets.dtype.kind in "iu" and len(targets) > 0 and targets.min() >= 0
         return targets if is_label else None
 
@@ -116,6 +128,31 @@ class LoadedData:
         if names is not None:
             return len(names)
         return None if labels is None else int(labels.max()) + 1
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of the tensors and of what inputs are made from, such as a text; None without tensors."""
+        if self.tensors is None:
+            return None
+        tensors = list(self.tensors.values() if isinstance(self.tensors, dict) else self.tensors)
+        attributes = getattr(find_conversion(self.datasets.train), "__dict__", {})
+        tensors += [value for value in attributes.values() if isinstance(value, Tensor)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _check_labels(self) -> None:
+        datasets, num_classes = self.datasets, self.num_classes
+        if self.labels is None or num_classes is None:
+            return
+        # Targets that were given may be others than the model sees, such as groups of classes to split by.
+        own = None if datasets.targets is None else find_targets(datasets.train)
+        if own is not None and own.dtype.kind in "iu":
+            num_classes = max(num_classes, int(own.max()) + 1)
+        tests = datasets.test if isinstance(datasets.test, dict) else {"": datasets.test}
+        sets = {"`--data.val_dataset`": datasets.val}
+        sets |= {f"`--data.test_dataset` {name}".strip(): part for name, part in tests.items()}
+        for option, dataset in sets.items():
+            if dataset is not None:
+                check_labels(option, find_targets(dataset), num_classes)
 
 
 def _given(values: Any, name: str, num_samples: int) -> npt.NDArray[Any] | None:

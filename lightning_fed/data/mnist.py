@@ -1,10 +1,12 @@
 """MNIST and Fashion-MNIST, read from their idx files."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,12 +30,16 @@ class IdxImages(ImageDataModule):
         stems: How the names of the training and of the test files begin.
         class_labels: The names of the classes.
         first_label: The label of the first class in the files; labels are counted from 0 here.
+        counts: How many training and test images there are.
+        label_digests: SHA-256 of the training and of the test labels, a byte each; None if they are not compared.
     """
 
     title: ClassVar[str]
     stems: tuple[str, str] = ("train", "t10k")
     class_labels: tuple[str, ...] = tuple("0123456789")
     first_label: int = 0
+    counts: tuple[int, int] = (60_000, 10_000)
+    label_digests: tuple[str, str] | None = None
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of the classes."""
@@ -41,19 +47,9 @@ class IdxImages(ImageDataModule):
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
         """Reads a pair of files."""
-        stem = self.stems[0 if train else 1]
-        images, labels = (self._array(f"{stem}-{kind}", ndim) for kind, ndim in _KINDS.items())
-        low, high = self.first_label, self.first_label + len(self.class_labels) - 1
-        found = (labels.min(initial=high), labels.max(initial=low))
-        fits = images.dtype == np.uint8 and images.shape[1:] == (28, 28) and len(images) == len(labels)
-        if not fits or found[0] < low or found[1] > high:
-            kind = "" if images.dtype == np.uint8 else f"{images.dtype} "
-            raise FederatedError(
-                f"The {stem} files in {self.place} are not those of {self.title}: expected images of 28 x 28 and as "
-                f"many labels from {low} to {high}, got {kind}images of shape {images.shape} and {len(labels)} labels "
-                f"up to {found[1]}; {self.advice}."
-            )
-        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64) - low)
+        part = 0 if train else 1
+        images, labels = self._images(part), self._labels(part)
+        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64) - self.first_label)
 
     def is_complete(self) -> bool:
         """Whether all four files are there."""
@@ -65,11 +61,39 @@ class IdxImages(ImageDataModule):
 
         getattr(torchvision.datasets, self.title)(root, download=True)
 
-    def _array(self, name: str, ndim: int) -> Any:
+    def _images(self, part: int) -> npt.NDArray[np.uint8]:
+        path, images = self._array(part, "images-idx3-ubyte")
+        count = self.counts[part]
+        if images.dtype != np.uint8 or images.shape != (count, 28, 28):
+            expected = f"{count} images of 28 x 28 in bytes"
+            raise self._foreign(path, expected, f"{images.dtype} images of shape {images.shape}")
+        return images
+
+    def _labels(self, part: int) -> npt.NDArray[Any]:
+        path, labels = self._array(part, "labels-idx1-ubyte")
+        count, low, high = self.counts[part], self.first_label, self.first_label + len(self.class_labels) - 1
+        found = np.unique(labels).tolist()
+        if len(labels) != count or found != list(range(low, high + 1)):
+            what = f", {len(found)} different ones from {found[0]} to {found[-1]}" if found else ""
+            raise self._foreign(path, f"{count} labels, all from {low} to {high} among them", f"{len(labels)}{what}")
+        digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
+        if self.label_digests is not None and digest != self.label_digests[part]:
+            expected = f"labels with the SHA-256 {self.label_digests[part][:12]}..."
+            raise self._foreign(path, expected, f"{digest[:12]}..., those of another data set or changed ones")
+        return labels
+
+    def _foreign(self, path: Path, expected: str, got: str) -> FederatedError:
+        return FederatedError(
+            f"The file {path} is not the official one of {self.title}: expected {expected}, got {got}; {self.advice}, "
+            "or read data of your own with `--data Arrays`."
+        )
+
+    def _array(self, part: int, kind: str) -> tuple[Path, npt.NDArray[Any]]:
+        name = f"{self.stems[part]}-{kind}"
         path = find_idx(self.place, name)
         if path is None:
             raise self.missing(self.place / name, f" (or {name}.gz)")
-        return read_idx(path, ndim, self.advice)
+        return path, read_idx(path, _KINDS[kind], self.advice)
 
     def _paths(self) -> Iterator[Path | None]:
         return (find_idx(self.place, f"{stem}-{kind}") for stem in self.stems for kind in _KINDS)
@@ -89,6 +113,10 @@ class MNIST(IdxImages):
     folder: ClassVar[str] = "MNIST/raw"
     pixel_mean = (0.1307,)
     pixel_std = (0.3081,)
+    label_digests = (
+        "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+        "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+    )
 
 
 class FashionMNIST(IdxImages):
@@ -105,6 +133,10 @@ class FashionMNIST(IdxImages):
     folder: ClassVar[str] = "FashionMNIST/raw"
     pixel_mean = (0.2860,)
     pixel_std = (0.3530,)
+    label_digests = (
+        "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+    )
     class_labels = (
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     )  # fmt: skip

@@ -14,7 +14,7 @@ from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.speech import LETTERS, WINDOW, Role, read_plays, read_roles
 from lightning_fed.data.text_windows import TextWindows
 from lightning_fed.data.user_data import UserDataModule
-from lightning_fed.data.user_samples import known_and_unseen
+from lightning_fed.data.user_samples import known_and_unseen, places_of
 from lightning_fed.errors import FederatedError
 
 __all__ = ["Shakespeare"]
@@ -103,11 +103,17 @@ class Shakespeare(UserDataModule):
             self._expect_consecutive(chosen)
             starts, later = zip(*[by_time(part, self.test_fraction) for part in starts], strict=True)
             test_sets: Any = _windows(chosen, later) if any(map(len, later)) else None
+            test_users = np.repeat(np.arange(len(chosen)), [len(part) for part in later])
         else:
-            test_sets = _known_and_unseen(tests, roles, chosen)
-        self.expect_no_unseen(test_sets)
-        users = np.repeat(np.arange(len(chosen)), [len(part) for part in starts])
-        return Datasets(_windows(chosen, starts), test=test_sets, users=users, class_names=(*LETTERS, "unknown"))
+            test_sets, test_users = _known_and_unseen(tests, roles, chosen)
+        self.expect_one_unseen(test_sets)
+        return Datasets(
+            _windows(chosen, starts),
+            test=test_sets,
+            users=np.repeat(np.arange(len(chosen)), [len(part) for part in starts]),
+            test_users=None if test_sets is None or isinstance(test_sets, dict) else test_users,
+            class_names=(*LETTERS, "unknown"),
+        )
 
     def _expect_consecutive(self, roles: Sequence[Role]) -> None:
         """Refuses to divide by time where windows are pieces of their own, which may overlap unseen."""
@@ -153,11 +159,14 @@ def _windows(roles: Sequence[Role], starts: Sequence[npt.NDArray[Any]]) -> TextW
     return TextWindows(text, torch.from_numpy(places.astype(np.int32)), WINDOW)
 
 
-def _known_and_unseen(tests: Sequence[Role], roles: Sequence[Role], chosen: Sequence[Role]) -> Any:
-    names = ([role.name for role in part] for part in (tests, roles, chosen))
-    sets = {}
-    for name, numbers in zip(("test", "unseen"), known_and_unseen(*names), strict=True):
-        part = [tests[number] for number in numbers]
-        if part:
-            sets[name] = _windows(part, [role.starts for role in part])
-    return sets["test"] if list(sets) == ["test"] else sets or None
+def _known_and_unseen(
+    tests: Sequence[Role], roles: Sequence[Role], chosen: Sequence[Role]
+) -> tuple[Any, npt.NDArray[np.int64]]:
+    """Makes test sets of test files; the second value is the place in ``chosen`` of each sample of known roles."""
+    names = [[role.name for role in part] for part in (tests, roles, chosen)]
+    numbers = dict(zip(("test", "unseen"), known_and_unseen(*names), strict=True))
+    parts = {name: [tests[number] for number in which] for name, which in numbers.items()}
+    sets = {name: _windows(part, [role.starts for role in part]) for name, part in parts.items() if part}
+    places = places_of([role.name for role in parts["test"]], names[2])
+    users = np.repeat(places, [len(role.starts) for role in parts["test"]])
+    return sets["test"] if list(sets) == ["test"] else sets or None, users

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lightning_fed.errors import FederatedError
+
 __all__ = ["TextWindows", "WindowGather"]
 
 
@@ -38,12 +40,21 @@ class TextWindows(TensorDataset):
         text: The encoded text, shape (tokens,), uint8, with at least ``length + 1`` tokens from every start on.
         starts: Where each window begins in it, shape (samples,), int32.
         length: Tokens in a window.
+
+    Raises:
+        FederatedError: If a window and its next token do not lie within the text.
     """
 
     # With what `convert_inputs` computes: sources call it on a whole batch.
     samples_are_rows = True
 
     def __init__(self, text: Tensor, starts: Tensor, length: int = 80) -> None:
+        last = len(text) - length - 1
+        if len(starts) and not 0 <= starts.min() <= starts.max() <= last:
+            raise FederatedError(
+                f"Expected windows of {length} tokens to begin at 0 to {last} in a text of {len(text)}, got `starts` "
+                f"from {starts.min()} to {starts.max()}: leave those out that are not."
+            )
         super().__init__(starts, text[starts.long() + length].long())
         self.convert_inputs = WindowGather(text, length)
 

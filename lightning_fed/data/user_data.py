@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lightning_fed.data.bundled import BundledDataModule
 from lightning_fed.data.checks import check_count
-from lightning_fed.data.datamodule import BundledDataModule
 from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.user_samples import draw_users
 from lightning_fed.errors import FederatedError
@@ -73,17 +73,16 @@ class UserDataModule(BundledDataModule, ABC):
         """Adds which users were drawn."""
         return [*super().identity(), f"{self.num_users} of the users, {self.num_clients} clients, {self.draw_seed}"]
 
-    def expect_no_unseen(self, tests: Any) -> None:
-        """Refuses to hold out users whose own test samples would stay in the test set.
+    def expect_one_unseen(self, tests: Any) -> None:
+        """Refuses two test sets of the same name: of users that are held out, and of others that the files bring.
 
         Raises:
             FederatedError: If ``unseen_clients`` asks for it.
         """
-        if tests is not None and self.held_out.unseen_clients:
+        if isinstance(tests, dict) and "unseen" in tests and self.held_out.unseen_clients:
             raise FederatedError(
-                "Expected `--data.unseen_clients 0` with test samples of the same users, got "
-                f"{self.held_out.unseen_clients}: leave the test files out (or set `--data.test_fraction 0` where a "
-                "test set is cut off)."
+                "Expected `--data.unseen_clients 0` with test files of users that are not in the training files, got "
+                f"{self.held_out.unseen_clients}: set it to 0, or leave these test files out."
             )
 
     def draw(self, available: int) -> npt.NDArray[np.int64]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["UserSamples", "draw_users", "known_and_unseen"]
+__all__ = ["UserSamples", "draw_users", "known_and_unseen", "places_of"]
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,9 @@ def known_and_unseen(
     known = [number for number, name in enumerate(test) if name in taking_part]
     unseen = [number for number, name in enumerate(test) if name not in in_training]
     return np.asarray(known, dtype=np.int64), np.asarray(unseen, dtype=np.int64)
+
+
+def places_of(names: Sequence[str], among: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Returns the place of each name, all of which occur, in another list of names; shape (names,)."""
+    places = {name: place for place, name in enumerate(among)}
+    return np.asarray([places[name] for name in names], dtype=np.int64)

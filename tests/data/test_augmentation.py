@@ -130,7 +130,14 @@ def test_draws_depend_on_the_seed_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     other = read(made, seed=6)
     assert not torch.equal(first[0], other[0])
-    assert not same(first[:1], first[1:2])
+
+
+def test_each_batch_has_draws_of_its_own() -> None:
+    """One image over and over: two batches are the same only if their draws are."""
+    alike = source(TensorDataset(IMAGES[:1].expand(N, -1, -1, -1), LABELS))
+    batches = read(alike)
+    assert not torch.equal(batches[0], batches[1])
+    assert not same(read(alike, seed=6)[:3], batches[:3])
 
 
 class Counting(Augmentation):

@@ -1,12 +1,14 @@
 """Every mistake in the data ends in one sentence that names the option."""
 
 import gzip
+import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from official_files import idx
@@ -19,16 +21,24 @@ DATA = TensorDataset(torch.rand(30, 2), torch.arange(30) % 3)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A small, sound copy of the four files, two packed and two not."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small, sound copy of the four files, two packed and two not, which is taken for the official one."""
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     generator = np.random.default_rng(0)
     for part, size in (("train", 40), ("t10k", 20)):
         images = generator.integers(0, 256, (size, 28, 28)).astype("u1")
         (raw / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(size, dtype="u1") % 10))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels(size)))
+    monkeypatch.setattr(MNIST, "counts", (40, 20))
+    monkeypatch.setattr(
+        MNIST, "label_digests", tuple(hashlib.sha256(labels(n).tobytes()).hexdigest() for n in (40, 20))
+    )
     return tmp_path
+
+
+def labels(size: int) -> npt.NDArray[np.uint8]:
+    return np.arange(size, dtype=np.uint8) % np.uint8(10)
 
 
 def test_the_sound_copy_loads(root: Path) -> None:
@@ -76,11 +86,30 @@ AGAIN = "; delete it and set `--data.download true` to fetch it again."
         ),
         (
             lambda raw: (raw / LABELS).write_bytes((raw / "t10k-labels-idx1-ubyte").read_bytes()),
-            "The train files in {raw} are not those of MNIST",
+            f"The file {{raw}}/{LABELS} is not the official one of MNIST: expected 40 labels, all from 0 to 9 among "
+            "them, got 20, 10 different ones from 0 to 9; delete it and set",
         ),
         (
             edit(LABELS, lambda b: b[:-1] + b"\x0a"),
-            "from 0 to 9, got images of shape (40, 28, 28) and 40 labels up to 10;",
+            f"{LABELS} is not the official one of MNIST: expected 40 labels, all from 0 to 9 among them, got 40, 11 "
+            "different ones from 0 to 10;",
+        ),
+        (
+            edit(LABELS, lambda b: b[:8] + bytes(40)),
+            "all from 0 to 9 among them, got 40, 1 different ones from 0 to 0;",
+        ),
+        (
+            edit(LABELS, lambda b: b[:8] + b[9:] + b[8:9]),
+            f"The file {{raw}}/{LABELS} is not the official one of MNIST: expected labels with the SHA-256 ",
+        ),
+        (
+            edit(IMAGES, repack(lambda b: b[:7] + b"\x27" + b[8 : 16 + 39 * 784])),
+            f"The file {{raw}}/{IMAGES} is not the official one of MNIST: expected 40 images of 28 x 28 in bytes, got "
+            "uint8 images of shape (39, 28, 28); delete it and set",
+        ),
+        (
+            lambda raw: (raw / IMAGES).write_bytes(gzip.compress(idx(np.zeros((40, 28, 28), dtype="f4")))),
+            "expected 40 images of 28 x 28 in bytes, got float32 images of shape (40, 28, 28);",
         ),
     ],
 )

@@ -43,6 +43,7 @@ from lightning_fed.data import (
     split_figure,
 )
 from lightning_fed.data.skews import SkewedBatches, SkewedSource
+from lightning_fed.errors import FederatedError
 
 X = torch.rand(60, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(60) % 6
@@ -131,7 +132,7 @@ def module_patch() -> Iterator[pytest.MonkeyPatch]:
 def image_set(name: str, root: Path, patch: pytest.MonkeyPatch, options: dict[str, Any]) -> FederatedDataModule:
     """Small files in the format of sets that are large or not at hand."""
     if name == "emnist":
-        write_emnist(root, "letters", 26, (20, 2), first=1)
+        write_emnist(root, "letters", 26, (20, 2), patch, first=1)
         return EMNIST("letters", root=root, **options)
     if name == "tiny imagenet":
         write_tiny_imagenet(root, (2, 1))
@@ -268,6 +269,19 @@ def test_the_real_files(
     inputs = datasets.train.tensors[0]  # type: ignore[attr-defined]
     assert inputs.double().mean().item() == pytest.approx(0, abs=1e-3)
     assert inputs.double().std().item() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(("cls", "other"), [(MNIST, "FashionMNIST"), (FashionMNIST, "MNIST")])
+def test_mnist_and_fashion_mnist_are_told_apart(data_root: Path, tmp_path: Path, cls: type[MNIST], other: str) -> None:
+    """Files of the same names, types and shapes, with ten labels each."""
+    (tmp_path / cls.folder).parent.mkdir()
+    (tmp_path / cls.folder).symlink_to(data_root / other / "raw")
+    for train in (True, False):
+        with pytest.raises(FederatedError) as caught:
+            cls(root=tmp_path).read(train)
+        name = "train" if train else "t10k"
+        assert str(caught.value).startswith(f"The file {tmp_path / cls.folder}/{name}-labels-idx1-ubyte")
+        assert f"is not the official one of {cls.title}: expected labels with the SHA-256 " in str(caught.value)
 
 
 def test_mnist_pixels_equal_torchvision(data_root: Path, tmp_path: Path) -> None:

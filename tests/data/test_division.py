@@ -57,7 +57,7 @@ def parts(division: Division) -> list[np.ndarray]:
 
 def test_the_quickstarts_split_stays_as_it_is() -> None:
     data = Digits(num_clients=20, batch_size=10, partitioner=Shards(classes_per_client=2), split_seed=0)
-    assert data.split_hash == "77554728fab62d7f8eb46e6ca9215e080047dcc34d928451f1bd98ceafd16064"
+    assert data.division.hash() == "77554728fab62d7f8eb46e6ca9215e080047dcc34d928451f1bd98ceafd16064"
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,13 @@ def test_the_quickstarts_split_stays_as_it_is() -> None:
     ],
 )
 def test_the_splits_of_mnist_stay_as_they_are(data_root: Path, partitioner: Partitioner, digest: str) -> None:
-    assert MNIST(root=data_root, num_clients=100, partitioner=partitioner, split_seed=0).split_hash == digest
+    data = MNIST(root=data_root, num_clients=100, partitioner=partitioner, split_seed=0)
+    assert data.division.hash() == digest
 
 
-def test_without_new_parts_the_hash_is_that_of_the_split() -> None:
+def test_without_new_parts_the_hash_of_a_division_is_that_of_the_split() -> None:
     data = module(val_fraction=0.25)
-    assert data.split_hash == Split.hash(data.split)
+    assert data.division.hash() == Split.hash(data.split)
     assert module(val_fraction=0.25, val_split="per_client").split_hash != data.split_hash
 
 

@@ -105,7 +105,7 @@ def test_what_each_set_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_complete_sets_are_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar(tmp_path, "CIFAR10", (1, 1), monkeypatch)
-    write_emnist(tmp_path, "letters", 26, (1, 1), 1)
+    write_emnist(tmp_path, "letters", 26, (1, 1), monkeypatch, 1)
     write_tiny_imagenet(tmp_path, (1, 1))
     made = [CIFAR10(root=tmp_path), EMNIST("letters", root=tmp_path), TinyImageNet(root=tmp_path)]
     assert all(data.is_complete() for data in made)

@@ -26,11 +26,11 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_emnist_equals_torchvision_but_upright(variant: str, tmp_path: Path) -> None:
+def test_emnist_equals_torchvision_but_upright(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision.datasets import EMNIST as Reference
 
     classes, first, last, offset = VARIANTS[variant]
-    write_emnist(tmp_path, variant, classes, (2, 1), offset)
+    write_emnist(tmp_path, variant, classes, (2, 1), monkeypatch, offset)
     data = EMNIST(variant, root=tmp_path)  # type: ignore[arg-type]
     images, labels = data.read(train=False)
     reference = Reference(tmp_path, split=variant, train=False)
@@ -71,10 +71,37 @@ def test_the_real_emnist_byclass_test_files(data_root: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_labels_of_letters_are_checked(first: int, tmp_path: Path) -> None:
-    write_emnist(tmp_path, "letters", 26, (1, 1), first)
-    with pytest.raises(FederatedError, match=r"not those of EMNIST: .* labels from 1 to 26, got .* up to 2[57];"):
+def test_labels_of_letters_are_checked(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_emnist(tmp_path, "letters", 26, (1, 1), monkeypatch, first)
+    said = (
+        rf"labels-idx1-ubyte.gz is not the official one of EMNIST: .* from 1 to 26 .*, got 26, 26 .* to {first + 25};"
+    )
+    with pytest.raises(FederatedError, match=said):
         EMNIST("letters", root=tmp_path).setup()
+
+
+def test_files_of_another_variant_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many images, with fewer classes: labels alone would fit."""
+    write_emnist(tmp_path, "byclass", 47, (2, 1), monkeypatch)
+    with pytest.raises(FederatedError, match=r"94 labels, all from 0 to 61 among them, got 94, 47 different ones"):
+        EMNIST("byclass", root=tmp_path).setup()
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_each_variant_has_its_number_of_images(variant: str, tmp_path: Path) -> None:
+    """As the paper's website states them."""
+    with pytest.MonkeyPatch.context() as patch:
+        write_emnist(tmp_path, variant, VARIANTS[variant][0], (1, 1), patch)
+    counts = {
+        "byclass": 697_932, "bymerge": 697_932, "balanced": 112_800, "letters": 124_800, "digits": 240_000,
+        "mnist": 60_000,
+    }  # fmt: skip
+    tests = {"byclass": 116_323, "bymerge": 116_323, "balanced": 18_800, "letters": 20_800, "digits": 40_000}
+    for train, count in ((True, counts[variant]), (False, tests.get(variant, 10_000))):
+        with pytest.raises(
+            FederatedError, match=f"official one of EMNIST: expected {count} images of 28 x 28 in bytes"
+        ):
+            EMNIST(variant, root=tmp_path).read(train)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cls", [CIFAR10, CIFAR100])
@@ -166,7 +193,7 @@ def test_bytes_on_cuda_equal_floats_from_the_cpu(tmp_path: Path, monkeypatch: py
 
 
 def test_large_sets_are_stored_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_emnist(tmp_path, "digits", 10, (3, 1))
+    write_emnist(tmp_path, "digits", 10, (3, 1), monkeypatch)
     data = EMNIST("digits", root=tmp_path)
     for limit, dtype in ((4 * 30 * 784, torch.float32), (4 * 30 * 784 - 1, torch.uint8)):
         monkeypatch.setattr(image_tensors_file, "_LARGE", limit)

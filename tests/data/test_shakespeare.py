@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 from user_files import write_leaf
 
-from lightning_fed.data import IID, LoaderSource, Shakespeare, TensorSource
+from lightning_fed.data import IID, FederatedDataModule, LoaderSource, Shakespeare, TensorSource
 from lightning_fed.data.shakespeare import by_time
 from lightning_fed.data.speech import LETTERS, UNKNOWN, decode, encode, read_plays, read_roles
 from lightning_fed.data.text_windows import TextWindows
@@ -107,6 +107,21 @@ def test_windows_are_not_stored() -> None:
     windows = TextWindows(torch.zeros(100_080, dtype=torch.uint8), torch.arange(100_000, dtype=torch.int32))
     stored = sum(tensor.numel() * tensor.element_size() for tensor in (*windows.tensors, windows.convert_inputs.text))
     assert stored < 14 * len(windows)
+    data = FederatedDataModule(windows, num_clients=2, split_seed=0)
+    assert data.memory == stored, "with the text"
+    assert FederatedDataModule(windows, num_clients=2, split_seed=0, in_memory=False).memory is None
+
+
+@pytest.mark.parametrize(("starts", "refused"), [([0, 4], False), ([], False), ([-1, 3], True), ([0, 5], True)])
+def test_windows_lie_within_the_text(starts: list[int], refused: bool) -> None:
+    text, places = torch.arange(10, dtype=torch.uint8), torch.tensor(starts, dtype=torch.int32)
+    if not refused:
+        samples = list(TextWindows(text, places, 5))  # type: ignore[arg-type]
+        assert [(x.tolist(), int(y)) for x, y in samples] == [(list(range(s, s + 5)), s + 5) for s in starts]
+        return
+    with pytest.raises(FederatedError) as error:
+        TextWindows(text, places, 5)
+    assert str(error.value).startswith("Expected windows of 5 tokens to begin at 0 to 4 in a text of 10, got `starts` ")
 
 
 def test_the_test_windows_are_later_and_share_no_character(tmp_path: Path) -> None:
@@ -171,13 +186,10 @@ def test_windows_that_are_not_consecutive_are_not_divided_by_time(tmp_path: Path
     assert Shakespeare(tmp_path, test_fraction=0.0).load_datasets().test is None
 
 
-def test_the_hash_tells_which_roles_were_drawn_and_no_role_is_both_unseen_and_in_the_test_set(tmp_path: Path) -> None:
+def test_the_hash_tells_which_roles_were_drawn(tmp_path: Path) -> None:
     write_leaf(tmp_path / "train" / "a.json", {name: chained(text_of(i, 1080)) for i, name in enumerate("ABCDEF")})
     hashes = {Shakespeare(tmp_path, num_clients=3, draw_seed=seed, split_seed=0).split_hash for seed in range(4)}
     assert len(hashes) == 4
-    with pytest.raises(FederatedError, match="Expected `--data.unseen_clients 0` .* got 3: "):
-        Shakespeare(tmp_path, unseen_clients=3).setup()
-    Shakespeare(tmp_path, unseen_clients=3, test_fraction=0.0, split_seed=0).setup()
 
 
 def test_plays(tmp_path: Path) -> None:

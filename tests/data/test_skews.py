@@ -21,6 +21,7 @@ from lightning_fed.data import (
     ClientRotation,
     Datasets,
     EvalBatches,
+    ExactClasses,
     FeatureSkew,
     FederatedDataModule,
     LoaderSource,
@@ -123,6 +124,31 @@ def test_held_out_samples_are_seen_as_their_owners_see_them() -> None:
     assert set(data.division.unseen.owners) == {4, 5}
 
 
+class Silent(Dicts):
+    """The same samples from a data set that does not tell their targets."""
+
+    targets = None  # type: ignore[assignment]
+
+
+def test_a_central_validation_set_is_seen_by_the_targets_that_were_given() -> None:
+    """A class is held by one client each: its samples are validated in no other client's colours."""
+    options: dict[str, Any] = {"val_fraction": 0.25, "num_clients": CLASSES, "partitioner": ExactClasses(1)}
+    told = module(ClientColors(), **options)
+    silent = module(ClientColors(), Silent(), targets=Y, **options)
+    for one, other in zip(eval_parts(told.val_dataloader()), eval_parts(silent.val_dataloader()), strict=True):
+        assert torch.equal(one, other)
+    colors = [{hue(x) for x, label in by_row(silent, torch.Generator(), None) if label == c} for c in range(CLASSES)]
+    inputs, labels = eval_parts(silent.val_dataloader())
+    assert all(hue(x) in colors[int(label)] for x, label in zip(inputs, labels, strict=True))
+
+
+def hue(image: Tensor) -> tuple[float, ...]:
+    """The colour of the brightest pixel, to three digits."""
+    flat = image.flatten(1)
+    color = flat[:, flat.sum(0).argmax()]
+    return tuple((color / color.max() * 1000).round().tolist())
+
+
 def test_several_test_sets_and_a_prediction_set() -> None:
     whole, part = TensorDataset(X, Y), TensorDataset(X[:9], Y[:9])
     data = module(ClientColors(), test_dataset={"near": whole, "far": part}, predict_dataset=part)
@@ -154,10 +180,15 @@ def test_what_the_model_is_told() -> None:
     assert facts(BinaryColors()) == ((3, 7, 9), 2, ("a to c", "d to f"), (0.5,) * 3, (0.5,) * 3)
 
 
-def test_the_split_does_not_depend_on_the_skew() -> None:
-    hashes = {module(skew, partitioner=part).split_hash for skew in (None, *SKEWS) for part in (Shards(2),)}
-    assert len(hashes) == 1
-    assert module(BinaryColors(), partitioner=Shards(1)).split_hash == module(None, partitioner=Shards(1)).split_hash
+@pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)
+def test_the_split_does_not_depend_on_the_skew(skew: FeatureSkew) -> None:
+    for partitioner in (Shards(1), Shards(2), IID()):
+        plain, skewed = (module(each, partitioner=partitioner).split for each in (None, skew))
+        assert np.array_equal(skewed.index, plain.index)
+        assert np.array_equal(skewed.offsets, plain.offsets)
+
+
+def test_without_a_skew_batches_come_straight_from_the_data() -> None:
     assert isinstance(module(None).train_source(), TensorSource)
     assert isinstance(module(None, in_memory=False).train_source(), LoaderSource)
     assert isinstance(module(None).test_dataloader(), EvalBatches)
@@ -170,6 +201,16 @@ def test_one_skew_serves_two_data_modules() -> None:
     by_row(data, torch.Generator(), None)
     assert equal(by_row(module(skew), torch.Generator(), None), first)
     assert not hasattr(skew, "table")
+
+
+@pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)
+def test_a_skew_that_has_shown_samples_can_be_prepared_again(skew: FeatureSkew) -> None:
+    facts, draws = DataFacts(X[0], CLASSES), torch.zeros(N, skew.num_draws)
+    used = skew.prepare(4, 0, facts)
+    used.apply([X, Y], 2, draws)
+    again, new = used.prepare(4, 1, facts), skew.prepare(4, 1, facts)
+    for scheme in (2, 3, torch.arange(N) % 5):
+        assert all(map(torch.equal, again.apply([X, Y], scheme, draws), new.apply([X, Y], scheme, draws)))
 
 
 @pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)

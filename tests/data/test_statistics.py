@@ -121,6 +121,15 @@ def test_many_clients_are_compared_by_a_sample_of_pairs() -> None:
     assert label_statistics(counts) == figures
 
 
+def test_no_client_is_compared_with_itself() -> None:
+    """Clients that share no class: every pair but one of the same client has divergence 1."""
+    labels = np.repeat(np.arange(150), 2)
+    split = Split.of(np.split(np.arange(300), 150))
+    figures = label_statistics(LabelCounts.of(split, labels, 150))
+    assert figures["label_divergence_pairs"] == MOST_PAIRS
+    assert figures["label_divergence_mean"] == pytest.approx(1, abs=1e-9)
+
+
 def test_up_to_100_clients_all_pairs_are_compared() -> None:
     split, labels = split_of([3] * 100, num_classes=4)
     counts = LabelCounts.of(split, labels, 4)

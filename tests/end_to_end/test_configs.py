@@ -8,7 +8,7 @@ import pytest
 import yaml
 from command import REPOSITORY, fit_words, rows, run_folders
 from official_files import pixels, write_cifar, write_emnist, write_tiny_imagenet
-from user_files import write_femnist
+from user_files import write_femnist, write_leaf
 
 from lightning_fed.cli import FederatedCLI, main
 
@@ -37,6 +37,8 @@ DATA = {
     "class_path: CIFAR10": "small_cifar10",
     "class_path: TinyImageNet": "small_tiny_imagenet",
     "class_path: EMNIST": "small_emnist",
+    "num_clients: 3550": "femnist_of_many",
+    "num_clients: 3000": "femnist_of_many",
     "class_path: FEMNIST": "small_femnist",
     "class_path: Shakespeare": "shakespeare_root",
     "MNIST": "data_root",
@@ -93,20 +95,30 @@ def small_cifar10_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_tiny_imagenet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path_factory.mktemp("tiny")
     monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-    write_tiny_imagenet(root, (1, 1))
+    write_tiny_imagenet(root, (10, 1))
     return root
 
 
 @pytest.fixture
-def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_emnist(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path_factory.mktemp("emnist")
-    write_emnist(root, "balanced", 47, (4, 1))
+    write_emnist(root, "balanced", 47, (4, 1), monkeypatch)
     return root
 
 
 @pytest.fixture
 def small_femnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_femnist(tmp_path_factory.mktemp("femnist"))
+
+
+@pytest.fixture
+def femnist_of_many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many writers as LEAF has, with a blank image each."""
+    root = tmp_path_factory.mktemp("femnist-of-many")
+    entries = {f"f{user:04d}": {"x": [[user % 2] * 784], "y": [user % 62]} for user in range(3550)}
+    write_leaf(root / "femnist" / "train" / "all_data_0.json", entries)
+    write_leaf(root / "femnist" / "test" / "all_data_0.json", {"other": entries["f0000"]})
+    return root
 
 
 @pytest.mark.parametrize("name", FILES)

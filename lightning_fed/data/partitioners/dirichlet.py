@@ -97,12 +97,17 @@ class DirichletByClass(Partitioner):
         sizes = np.zeros(num_clients, dtype=np.int64)
         for rows in members:
             drawn = generator.dirichlet(np.full(num_clients, float(self.alpha)))
-            owner[rows] = part = deal(self._shares(drawn, sizes, num_samples), len(rows), generator)
+            shares = self._shares(drawn, sizes, num_samples, generator)
+            owner[rows] = part = deal(shares, len(rows), generator)
             sizes += np.bincount(part, minlength=num_clients)
         return owner
 
     def _shares(
-        self, drawn: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64], num_samples: int
+        self,
+        drawn: npt.NDArray[np.float64],
+        sizes: npt.NDArray[np.int64],
+        num_samples: int,
+        generator: np.random.Generator,
     ) -> npt.NDArray[np.float64]:
         """Returns the clients' shares of a class, not normalised; ``sizes`` counts what they hold of former classes."""
         return drawn
@@ -126,9 +131,16 @@ class DirichletBalanced(DirichletByClass):
     """
 
     def _shares(
-        self, drawn: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64], num_samples: int
+        self,
+        drawn: npt.NDArray[np.float64],
+        sizes: npt.NDArray[np.int64],
+        num_samples: int,
+        generator: np.random.Generator,
     ) -> npt.NDArray[np.float64]:
         room = sizes * len(sizes) < num_samples
         shares = np.where(room, drawn, 0.0)
-        # For small α the clients with room can have shares that are 0 to machine precision.
-        return shares if shares.any() else room.astype(np.float64)
+        if not shares.any():
+            # For small α the shares of clients with room can be 0 to machine precision; normalised they would be
+            # distributed as Dir(α) of as many clients.
+            shares[room] = generator.dirichlet(np.full(room.sum(), float(self.alpha)))
+        return shares

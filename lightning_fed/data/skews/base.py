@@ -4,7 +4,6 @@ import copy
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,43 +13,14 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lightning_fed.data.inspection import TARGET_NAMES
+from lightning_fed.data.skews.facts import DataFacts
 from lightning_fed.errors import FederatedError
 from lightning_fed.seeding import Purpose, numpy_generator_for
 
-__all__ = ["DataFacts", "FeatureSkew"]
+__all__ = ["FeatureSkew"]
 
 # Streams of Purpose.SKEW, by the argument ``round``: the schemes, the numbers of rows, the clients that rows are given.
 _SCHEMES, _DRAWS, _CLIENTS = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What a skew must know of the data that it changes.
-
-    Attributes:
-        sample: The first training input, None when it is no tensor.
-        num_classes: Classes of the training samples, None without class labels.
-        mean: What was subtracted from the inputs, one value or one for each channel.
-        std: What they were divided by after that.
-    """
-
-    sample: Tensor | None
-    num_classes: int | None
-    mean: Sequence[float] = (0.0,)
-    std: Sequence[float] = (1.0,)
-
-    @property
-    def shape(self) -> str:
-        """The shape of an input in words."""
-        return "inputs without a shape" if self.sample is None else f"inputs of shape {tuple(self.sample.shape)}"
-
-    @property
-    def image_shape(self) -> tuple[int, int, int] | None:
-        """The shape (C, H, W) of an input, None if it is no image of floating numbers."""
-        if self.sample is None or self.sample.ndim != 3 or not self.sample.is_floating_point():
-            return None
-        channels, height, width = self.sample.shape
-        return channels, height, width
 
 
 class FeatureSkew(ABC):
@@ -85,7 +55,7 @@ class FeatureSkew(ABC):
             generator: The only randomness to draw from.
 
         Returns:
-            One row for each client and a last one for no client, floating tensor of shape (num_clients + 1, ...).
+            One row for each client and a last one for no client, shape (num_clients + 1, ...).
         """
 
     @abstractmethod

@@ -6,13 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lightning_fed.data.skews.base import DataFacts, FeatureSkew
+from lightning_fed.data.skews.base import FeatureSkew
+from lightning_fed.data.skews.facts import DataFacts
 from lightning_fed.errors import FederatedError
 
 __all__ = ["ColorSkew", "color_maps", "colored", "hues_to_rgb"]
-
-# Rounding of float32 after normalising and back.
-_TOLERANCE = 1e-4
 
 
 class ColorSkew(FeatureSkew):
@@ -24,7 +22,7 @@ class ColorSkew(FeatureSkew):
         """Refuses data without class labels, and data that are no grey images.
 
         Raises:
-            FederatedError: If an input has no shape (1, H, W).
+            FederatedError: If an input has no shape (1, H, W), or is not in [0, 1].
         """
         super().check(facts)
         name, shape = type(self).__name__, facts.image_shape
@@ -33,14 +31,7 @@ class ColorSkew(FeatureSkew):
                 f"Expected grey images of shape (1, H, W) for `--data.skew {name}`, got {facts.shape}: choose grey "
                 "data, or leave the skew out."
             )
-        assert facts.sample is not None
-        low, high = (facts.sample * facts.std[0] + facts.mean[0]).aminmax()
-        if low < -_TOLERANCE or high > 1 + _TOLERANCE:
-            raise FederatedError(
-                f"Expected the brightness of images for `--data.skew {name}` to be in [0, 1], apart from the mean and "
-                f"std that the data set states, got {low:.3g} to {high:.3g}: scale the images, or state their `mean` "
-                "and `std` in `Datasets`."
-            )
+        facts.check_brightness(name)
 
     def input_shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """Returns the shape of a coloured image, (3, H, W)."""
@@ -69,7 +60,7 @@ def color_maps(foreground: Tensor, background: Tensor | None, facts: DataFacts) 
     (mean,), (std,) = facts.mean, facts.std
     scale = foreground if background is None else foreground - background
     offset = (scale - 1) * mean if background is None else scale * mean + (background - mean)
-    return torch.cat([scale, offset / std], dim=-1)
+    return torch.cat([scale, _divide(offset, std)], dim=-1)
 
 
 def colored(inputs: Tensor, maps: Tensor) -> Tensor:
@@ -88,15 +79,21 @@ def colored(inputs: Tensor, maps: Tensor) -> Tensor:
     return inputs.mul(maps[:, :3]).add_(maps[:, 3:])
 
 
-def hues_to_rgb(hues: Tensor) -> Tensor:
-    """Returns the fully saturated colours of some hues.
+def hues_to_rgb(hues: Tensor, circle: int) -> Tensor:
+    """Returns the fully saturated colours of some hues, computed from whole numbers: the same on every device.
 
     Args:
-        hues: Positions on the colour circle in [0, 1): 0 is red, 1/3 green, 2/3 blue.
+        hues: Places on the colour circle, int64 in [0, circle): 0 is red, circle / 3 green, 2 circle / 3 blue.
+        circle: How many places there are.
 
     Returns:
-        Colours in [0, 1] with largest channel 1 and smallest 0, shape (*hues, 3).
+        Colours in [0, 1] with largest channel 1 and smallest 0, shape (*hues, 3), float32.
     """
-    distance = hues[..., None] * 6 - torch.tensor([0.0, 2.0, 4.0], dtype=hues.dtype)
-    distance = (distance + 3) % 6 - 3  # in [-3, 3), along the circle
-    return (2 - distance.abs()).clamp(0, 1)
+    distance = hues[..., None] * 6 - torch.tensor([0, 2 * circle, 4 * circle], device=hues.device)
+    distance = (distance + 3 * circle) % (6 * circle) - 3 * circle  # in [-3, 3) circle, along it
+    return _divide((2 * circle - distance.abs()).clamp(0, circle).to(torch.float32), circle)
+
+
+def _divide(values: Tensor, number: float) -> Tensor:
+    # CUDA multiplies by the reciprocal of a number instead of dividing by it.
+    return values / torch.full((1,), number, dtype=values.dtype, device=values.device)

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from lightning_fed.data.skews.base import DataFacts, FeatureSkew
+from lightning_fed.data.skews.base import FeatureSkew
+from lightning_fed.data.skews.facts import DataFacts
 from lightning_fed.errors import FederatedError
 
 __all__ = ["ClientRotation"]
@@ -36,16 +37,17 @@ class ClientRotation(FeatureSkew):
         self._black = torch.empty(0)
 
     def check(self, facts: DataFacts) -> None:
-        """Refuses data that are no images.
+        """Refuses data that are no images, or whose black is not known.
 
         Raises:
-            FederatedError: If an input has no shape (C, H, W).
+            FederatedError: If an input has no shape (C, H, W), or is not in [0, 1].
         """
         if facts.image_shape is None:
             raise FederatedError(
                 f"Expected images of shape (C, H, W) for `--data.skew ClientRotation`, got {facts.shape}: choose other "
                 "data, or leave the skew out."
             )
+        facts.check_brightness("ClientRotation")
 
     def angles(self, generator: np.random.Generator) -> np.ndarray:
         """Deals the angles of all schemes in degrees, shape (num_clients + 1,), float64."""

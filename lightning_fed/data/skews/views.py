@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from typing_extensions import Self
 
 from lightning_fed.data.inspection import AnyDataset, find_targets, first_input, length
-from lightning_fed.data.skews.base import DataFacts, FeatureSkew
+from lightning_fed.data.skews.base import FeatureSkew
+from lightning_fed.data.skews.facts import DataFacts
 from lightning_fed.data.sources import BatchSource, EvalBatches
 from lightning_fed.data.split import Split
 
@@ -211,9 +212,23 @@ class SkewedSets:
             return {name: view(f"{stage}/{name}", part, load(part)) for name, part in dataset.items()}
         return view(stage, dataset, load(dataset))
 
-    def seen(self, name: str, dataset: AnyDataset, loader: EvalBatches | DataLoader[Any]) -> SkewedBatches:
-        """Returns a central set in the clients' schemes, spread as their training samples of the same class are."""
-        size, targets = length(dataset, "--data.test_dataset"), find_targets(dataset)
+    def seen(
+        self,
+        name: str,
+        dataset: AnyDataset,
+        loader: EvalBatches | DataLoader[Any],
+        targets: npt.NDArray[Any] | None = None,
+    ) -> SkewedBatches:
+        """Returns a central set in the clients' schemes, spread as their training samples of the same class are.
+
+        Args:
+            name: Name of the set.
+            dataset: The set.
+            loader: Its batches.
+            targets: Its targets, shape (samples,); found in it if not given.
+        """
+        size = length(dataset, "--data.test_dataset")
+        targets = find_targets(dataset) if targets is None else targets
         held = self._split.index
         schemes = self.skew.clients(
             name,

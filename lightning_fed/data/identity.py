@@ -1,0 +1,48 @@
+"""What tells the clients of two data modules apart beyond the numbers of their rows."""
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.data.skews import FeatureSkew
+from lightning_fed.run import describe
+
+__all__ = ["name_skew", "name_targets"]
+
+
+def name_targets(targets: npt.NDArray[Any] | None) -> str:
+    """Names the targets by a digest of their values, whatever the width of their type.
+
+    Args:
+        targets: Numbers or strings, shape (samples,), None if there are none.
+
+    Returns:
+        Their kind and a SHA-256 in hexadecimal.
+    """
+    if targets is None:
+        return "no targets"
+    if targets.dtype.kind in "US":
+        words = np.char.encode(targets, "utf-8") if targets.dtype.kind == "U" else targets
+        kind, content = "strings", b"\0".join(words.tolist())
+    elif targets.dtype.kind == "f":
+        kind, content = "numbers", targets.astype("<f8").tobytes()
+    else:
+        kind, content = "integers", targets.astype("<i8").tobytes()
+    return f"{kind} {hashlib.sha256(content).hexdigest()}"
+
+
+def name_skew(skew: FeatureSkew | None, num_clients: int, seed: int) -> str:
+    """Names a skew by all that its schemes depend on beside the data.
+
+    Args:
+        skew: The skew as the user gave it, None for none.
+        num_clients: Clients that have a scheme.
+        seed: Seed of the schemes.
+    """
+    if skew is None:
+        return "no skew"
+    options = json.dumps(describe(skew)["init_args"], sort_keys=True)
+    return f"{type(skew).__name__} {options}, {num_clients} clients, seed {seed}"

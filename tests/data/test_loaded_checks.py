@@ -1,0 +1,155 @@
+"""Class labels that training does not have, and samples without a user, end in one sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from lightning_fed.data import (
+    Arrays,
+    BinaryColors,
+    BundledDataModule,
+    ByUser,
+    ClassColors,
+    ClientColors,
+    ClientRotation,
+    Datasets,
+    FeatureSkew,
+    FederatedDataModule,
+)
+from lightning_fed.errors import FederatedError
+
+X = torch.rand(30, 1, 5, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(30) % 3
+BEYOND = TensorDataset(X, Y + 1)
+
+
+class Bundle(BundledDataModule):
+    """A data module of the user's own."""
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__(num_clients=3)
+        self.facts = facts
+
+    def load_datasets(self) -> Datasets:
+        return Datasets(TensorDataset(X, Y), **self.facts)
+
+
+class Listed(Dataset[Any]):
+    """Samples read one by one, beside a list of their labels."""
+
+    labels = (Y + 1).tolist()
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index], self.labels[index]
+
+
+def sentence(data: FederatedDataModule) -> str:
+    with pytest.raises(FederatedError) as error:
+        data.setup()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "skew", [None, ClientColors(), ClientRotation(), BinaryColors(), ClassColors()], ids=lambda s: type(s).__name__
+)
+@pytest.mark.parametrize(
+    ("sets", "option"),
+    [
+        ({"test_dataset": BEYOND}, "`--data.test_dataset`"),
+        ({"val_dataset": BEYOND}, "`--data.val_dataset`"),
+        ({"test_dataset": Subset(BEYOND, [0, 2])}, "`--data.test_dataset`"),
+        ({"test_dataset": Listed()}, "`--data.test_dataset`"),
+        ({"test_dataset": {"near": TensorDataset(X, Y), "far": BEYOND}}, "`--data.test_dataset` far"),
+    ],
+    ids=["test", "val", "subset", "one by one", "several"],
+)
+def test_labels_that_training_does_not_have(skew: FeatureSkew | None, sets: dict[str, Any], option: str) -> None:
+    assert sentence(FederatedDataModule(TensorDataset(X, Y), num_clients=2, skew=skew, **sets)) == (
+        f"Expected {option} to hold class labels from 0 to 2, as the training data do, got 3: leave such samples out, "
+        "or let `Datasets` of a data module of your own name all classes (`class_names`), or say that targets are no "
+        "class labels (`class_labels=False`)."
+    )
+
+
+def test_names_of_the_classes_say_how_many_there_are() -> None:
+    assert "labels from 0 to 2, as the training data do, got 3:" in sentence(Bundle(test=BEYOND))
+    assert "labels from 0 to 2, as the training data do, got 3:" in sentence(Bundle(test=BEYOND, class_names="abc"))
+    named = Bundle(test=BEYOND, class_names="abcd")
+    named.setup()
+    assert named.num_classes == 4
+
+
+def test_targets_that_are_no_class_labels_are_not_compared() -> None:
+    counts = Bundle(test=BEYOND, class_labels=False)
+    counts.setup()
+    assert counts.num_classes is None
+    assert counts.class_counts() is None
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        Subset(TensorDataset(X, Y), [0, 1]),
+        TensorDataset(X, Y - 100),
+        TensorDataset(X, (Y + 1).to(torch.float32)),
+        TensorDataset(X),
+        TensorDataset(X[:0], Y[:0]),
+        {"a": TensorDataset(X, Y), "b": Subset(TensorDataset(X, Y), [2])},
+    ],
+    ids=["fewer", "ignored", "floats", "none", "empty", "several"],
+)
+def test_other_test_sets_are_accepted(test: Any) -> None:
+    data = FederatedDataModule(TensorDataset(X, Y), num_clients=2, test_dataset=test)
+    data.setup()
+    assert data.num_classes == 3
+
+
+def test_targets_to_split_by_may_be_coarser_than_the_labels() -> None:
+    options: dict[str, Any] = {"num_clients": 2, "targets": Y // 2, "split_seed": 0}
+    FederatedDataModule(TensorDataset(X, Y), test_dataset=TensorDataset(X, Y), **options).setup()
+    assert "from 0 to 2" in sentence(FederatedDataModule(TensorDataset(X, Y), test_dataset=BEYOND, **options))
+
+
+def test_arrays_of_other_targets_may_go_beyond_those_of_training(tmp_path: Path) -> None:
+    counts = np.arange(30)
+    np.savez(tmp_path / "own.npz", x_train=X, y_train=counts, x_test=X, y_test=counts + 5)
+    data = Arrays(tmp_path / "own.npz", class_labels=False, num_clients=3)
+    data.setup()
+    assert data.num_classes is None
+    assert "labels that training has, 0 to 29, got 34" in sentence(Arrays(tmp_path / "own.npz", num_clients=3))
+
+
+class Owned(TensorDataset):
+    """A data set that knows its users."""
+
+    def __init__(self, users: Any) -> None:
+        super().__init__(X, Y)
+        self.users = users
+
+
+@pytest.mark.parametrize("how", ["option", "attribute"])
+def test_a_sample_without_a_user_is_refused(how: str) -> None:
+    users = [1.0, 2.0, float("nan")] * 10
+
+    def data(users: Any) -> FederatedDataModule:
+        train = TensorDataset(X, Y) if how == "option" else Owned(users)
+        options = {"users": users} if how == "option" else {}
+        return FederatedDataModule(train, partitioner=ByUser(), num_clients=None, **options)
+
+    for given in (users, np.array(users), torch.tensor(users)):
+        assert sentence(data(given)) == (
+            "Expected `--data.users` to name the user of each training sample, got NaN for 10 of 30: leave these "
+            "samples out, or give them users."
+        )
+    assert data([1.0, 2.0, 3.0] * 10).division.split.num_clients == 3
+    mixed = sentence(data(["a", "b", float("nan")] * 10))
+    assert "`--data.users`" in mixed
+    assert data(["a", "b", "nan"] * 10).division.split.num_clients == 3
