@@ -111,17 +111,22 @@ class RunKeeping(TrainerFacade):
         if hasattr(self.datamodule, "split_summary"):
             facts["split"] = self.datamodule.split_summary()
         log.log_config({**self._config(), **facts})
-        self._note_engine()
+        self._note_below_config(facts)
         if self.run is not None and log.loggers and self.is_global_zero:
             self._draw_split(self.run, log)
 
-    def _note_engine(self) -> None:
-        """Writes which engine ``auto`` chose, and why, below the run's config."""
+    def _note_below_config(self, facts: dict[str, Any]) -> None:
+        """Writes below the run's config what its start has shown: the split's hash, what ``auto`` chose and why."""
         path = None if self.run is None else self.run.path / "config.yaml"
-        if self.engine == "auto" and self.engine_choice is not None and path is not None and path.is_file():
-            line = "# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in self.engine_choice.items()) + "\n"
-            if line not in (text := path.read_text()):
-                write_atomically(path, (text + line).encode())
+        if path is None or not path.is_file():
+            return
+        lines = [f"# split {facts['split']['hash']}"] if "split" in facts else []
+        if self.engine == "auto" and self.engine_choice is not None:
+            lines.append("# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in self.engine_choice.items()))
+        text = path.read_text()
+        new = [line for line in lines if line not in text]
+        if new:
+            write_atomically(path, "\n".join([text.rstrip("\n"), *new, ""]).encode())
 
     def _draw_split(self, run: Run, log: RunLog) -> None:
         """Writes the pictures of the split into the run's folder, and gives them to the loggers."""

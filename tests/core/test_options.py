@@ -86,7 +86,8 @@ GOOD: list[dict[str, Any]] = [
     {"name": "group/gma"}, {"name": "v1..2"}, {"seed": 0}, {"check_test_every_n_rounds": 1},
     {"sampler": UniformSampler()}, {"logger": True}, {"logger": False}, {"logger": CSVLogger("x")},
     {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
-    {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3}, {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
+    {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3},
+    {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
     {"full_gradient_weight_decay": True},
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Which engine a run gets, why, and what is said where many clients cannot train at once."""
 
 import json
+import re
 from typing import Any
 
 import lightning.pytorch as pl
@@ -185,7 +186,11 @@ def test_the_choice_is_written_below_the_config(tmp_path, capsys):
     ])  # fmt: skip
     torch.use_deterministic_algorithms(False)
     (folder,) = (tmp_path / name).iterdir()
-    assert "# engine chosen by auto: engine vectorized" in (folder / "config.yaml").read_text()
+    text = (folder / "config.yaml").read_text()
+    assert "# engine chosen by auto: engine vectorized" in text
+    (split,) = re.findall(r"^# split ([0-9a-f]{64})$", text, flags=re.MULTILINE)
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["federated"]["split_hash"] == split
     assert json.loads((folder / "run.json").read_text())["name"] == name
 
 
