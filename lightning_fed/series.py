@@ -97,6 +97,15 @@ class Series:
             self.total = torch.full((), self.total or 0.0, dtype=wide, device=value.device)
         self.total.add_(value, alpha=weight)
 
+    def merge(self, other: Series) -> None:
+        """Folds in what was logged elsewhere under the same name, later than what is here; both hold numbers."""
+        if self.reduction in ("mean", "sum"):
+            self.total += other.total  # type: ignore[operator]  # numbers
+        else:
+            self.total = (min if self.reduction == "min" else max)(self.total, other.total)  # type: ignore[type-var]
+        self.weight += other.weight
+        self.last = other.last
+
     def copy(self) -> Series:
         """Returns a copy that later values do not change."""
         twin = copy(self)

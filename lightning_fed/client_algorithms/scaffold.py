@@ -126,9 +126,9 @@ class SCAFFOLD(_Corrected):
     def on_after_server_step(
         self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
     ) -> None:
-        """Adds the round's change to c."""
+        """Adds the round's change to c, that of the clients of all processes."""
         assert self.control is not None
-        self.control.add_(self.scratch("change", self.control))
+        self.control.add_(trainer.reduce_sum(self.scratch("change", self.control)))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns c; the clients' own are kept by ``trainer.client_states``."""

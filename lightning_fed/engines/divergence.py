@@ -71,10 +71,25 @@ class DivergenceWatch:
             FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
         """
         self.clients.append(client.id)
-        if len(self.clients) > self.trainer.max_diverged * self._cohort_size:
-            raise FederatedError(
-                f"Expected finite losses and updates, but client {client.id} diverged in round {client.round}: lower "
-                "the learning rate in the model's optimizer, set `--trainer.gradient_clip_val`, check its data, or let "
-                "`--trainer.max_diverged` leave out such clients."
-            )
+        self._expect_few()
         rank_zero_warn(f"Client {client.id} diverged in round {client.round} and is left out of it.")
+
+    def settle(self, clients: list[int]) -> None:
+        """Takes over who was left out on all processes, at the round's end; says so of other processes' clients.
+
+        Raises:
+            FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
+        """
+        others, self.clients = [client for client in clients if client not in self.clients], clients
+        self._expect_few()
+        for client in others:
+            rank_zero_warn(f"Client {client} diverged in round {self.trainer.round} and is left out of it.")
+
+    def _expect_few(self) -> None:
+        allowed = int(self.trainer.max_diverged * self._cohort_size)
+        if len(self.clients) > allowed:
+            raise FederatedError(
+                f"Expected finite losses and updates, but client {self.clients[allowed]} diverged in round "
+                f"{self.trainer.round}: lower the learning rate in the model's optimizer, set "
+                "`--trainer.gradient_clip_val`, check its data, or let `--trainer.max_diverged` leave out such clients."
+            )
