@@ -106,9 +106,9 @@ class TrainerSession(RunKeeping):
         self.metrics = LoggedMetrics({}, {}, {})
         self._set_up_data(name)
         self._set_up(name)
+        move_to_device(self.fabric, model)
         if weights is not None:
             load_weights(model, read_checkpoint(Path(weights), option), weights, option)
-        move_to_device(self.fabric, model)
         share_model(self.processes, model)
         method = {"validate": "val", "test": "test", "predict": "predict"}[name] + "_dataloader"
         loaders = named_loaders(getattr(self.datamodule, method)())
@@ -187,13 +187,13 @@ class TrainerSession(RunKeeping):
     def _set_up_training(self, weights: str | None, checkpoint: dict[str, Any] | None, source: str) -> None:
         """Builds the global vector, buffers and local optimizer, fresh or from a checkpoint."""
         model = self._module()
+        move_to_device(self.fabric, model)  # first: a checkpoint may hold more than the module's precision did
         if weights is not None and checkpoint is None:
             load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
         if checkpoint is not None:
             load_weights(model, checkpoint, source, "--ckpt_path")
         self.reset_position()
         self.resumed = checkpoint is not None
-        move_to_device(self.fabric, model)
         share_model(self.processes, model)
         self.local_optimizer = LocalOptimizer(model, restart=self.local_schedule == "restart")
         self.strategy._lightning_optimizers = self.optimizers  # type: ignore[attr-defined]  # `self.optimizers()`
