@@ -181,26 +181,31 @@ def _gather_logged(processes: Processes, module: LightningModule, recorder: Metr
     }
     recorder.read()
     everyone = processes.exchange((recorder.position, recorder.series, metrics), "logged")
-    ordered = [part for _, part in sorted(enumerate(everyone), key=lambda each: (each[1][0], each[0]))]
-    recorder.series = _merge([series for _, series, _ in ordered])
-    recorder.metrics = _find([metrics for _, _, metrics in ordered], recorder, module)
+    order = sorted(range(processes.size), key=lambda rank: everyone[rank][0])
+    recorder.series = _merge([series for _, series, _ in everyone], order)
+    recorder.metrics = _find([everyone[rank][2] for rank in order], recorder, module)
     for part in module.modules():
         if isinstance(part, Metric):  # a value that was kept is that of this process alone, or of another time
             part._computed = None
 
 
-def _merge(parts: list[dict[str, Series]]) -> dict[str, Series]:
-    """Merges what was logged by name; the module's own value of a name goes before the default one."""
-    merged: dict[str, Series] = {}
+def _merge(parts: list[dict[str, Series]], order: list[int]) -> dict[str, Series]:
+    """Merges what was logged by name; the last in ``order`` that logged it gives the last value.
+
+    The module's own value of a name goes before the default one.
+    """
     own = {key for part in parts for key, series in part.items() if not series.is_default}
-    for part in parts:
+    kept = [{key: s for key, s in part.items() if not (s.is_default and key in own)} for part in parts]
+    lasts = {key: series.last for rank in order for key, series in kept[rank].items()}
+    merged: dict[str, Series] = {}
+    for part in kept:
         for key, series in part.items():
-            if series.is_default and key in own:
-                continue
             if key in merged:
                 merged[key].merge(series)
             else:
                 merged[key] = series
+    for key, series in merged.items():
+        series.last = lasts[key]
     return merged
 
 

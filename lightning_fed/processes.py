@@ -150,8 +150,13 @@ class Processes:
         return said[0]
 
     def gather_tensor(self, tensor: Tensor, group: Any = None) -> list[Tensor]:
-        """Returns a tensor of each process, of any shape, as torchmetrics asks for it."""
-        return [other.to(tensor.device) for other in self.exchange(tensor.detach().cpu(), "metric")]
+        """Returns a tensor of each process, of any shape, as torchmetrics asks for it.
+
+        Of a metric that has seen nothing it gives an empty one, which may be of another dtype.
+        """
+        everyone = self.exchange(tensor.detach().cpu(), "metric")
+        like = next((other for other in everyone if other.numel()), tensor)
+        return [(other if other.numel() else like[:0]).to(tensor.device) for other in everyone]
 
     def tell(self, error: BaseException) -> None:
         """Lets the others know that this process cannot go on, so that all end with one sentence."""

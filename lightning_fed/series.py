@@ -98,13 +98,12 @@ class Series:
         self.total.add_(value, alpha=weight)
 
     def merge(self, other: Series) -> None:
-        """Folds in what was logged elsewhere under the same name, later than what is here; both hold numbers."""
+        """Folds in what was logged elsewhere under the same name; both hold numbers."""
         if self.reduction in ("mean", "sum"):
             self.total += other.total  # type: ignore[operator]  # numbers
         else:
             self.total = (min if self.reduction == "min" else max)(self.total, other.total)  # type: ignore[type-var]
         self.weight += other.weight
-        self.last = other.last
 
     def copy(self) -> Series:
         """Returns a copy that later values do not change."""

@@ -172,8 +172,8 @@ def share_model(processes: Processes, module: LightningModule) -> None:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         if any(other != shapes for other in processes.exchange(shapes, "model")):
             raise FederatedError(
-                "Expected every process to build the same model, but their parameters differ in shape: `--model` must not "
-                "depend on the rank; or set `--trainer.devices 1`."
+                "Expected every process to build the same model, but their parameters differ in shape: `--model` must "
+                "not depend on the rank; or set `--trainer.devices 1`."
             )
         processes.broadcast(*tensors)
 

@@ -71,21 +71,19 @@ class DivergenceWatch:
             FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
         """
         self.clients.append(client.id)
-        self._expect_few()
-        rank_zero_warn(f"Client {client.id} diverged in round {client.round} and is left out of it.")
+        if self.trainer.processes.size == 1:  # several count together, at the round's end
+            self._judge(client.id)
 
     def settle(self, clients: list[int]) -> None:
-        """Takes over who was left out on all processes, at the round's end; says so of other processes' clients.
+        """Takes over who was left out by all processes, in ascending order of id.
 
         Raises:
             FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
         """
-        others, self.clients = [client for client in clients if client not in self.clients], clients
-        self._expect_few()
-        for client in others:
-            rank_zero_warn(f"Client {client} diverged in round {self.trainer.round} and is left out of it.")
+        self.clients = clients
+        self._judge(*clients)
 
-    def _expect_few(self) -> None:
+    def _judge(self, *new: int) -> None:
         allowed = int(self.trainer.max_diverged * self._cohort_size)
         if len(self.clients) > allowed:
             raise FederatedError(
@@ -93,3 +91,5 @@ class DivergenceWatch:
                 f"{self.trainer.round}: lower the learning rate in the model's optimizer, set "
                 "`--trainer.gradient_clip_val`, check its data, or let `--trainer.max_diverged` leave out such clients."
             )
+        for client in new:
+            rank_zero_warn(f"Client {client} diverged in round {self.trainer.round} and is left out of it.")
