@@ -1,5 +1,6 @@
 """The buffers of a module (BatchNorm statistics and counters): apart from the flat vector, never masked or stepped."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -85,21 +86,49 @@ class GlobalBuffers:
         if self.policy == "local" and self.values:
             self._of_client[client.id] = self.live.copy()
 
+    @property
+    def in_use(self) -> bool:
+        """Whether any client's buffers are kept here."""
+        return bool(self._of_client)
+
+    def take(self, client: int) -> dict[str, Tensor]:
+        """Gives away a client's buffers, for the process that trains it next; nothing if it has none here."""
+        return _moved(self._of_client.pop(client, {}), "cpu")
+
+    def give(self, client: int, own: dict[str, Tensor]) -> None:
+        """Keeps a client's buffers that come from another process."""
+        if own:
+            self._of_client[client] = _moved(own, next(iter(self.values.values())).device)
+
+    def forget(self, client: int) -> None:
+        """Drops a client's buffers, which have changed elsewhere."""
+        self._of_client.pop(client, None)
+
     def step(self, update: ReducedUpdate) -> None:
         """Takes over the reduced buffers of a round."""
         for name, value in update.buffers.items():
             self.values[name].copy_(value)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the global buffers and those kept by clients."""
-        return {"values": self.values, "of_client": self._of_client}
+    def state_dict(self, gather: Callable[[Any], list[Any]] | None = None) -> dict[str, Any]:
+        """Returns the global buffers and those kept by clients.
+
+        Args:
+            gather: Returns an object of every process, where several hold clients' buffers.
+        """
+        of_client = self._of_client
+        if gather is not None and self.policy == "local":
+            own = {client: _moved(kept, "cpu") for client, kept in of_client.items()}
+            of_client = {client: kept for part in gather(own) for client, kept in part.items()}
+        return {"values": self.values, "of_client": of_client}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
         for name, value in state["values"].items():
             self.values[name].copy_(value)
-        device = {name: value.device for name, value in self.values.items()}
-        self._of_client = {
-            client: {name: value.to(device[name]) for name, value in own.items()}
-            for client, own in state["of_client"].items()
-        }
+        self._of_client = {}
+        for client, own in state["of_client"].items():
+            self.give(client, own)
+
+
+def _moved(buffers: dict[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
+    return {name: buffer.to(device) for name, buffer in buffers.items()}

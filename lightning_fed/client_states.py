@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,6 +56,7 @@ class ClientStates:
         self._temporary: TemporaryDirectory[str] | None = None
         self._held: dict[str, Tensor] = {}
         self._files: dict[str, Path] = {}
+        self._keys: set[str] = set()
         self._changed: set[str] = set()
         self._dumped: list[str] = []
         self._version = 1
@@ -89,14 +90,48 @@ class ClientStates:
         if not key.isidentifier() or value.shape != self._shape:
             raise ValueError(f"expected a plain key and shape {tuple(self._shape)}, got {key!r}, {tuple(value.shape)}")
         record = f"{key}/{client}"
+        self._keys.add(key)
         if self.location == "disk":
             self._write(record, value)
         else:
             self._hold(record, value)
         self._changed.add(record)
 
-    def dump(self) -> list[str]:
+    @property
+    def in_use(self) -> bool:
+        """Whether there is any record."""
+        return bool(self._keys)
+
+    def take(self, client: int) -> dict[str, Tensor]:
+        """Gives away a client's records, for the process that trains it next: copies on the CPU, by key."""
+        taken = {}
+        for record in self._of(client):
+            held = self._held.get(record)
+            taken[record.partition("/")[0]] = self._read(self._files[record]) if held is None else held.cpu()
+        self.forget(client)
+        return taken
+
+    def give(self, client: int, records: dict[str, Tensor]) -> None:
+        """Keeps records of a client that come from another process."""
+        for key, value in records.items():
+            self.store(key, client, value)
+
+    def forget(self, client: int) -> None:
+        """Drops a client's records, which have changed elsewhere; files that a checkpoint refers to stay."""
+        for record in self._of(client):
+            self._held.pop(record, None)
+            self._files.pop(record, None)
+            self._changed.discard(record)
+
+    def _of(self, client: int) -> list[str]:
+        names = [f"{key}/{client}" for key in sorted(self._keys)]
+        return [name for name in names if name in self._held or name in self._files]
+
+    def dump(self, gather: Callable[[list[str]], list[list[str]]] = lambda own: [own]) -> list[str]:
         """Makes the records changed since the last call durable, for a checkpoint that is about to be written.
+
+        Args:
+            gather: Returns the lists of all processes, each of which holds the records of some clients.
 
         Returns:
             The files that the checkpoint refers to, as KEY/CLIENT-VERSION.npy.
@@ -108,13 +143,14 @@ class ClientStates:
                 os.fsync(file.fileno())
         self._changed.clear()
         self._version += 1
-        self._dumped = self._current()
+        everyone = gather(self._current())
+        self._dumped = everyone[0] if len(everyone) == 1 else sorted(set().union(*everyone))
         return self._dumped
 
     def saved(self, name: str) -> None:
         """Takes note that the checkpoint ``name`` of the last dump is durable; removes files that none refers to."""
         self._pinned[name] = self._dumped
-        used = {file for files in self._pinned.values() for file in files}.union(self._current())
+        used = {file for files in self._pinned.values() for file in files}.union(self._current(), self._dumped)
         for file in self._present():
             if file not in used:
                 with suppress(OSError):  # it is tried again after the next checkpoint
@@ -137,11 +173,12 @@ class ClientStates:
             if self._keeps and source != self._folder():
                 path = _take_over(path, self._folder() / file)
             self._files[file.rpartition("-")[0]] = path
+            self._keys.add(file.partition("/")[0])
         self._pass_versions(files)
 
     def close(self) -> None:
         """Lets go of all records; those on disk that nothing can resume from are removed."""
-        self._held, self._files = {}, {}
+        self._held, self._files, self._keys = {}, {}, set()
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -209,6 +246,8 @@ def _take_over(source: Path, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
+    except FileExistsError:  # another process of the run has linked it
+        pass
     except OSError:
         write_atomically(target, source.read_bytes())
     return target

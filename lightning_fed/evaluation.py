@@ -7,14 +7,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fed.gather import apart
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.options import batch_limit
+from lightning_fed.processes import Processes
 from lightning_fed.setup import expect_module
 from lightning_fed.transfer import accepts, batch_transfer, overrides, requires
 
@@ -96,7 +99,7 @@ def evaluate(
         for index, (set_name, loader) in enumerate(loaders.items()):
             named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
             recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
-            with recording(module, recorder):
+            with recording(module, recorder), apart(trainer, recorder):
                 for _ in _run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
                     pass
             results.append(recorder.compute())
@@ -128,7 +131,9 @@ def predict(trainer: FederatedTrainer, loaders: dict[str, Iterable[Any]], limit:
         trainer.call("on_predict_start")
         trainer.call("on_predict_epoch_start")
         for index, loader in enumerate(loaders.values()):
-            outputs.append(list(_run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder)))
+            with trainer.processes.apart():
+                own = dict(_run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
+            outputs.append(_in_order(trainer.processes, own))
         trainer.call("on_predict_epoch_end")
         trainer.call("on_predict_end")
     return outputs[0] if len(outputs) == 1 else outputs
@@ -148,8 +153,8 @@ def _run_batches(
     num_loaders: int,
     limit: int | float,
     recorder: MetricRecorder,
-) -> Iterator[Any]:
-    """Yields the step's output for each batch of one data set."""
+) -> Iterator[tuple[int, Any]]:
+    """Yields number and output of each batch of one data set; of several processes each takes batches in turn."""
     module = _module(trainer)
     resident = hasattr(loader, "to")
     if hasattr(loader, "to"):
@@ -160,22 +165,33 @@ def _run_batches(
     takes_batch = accepts(step, "batch_idx", 2)
     takes_loader = accepts(step, "dataloader_idx", 3) if num_loaders > 1 else requires(step, "dataloader_idx")
     which = (index,) if num_loaders > 1 else ()
+    rank, size = trainer.processes.rank, trainer.processes.size
     most = batch_limit(limit, len(loader) if isinstance(loader, Sized) else None)
     for batch_idx, batch in enumerate(loader):
         if most is not None and batch_idx >= most:
             break
+        if batch_idx % size != rank:
+            continue
         if resident:  # slices of the data itself, which a step may change in place
             batch = apply_to_collection(batch, Tensor, torch.clone)
         if transfer is not None:
             batch = transfer(batch, index)
-        recorder.batch, recorder.batch_size = batch, None
+        recorder.batch, recorder.batch_size, recorder.position = batch, None, batch_idx
         trainer.call(f"on_{name}_batch_start", batch, batch_idx, *which)
         args = (batch_idx, index) if takes_loader else (batch_idx,) if takes_batch else ()
         with trainer.fabric.autocast():
             output = step(batch, *args)
         trainer.call(f"on_{name}_batch_end", output, batch, batch_idx, *which)
         recorder.batch, recorder.batch_size = None, 1
-        yield output
+        yield batch_idx, output
+
+
+def _in_order(processes: Processes, own: dict[int, Any]) -> list[Any]:
+    """Returns the outputs of all processes in the order of batches, on the CPU if there are several processes."""
+    if processes.size > 1:
+        everyone = processes.exchange(move_data_to_device(own, "cpu"), "predictions")
+        own = {number: output for part in everyone for number, output in part.items()}
+    return [own[number] for number in sorted(own)]
 
 
 def print_results(names: list[str], results: list[dict[str, float]]) -> None:

@@ -11,10 +11,15 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import RunningStage, TrainerState, TrainerStatus
+from torch import Tensor
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.processes import Processes
+from lightning_fed.strategy import ClientsStrategy
 
 __all__ = ["LightningNames"]
+
+_ALONE = Processes()
 
 
 class LightningNames:
@@ -116,6 +121,26 @@ class LightningNames:
     # Processes and precision
 
     @property
+    def processes(self) -> Processes:
+        """The processes that share the run."""
+        strategy = self.fabric.strategy
+        return strategy.processes if isinstance(strategy, ClientsStrategy) else _ALONE
+
+    def reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Adds up over the processes what each has summed over its own clients, in place.
+
+        To be called by all of them, in hooks that are called once in a round. With one process nothing is done.
+
+        Args:
+            tensor: Of the same shape and dtype on all.
+
+        Returns:
+            The tensor.
+        """
+        self.processes.sum(tensor, what="reduce_sum")
+        return tensor
+
+    @property
     def strategy(self) -> Strategy:
         """Fabric's strategy."""
         return self.fabric.strategy
@@ -147,13 +172,13 @@ class LightningNames:
 
     @property
     def num_devices(self) -> int:
-        """Devices used on this node."""
-        return 1
+        """Devices used on this node, one for each process."""
+        return int(getattr(self.fabric.strategy, "num_processes", 1))
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""
-        return 1
+        return int(getattr(self.fabric.strategy, "num_nodes", 1))
 
     @property
     def device_ids(self) -> list[int]:

@@ -15,9 +15,10 @@ from lightning_fed.communication import round_costs
 from lightning_fed.engines import make_engine
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import evaluate
+from lightning_fed.gather import make_reducer
 from lightning_fed.hooks import Client, Cohort
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
-from lightning_fed.reduction import ReducedUpdate, RoundReducer
+from lightning_fed.reduction import ReducedUpdate
 from lightning_fed.runlog import RunLog
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.signals import StopRequest
@@ -44,9 +45,10 @@ class RoundLoop:
         self.sizes = np.asarray(trainer.source.sizes)
         few = max(2, trainer.aggregator.min_clients)
         self.cohort_size = min(trainer.cohort_size, few) if trainer.fast_dev_run else trainer.cohort_size
+        self.agreed: int | None = None  # the signal after which all processes stop
         self.row: dict[str, float] = {}
         self.recorder = MetricRecorder()
-        self.reducer = RoundReducer(trainer.weights, trainer.aggregator.all_needs, len(self.sizes))
+        self.reducer = make_reducer(trainer, len(self.sizes))
         self.engine = make_engine(trainer, module, trainer.source, self.reducer, self.recorder)
         self.checkpoint = next((cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)), None)
 
@@ -70,7 +72,8 @@ class RoundLoop:
 
     def _continues(self) -> bool:
         trainer = self.trainer
-        return trainer.round < trainer.max_rounds and not trainer.should_stop and self.stop.signum is None
+        signum = self.stop.signum if trainer.world_size == 1 else self.agreed
+        return trainer.round < trainer.max_rounds and not trainer.should_stop and signum is None
 
     def _run_round(self) -> None:
         trainer, started = self.trainer, time.perf_counter()
@@ -169,10 +172,29 @@ class RoundLoop:
             assert trainer.local_optimizer is not None
             trainer.local_optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
             trainer.steps_before_round += self.engine.max_steps
+        self._agree()
         self.log.log_round({"round": trainer.round, **self.row, "time/round": time.perf_counter() - started})
         trainer.finished_round = trainer.round
         self._save(final=not self._continues())
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
+
+    def _agree(self) -> None:
+        """Lets all processes stop after the same round, and makes sure that they have the same model."""
+        trainer, processes = self.trainer, self.trainer.processes
+        if processes.size == 1:
+            return
+        model = float(trainer.weights.double().sum()).hex()
+        own = (self.stop.signum, trainer.should_stop, model)
+        signals, stops, models = zip(*processes.exchange(own, "round"), strict=True)
+        self.agreed = next((signum for signum in signals if signum is not None), None)
+        self.stop.signum = self.stop.signum or self.agreed
+        trainer.should_stop = any(stops)
+        if len(set(models)) > 1:
+            raise FederatedError(
+                f"Expected all processes to hold the same global model after round {trainer.round}, but they differ: a "
+                "callback must change it alike on each, without drawing from a stream of its own; or set "
+                "`--trainer.devices 1`."
+            )
 
     def _save(self, final: bool) -> None:
         """Writes the checkpoints that are due."""

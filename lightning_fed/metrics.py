@@ -51,6 +51,9 @@ class MetricRecorder:
     Attributes:
         batch_size: Weight of what is logged without one; None to find it in ``batch`` when it is needed.
         batch: The current batch.
+        position: How far the work is that values come from; of several processes the farthest has logged the last one.
+        series: What was logged, by name.
+        metrics: Metric objects that were logged, by name, with how they are shown and the last batch's value.
 
     Args:
         suffix: Appended to every name, for named evaluation sets.
@@ -59,10 +62,11 @@ class MetricRecorder:
     def __init__(self, suffix: str = "") -> None:
         self.batch_size: float | None = 1.0
         self.batch: Any = None
+        self.position = -1
         self._suffix = suffix
-        self._series: dict[str, Series] = {}
+        self.series: dict[str, Series] = {}
         self._marked: dict[str, Series] = {}
-        self._metrics: dict[str, tuple[Metric, LogOptions, Tensor | None]] = {}
+        self.metrics: dict[str, tuple[Metric, LogOptions, Tensor | None]] = {}
 
     def log(
         self,
@@ -87,11 +91,11 @@ class MetricRecorder:
         options = LogOptions(name, suffix, prog_bar, logger is not False, bool(on_step and on_epoch))
         if isinstance(value, Metric):
             last = getattr(value, "_forward_cache", None)  # torchmetrics keeps the value of the last batch there
-            self._metrics[key] = (value, options, last)
+            self.metrics[key] = (value, options, last)
             return
-        series = self._series.get(key)
+        series = self.series.get(key)
         if series is None or series.is_default:
-            series = self._series[key] = Series(options, reduce_fx)
+            series = self.series[key] = Series(options, reduce_fx)
         weight = 1.0
         if series.reduction == "mean":
             weight = self._weight() if batch_size is None else batch_size
@@ -99,9 +103,9 @@ class MetricRecorder:
 
     def log_default(self, name: str, value: Tensor) -> None:
         """Records a value under a name that the module may also log itself; the module's own takes precedence."""
-        series = self._series.get(name)
+        series = self.series.get(name)
         if series is None:
-            series = self._series[name] = Series(LogOptions(name, "", True, True, False), is_default=True)
+            series = self.series[name] = Series(LogOptions(name, "", True, True, False), is_default=True)
         if series.is_default:
             value = value.detach()
             series.add(value.reshape(()) if value.ndim else value, self._weight())
@@ -114,69 +118,66 @@ class MetricRecorder:
                 self.batch_size = 1
         return self.batch_size
 
-    @property
-    def series(self) -> dict[str, Series]:
-        """What was logged as numbers since the last ``compute``, by name."""
-        return self._series
-
-    @property
-    def has_metrics(self) -> bool:
-        """Whether Metric objects were logged since the last reset."""
-        return bool(self._metrics)
-
     def merge(self, series: dict[str, Series]) -> None:
         """Folds in what was logged elsewhere; what the module logs itself takes precedence over defaults."""
         for key, other in series.items():
-            mine = self._series.get(key)
+            mine = self.series.get(key)
             if mine is None or (mine.is_default and not other.is_default):
-                self._series[key] = other.copy()
+                self.series[key] = other.copy()
             elif mine.is_default or not other.is_default:
                 mine.merge(other)
 
     def mark(self) -> None:
         """Remembers what has been logged, for ``roll_back``."""
-        self._marked = {key: series.copy() for key, series in self._series.items()}
+        self._marked = {key: series.copy() for key, series in self.series.items()}
 
     def roll_back(self) -> None:
         """Forgets what was logged since ``mark``, but for what Metric objects hold."""
-        self._series = self._marked
+        self.series = self._marked
 
     def peek(self, name: str) -> Tensor | float | None:
         """Returns the running total of a name without reading it from the device, None if it was not logged."""
-        series = self._series.get(name)
+        series = self.series.get(name)
         return None if series is None else series.total
+
+    def read(self) -> None:
+        """Turns what was logged into numbers, in one transfer per device."""
+        totals = _to_floats({key: series.total for key, series in self.series.items() if series.total is not None})
+        lasts = _to_floats({key: series.last for key, series in self.series.items()})
+        for key, series in self.series.items():
+            series.total, series.last = totals[key], lasts[key]
 
     def compute(self) -> LoggedMetrics:
         """Reads every value once and forgets it; Metric objects keep their state until ``reset_metrics``.
 
         So that hooks at the end of an epoch can still read them, as under Lightning.
         """
-        results = {key: series.result() for key, series in self._series.items()}
-        lasts = {series.options.names()[1]: series.last for series in self._series.values() if series.options.both}
+        results = {key: series.result() for key, series in self.series.items()}
+        lasts = {series.options.names()[1]: series.last for series in self.series.values() if series.options.both}
         floats = _to_floats({**results, **lasts})
-        options = {key: series.options for key, series in self._series.items()}
-        for key, (metric, shown, last) in self._metrics.items():
+        options = {key: series.options for key, series in self.series.items()}
+        for key, (metric, shown, last) in self.metrics.items():
             floats[key], options[key] = _computed(key, metric), shown
             if last is not None and shown.both:
                 floats[shown.names()[1]] = float(last)
-        self._series = {}
+        self.series = {}
         return _sort(options, floats)
 
     def reset_metrics(self) -> None:
         """Resets every Metric object that was logged since the last reset."""
-        for metric, _, _ in self._metrics.values():
+        for metric, _, _ in self.metrics.values():
             metric.reset()
-        self._metrics = {}
+        self.metrics = {}
 
     def set_metrics_aside(self) -> list[tuple[Metric, dict[str, Any]]]:
         """Resets every Metric object that was logged; returns each one, and those inside it, with what it held."""
-        held = metric_states(part for metric, _, _ in self._metrics.values() for part in metric.modules())
+        held = metric_states(part for metric, _, _ in self.metrics.values() for part in metric.modules())
         self.reset_metrics()
         return held
 
     def take_metrics_back(self, held: list[tuple[Metric, dict[str, Any]]]) -> None:
         """Gives Metric objects what they held when they were set aside, but for those logged here since."""
-        mine = {id(part) for metric, _, _ in self._metrics.values() for part in metric.modules()}
+        mine = {id(part) for metric, _, _ in self.metrics.values() for part in metric.modules()}
         for metric, state in held:
             if id(metric) not in mine:
                 vars(metric).update(state)

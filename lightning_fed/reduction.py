@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import Client, Update
 
-__all__ = ["Need", "ReducedUpdate", "RoundReducer"]
+__all__ = ["Need", "ReducedUpdate", "RoundReducer", "is_averaged"]
 
 
 class Need(Flag):
@@ -152,6 +152,11 @@ class RoundReducer:
         self._losses: list[Tensor] = []
         self._buffers: dict[str, Tensor] = {}
 
+    @property
+    def last_id(self) -> int:
+        """Id of the client that entered last, -1 before the first."""
+        return self._clients[-1].id if self._clients else -1
+
     def add(self, update: Update, average_buffers: bool) -> None:
         """Adds one client's update; call in ascending order of client id."""
         for need, total in self._sums.items():
@@ -179,7 +184,7 @@ class RoundReducer:
     def _add_buffers(self, update: Update) -> None:
         for name, buffer in update.buffers.items():
             so_far = self._buffers.get(name)
-            if not _is_averaged(buffer):
+            if not is_averaged(buffer):
                 self._buffers[name] = buffer.clone() if so_far is None else torch.maximum(so_far, buffer, out=so_far)
                 continue
             if so_far is None:
@@ -214,7 +219,7 @@ class RoundReducer:
             num_registered=self.num_registered,
             weights=torch.tensor([weight / total for weight in self._weights], dtype=torch.float64),
             mean_distance=sum(w * a for w, a in zip(self._weights, self._distances, strict=True)) / total,
-            buffers={n: b.div_(total) if _is_averaged(b) else b for n, b in self._buffers.items()},
+            buffers={n: b.div_(total) if is_averaged(b) else b for n, b in self._buffers.items()},
             **named,
         )
 
@@ -228,5 +233,6 @@ class RoundReducer:
         return total or 1.0
 
 
-def _is_averaged(buffer: Tensor) -> bool:
+def is_averaged(buffer: Tensor) -> bool:
+    """Says whether a buffer is averaged over clients; others take the maximum."""
     return buffer.is_floating_point() or buffer.is_complex()

@@ -75,7 +75,9 @@ class RunKeeping(TrainerFacade):
         }
 
     def _find(self, ckpt_path: str) -> tuple[Path | None, Run | None]:
-        return find_checkpoint(self.default_root_dir, self.name, fingerprint(self._config()), ckpt_path)
+        return self.processes.from_first(
+            lambda: find_checkpoint(self.default_root_dir, self.name, fingerprint(self._config()), ckpt_path), "run"
+        )
 
     def _choose_run(self, ckpt_path: str | None, source: tuple[Path | None, Run | None] | None) -> Run | None:
         """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise."""
@@ -86,6 +88,9 @@ class RunKeeping(TrainerFacade):
             return source[1]
         if source is not None and source[0] is None:
             rank_zero_info(f"No `{ckpt_path}` checkpoint of a run with this config was found: starting a new run.")
+        return self.processes.from_first(self._create_run, "run")
+
+    def _create_run(self) -> Run:
         try:
             return create_run(self.default_root_dir, self.name, self._config(), self.label, self.seed)
         except OSError as error:
@@ -96,13 +101,13 @@ class RunKeeping(TrainerFacade):
 
     def _clear_away(self, run: Run | None) -> None:
         """Removes the folder of a run that ended before its first row: it holds nothing but its own name."""
-        if run is not None and not run.metrics.exists() and not run.checkpoints.exists():
+        if run is not None and self.is_global_zero and not run.metrics.exists() and not run.checkpoints.exists():
             shutil.rmtree(run.path, ignore_errors=True)
 
     def _keep_rows(self, source: Run | None) -> None:
         """Takes over the rows of the run that this one goes on from, if it has a folder of its own."""
         other = source is not None and self.run is not None and source.path != self.run.path
-        if source is not None and self.run is not None and other and source.metrics.is_file():
+        if source is not None and self.run is not None and other and source.metrics.is_file() and self.is_global_zero:
             shutil.copyfile(source.metrics, self.run.metrics)
 
     def _log_start(self, log: RunLog) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.loggers import RoundCSVLogger, RoundWandbLogger, read_rows
@@ -23,11 +24,15 @@ class RunLog:
             there are, metrics.csv is written too.
         run: The run, None to log nothing.
         resumed_at: Round of the checkpoint that the run resumes from; later rows of metrics.csv are cut off.
+        writes: Whether this process writes; another one has loggers that take everything and keep nothing.
     """
 
-    def __init__(self, choice: Any, run: Run | None, resumed_at: int | None) -> None:
+    def __init__(self, choice: Any, run: Run | None, resumed_at: int | None, writes: bool = True) -> None:
         self.loggers: list[Logger] = []
         if run is None or choice is False:
+            return
+        if not writes:
+            self.loggers = [DummyLogger()]
             return
         csv_logger = RoundCSVLogger(run.metrics)
         if resumed_at is not None:

@@ -21,13 +21,14 @@ from lightning_fed.client_states import ClientStates
 from lightning_fed.communication import no_totals
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import named_loaders
+from lightning_fed.gather import sync_metrics
 from lightning_fed.hooks import Client
 from lightning_fed.metrics import LoggedMetrics
 from lightning_fed.optimizers import LocalOptimizer
 from lightning_fed.run_keeping import RunKeeping
 from lightning_fed.sampling import cohort_size
 from lightning_fed.seeding import run_seed
-from lightning_fed.setup import announce_device, move_to_device
+from lightning_fed.setup import announce_device, expect_same_data, launch, move_to_device, share_model
 from lightning_fed.state import load_weights, read_checkpoint, records_of_checkpoints, restore_state
 from lightning_fed.vector import ParameterVector
 
@@ -107,9 +108,10 @@ class TrainerSession(RunKeeping):
         self.metrics = LoggedMetrics({}, {}, {})
         self._set_up_data(name)
         self._set_up(name)
+        move_to_device(self.fabric, model)
         if weights is not None:
             load_weights(model, read_checkpoint(Path(weights), option), weights, option)
-        move_to_device(self.fabric, model)
+        share_model(self.processes, model)
         method = {"validate": "val", "test": "test", "predict": "predict"}[name] + "_dataloader"
         loaders = named_loaders(getattr(self.datamodule, method)())
         if not loaders:
@@ -126,20 +128,24 @@ class TrainerSession(RunKeeping):
         self.state.fn, self.state.status = fn, TrainerStatus.RUNNING
         self.state.stage = RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(fn.value)
         self.interrupted, self.stop_message, self.should_stop = None, "", False
+        launch(self.fabric)
         model.trainer = self  # type: ignore[assignment]  # stands in for Lightning's Trainer
         if datamodule is not None:
             datamodule.trainer = self  # type: ignore[assignment]  # the same
         try:
             self.callbacks = add_module_callbacks(self.callbacks, model)
             yield
+            self.processes.exchange(None, "end")
             self.state.status = TrainerStatus.FINISHED
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             self.state.status = TrainerStatus.INTERRUPTED
+            self.processes.tell(interrupt)
             if fn != TrainerFn.FITTING:  # there is a result to return, and none
                 raise
             self._report_end(signal.SIGINT)
         except BaseException as error:
             self.state.status = TrainerStatus.INTERRUPTED
+            self.processes.tell(error)
             for callback in self.callbacks:
                 callback.on_exception(self, model, error)  # type: ignore[arg-type]  # the same
             if datamodule is not None:
@@ -159,13 +165,16 @@ class TrainerSession(RunKeeping):
 
     def _set_up_data(self, stage: str) -> None:
         """Prepares the data; before a run folder is made, so that a mistake in it leaves none behind."""
-        self.datamodule.prepare_data()
-        self._module().prepare_data()
+        for part in (self.datamodule, self._module()):  # one process of a machine prepares for all that run there
+            if self.is_global_zero or (self.local_rank == 0 and part.prepare_data_per_node):
+                part.prepare_data()
+        self.processes.exchange(None, "data")
         self.datamodule.setup(stage)
         if stage == "fit":
             self.source = self.datamodule.train_source().to(self.fabric.device)
             self.cohort_size = cohort_size(self.clients_per_round, len(self.source.sizes))
             self.aggregator.check_cohort(self.cohort_size)
+            expect_same_data(self.processes, self.seed, self.source.sizes, getattr(self.datamodule, "split_hash", None))
 
     def _set_up(self, stage: str) -> None:
         """Calls every ``setup`` after that of the data, in Lightning's order."""
@@ -175,17 +184,19 @@ class TrainerSession(RunKeeping):
             callback.setup(self, model, stage)  # type: ignore[arg-type]  # stands in for Lightning's Trainer
         model.setup(stage)
         model.configure_model()
+        sync_metrics(self.processes, model)
 
     def _set_up_training(self, weights: str | None, checkpoint: dict[str, Any] | None, source: str) -> None:
         """Builds the global vector, buffers and local optimizer, fresh or from a checkpoint."""
         model = self._module()
+        move_to_device(self.fabric, model)  # first: a checkpoint may hold more than the module's precision did
         if weights is not None and checkpoint is None:
             load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
         if checkpoint is not None:
             load_weights(model, checkpoint, source, "--ckpt_path")
         self.reset_position()
         self.resumed = checkpoint is not None
-        move_to_device(self.fabric, model)
+        share_model(self.processes, model)
         self.local_optimizer = LocalOptimizer(model, restart=self.local_schedule == "restart")
         self.strategy._lightning_optimizers = self.optimizers  # type: ignore[attr-defined]  # `self.optimizers()`
         self.vector = ParameterVector(model)

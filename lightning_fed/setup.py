@@ -2,53 +2,94 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.processes import Processes
+from lightning_fed.strategy import NAME, ClientsStrategy
 
-__all__ = ["announce_device", "expect_datamodule", "expect_module", "make_fabric", "move_to_device", "set_determinism"]
+__all__ = [
+    "announce_device",
+    "expect_datamodule",
+    "expect_module",
+    "expect_same_data",
+    "launch",
+    "make_fabric",
+    "move_to_device",
+    "set_determinism",
+    "share_model",
+]
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "32", "64", "bf16", 32, 64)
 
 
 def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: str, precision: Any) -> Fabric:
-    """Builds Fabric for one process.
+    """Builds Fabric for one process, or for several that share a cohort.
 
     Raises:
-        FederatedError: If precision, devices or accelerator cannot be had.
+        FederatedError: If precision, devices, accelerator or strategy cannot be had.
     """
     if precision not in _PRECISIONS:
         raise FederatedError(
             f"Expected `--trainer.precision` to be one of {', '.join(map(str, _PRECISIONS[:4]))}, got {precision!r}: "
             "float16 needs a loss scale that would couple the clients, use bf16-mixed instead."
         )
+    if devices == "auto":
+        devices, num_nodes = _started_by_torchrun() or (1, num_nodes)
+    options: dict[str, Any] = {
+        "accelerator": accelerator, "devices": devices, "num_nodes": num_nodes, "precision": precision
+    }  # fmt: skip
     try:
-        fabric = Fabric(
-            accelerator=accelerator,
-            devices=1 if devices == "auto" else devices,
-            num_nodes=num_nodes,
-            strategy=strategy,
-            precision=precision,
-        )
+        fabric = Fabric(strategy=strategy, **options)
+        if strategy == "auto" and fabric.world_size > 1:
+            fabric = Fabric(strategy=NAME, **options)
     except (MisconfigurationException, ValueError, RuntimeError, TypeError) as error:
         raise FederatedError(
             f"Expected `--trainer.accelerator`, `devices`, `strategy` and `precision` to fit this machine, but Fabric "
             f"refuses them: {' '.join(str(error).split())}"
         ) from error
-    if fabric.world_size > 1:
+    if fabric.world_size > 1 and not isinstance(fabric.strategy, ClientsStrategy):
         raise FederatedError(
-            f"Expected one process, got {fabric.world_size}: the sequential engine trains a cohort in one process, "
-            "set `--trainer.devices 1` and `--trainer.num_nodes 1`."
+            f"Expected `--trainer.strategy` to be auto or {NAME} for {fabric.world_size} processes, got {strategy!r}: "
+            "others share gradients or parts of one model, but each process trains clients of its own."
         )
     return fabric
+
+
+def _started_by_torchrun() -> tuple[int, int] | None:
+    """Returns how many processes torchrun has started on each node, and on how many nodes."""
+    if not TorchElasticEnvironment.detect():
+        return None
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    return here, int(os.environ["WORLD_SIZE"]) // here
+
+
+def launch(fabric: Fabric) -> None:
+    """Starts the run's other processes, once, and waits for them.
+
+    Raises:
+        FederatedError: If the launcher that started this process has started another number.
+    """
+    if fabric.world_size == 1 or fabric._launched:
+        return
+    try:
+        fabric.launch()
+    except (ValueError, RuntimeError) as error:
+        raise FederatedError(
+            f"Expected to start {fabric.world_size} processes, but Fabric refuses: {' '.join(str(error).split())}; "
+            "change `--trainer.devices` or `--trainer.num_nodes`."
+        ) from error
 
 
 def set_determinism(deterministic: Any) -> None:
@@ -106,6 +147,35 @@ def expect_datamodule(datamodule: Any, federated: bool = False) -> LightningData
             f"{type(datamodule).__name__}: give its data sets to lightning_fed.data.FederatedDataModule."
         )
     return datamodule
+
+
+def expect_same_data(processes: Processes, seed: int, sizes: Any, split_hash: str | None) -> None:
+    """Checks that all processes have made the same clients.
+
+    Raises:
+        FederatedError: If they have not.
+    """
+    facts = (seed, hashlib.sha256(np.asarray(sizes).tobytes()).hexdigest(), split_hash)
+    if len(set(processes.exchange(facts, "data"))) > 1:
+        raise FederatedError(
+            "Expected every process to make the same clients of the same data, but the splits differ: each process "
+            "runs the whole script, so seed what it draws (`--seed_everything`, `seed_everything` at its top), or set "
+            "`--trainer.devices 1`."
+        )
+
+
+@torch.no_grad()
+def share_model(processes: Processes, module: LightningModule) -> None:
+    """Gives all processes the parameters and buffers of the first one's module."""
+    if processes.size > 1:
+        tensors = [*module.parameters(), *module.buffers()]
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if any(other != shapes for other in processes.exchange(shapes, "model")):
+            raise FederatedError(
+                "Expected every process to build the same model, but their parameters differ in shape: `--model` must "
+                "not depend on the rank; or set `--trainer.devices 1`."
+            )
+        processes.broadcast(*tensors)
 
 
 def announce_device(fabric: Fabric, module: LightningModule) -> None:

@@ -15,10 +15,15 @@ __all__ = ["StopRequest", "graceful_stop"]
 
 
 class StopRequest:
-    """Remembers the signal that asked the run to stop."""
+    """Remembers the signal that asked the run to stop.
 
-    def __init__(self) -> None:
+    Args:
+        speaks: Whether to say so: every process of a run may get the signal.
+    """
+
+    def __init__(self, speaks: bool = True) -> None:
         self.signum: int | None = None
+        self._speaks = speaks
         self._process = os.getpid()
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
@@ -28,16 +33,20 @@ class StopRequest:
         if self.signum is not None:
             raise KeyboardInterrupt
         self.signum = signum
-        sys.stderr.write("\nStopping after this round; press Ctrl-C again to stop at once.\n")
+        if self._speaks:
+            sys.stderr.write("\nStopping after this round; press Ctrl-C again to stop at once.\n")
 
 
 @contextmanager
-def graceful_stop() -> Iterator[StopRequest]:
+def graceful_stop(speaks: bool = True) -> Iterator[StopRequest]:
     """Handles SIGINT and SIGTERM within the block and puts the former handlers back.
 
     Outside the main thread, where Python allows no handlers, nothing is changed.
+
+    Args:
+        speaks: Whether a signal is answered by a line on stderr.
     """
-    request = StopRequest()
+    request = StopRequest(speaks)
     former: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         former = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}

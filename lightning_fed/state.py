@@ -44,6 +44,7 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
     """
     module = trainer.lightning_module
     assert module is not None
+    gather = trainer.processes.exchange if trainer.world_size > 1 else None
     checkpoint: dict[str, Any] = {
         "epoch": trainer.round,
         "global_step": trainer.steps_before_round,
@@ -58,11 +59,11 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
             "round": trainer.round,
             # Only where the module's own precision is narrower than the global vector's.
             "weights": trainer.weights.clone() if trainer.weights.dtype != trainer.vector.dtype else None,
-            "buffers": trainer.buffers.state_dict(),
+            "buffers": trainer.buffers.state_dict(gather),
             "optimizer": trainer.local_optimizer.state_dict() if trainer.local_optimizer is not None else {},
             "totals": dict(trainer.totals),
             "metrics": vars(trainer.metrics),
-            "client_states": trainer.client_states.dump(),
+            "client_states": trainer.client_states.dump(trainer.processes.exchange),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "methods": _methods(trainer),
             "engine": trainer.engine_choice,

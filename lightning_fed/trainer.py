@@ -39,9 +39,10 @@ class FederatedTrainer(TrainerSession):
 
     Args:
         accelerator: ``cpu``, ``gpu``, ``auto``, ...
-        devices: Devices to use; ``auto`` is one.
+        devices: Devices to use on each machine; several make as many processes, which share every cohort. ``auto`` is
+            one, or as many as torchrun has started.
         num_nodes: Machines to use.
-        strategy: Fabric strategy.
+        strategy: Fabric strategy: ``auto``, or ``clients`` for processes that share a cohort.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
         logger: Lightning loggers; W&B by default, online when logged in. metrics.csv is always written, unless False.
         callbacks: Lightning callbacks, aggregators and client algorithms, in any order.
@@ -197,7 +198,7 @@ class FederatedTrainer(TrainerSession):
         expect_module(model, "training_step")
         expect_datamodule(datamodule, federated=True)
         self.initial_weights = weights
-        with graceful_stop() as stop, self._attached(model, datamodule, TrainerFn.FITTING):
+        with graceful_stop(self.is_global_zero) as stop, self._attached(model, datamodule, TrainerFn.FITTING):
             self._set_up_data("fit")
             source = self._find(ckpt_path) if ckpt_path is not None else None
             path = source[0] if source is not None else None
@@ -214,7 +215,7 @@ class FederatedTrainer(TrainerSession):
             if source is not None:
                 self._keep_rows(source[1])
             self._expect_work(ckpt_path)
-            log = RunLog(self.logger_choice, self.run, resumed_at)
+            log = RunLog(self.logger_choice, self.run, resumed_at, self.is_global_zero)
             self.loggers, status = log.loggers, "failed"
             try:
                 loop = RoundLoop(self, log, stop)
@@ -307,7 +308,7 @@ class FederatedTrainer(TrainerSession):
             loaders = self._set_up_evaluation("predict", ckpt_path, weights)
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
             predictions = predict(self, loaders, self.limit_predict_batches)
-        if output is not None:
+        if output is not None and self.is_global_zero:
             save_checkpoint(predictions, Path(output))
         elif self.run_config is not None:
             rank_zero_info("The predictions were not kept: give a file as `--output` to save them.")

@@ -82,6 +82,13 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         if not (improved or due):
             return
         checkpoint = dump_state(trainer)
+        trainer.processes.from_first(lambda: self._write(trainer, folder, checkpoint, improved, due), "checkpoint")
+        if due:
+            self.saved_round = trainer.round
+
+    def _write(
+        self, trainer: FederatedTrainer, folder: Path, checkpoint: dict[str, Any], improved: bool, due: bool
+    ) -> None:
         # ``best`` first: a run that dies between the two resumes from an earlier ``last``, finds the same best again
         # and writes it again; the other way round it would believe that ``best`` had been written.
         if improved:
@@ -90,7 +97,6 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         if due:
             save_checkpoint(checkpoint, folder / "last.ckpt")
             trainer.client_states.saved("last")
-            self.saved_round = trainer.round
 
     def on_exception(self, trainer: FederatedTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # our trainer stands in
         """Writes ``last_good.ckpt``, the model of the last finished round, if a failed run has no checkpoint of it.
@@ -100,7 +106,7 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         at = trainer.finished_round
         if trainer.run is None or "vector" not in vars(trainer) or at in (0, self.saved_round, self._resumed_from):
             return
-        if trainer.weights.isfinite().all():
+        if trainer.is_global_zero and trainer.weights.isfinite().all():
             trainer.load_global_model()
             weights = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
             try:

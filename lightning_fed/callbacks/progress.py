@@ -39,9 +39,9 @@ class FederatedProgressBar(FederatedCallback):
         self._clients = tqdm(desc="Clients", unit="client", leave=False, mininterval=_TICK_S)
 
     def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Starts the clients' bar anew."""
+        """Starts the bar of the clients anew, about those of this process."""
         if self._clients is not None:
-            self._clients.reset(total=len(cohort.clients))
+            self._clients.reset(total=-(-len(cohort.clients) // trainer.world_size))
 
     def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
         """Counts a client."""

@@ -184,7 +184,7 @@ class FederatedCLI(LightningCLI):
         """Exits as a process ended by a signal does, if one ended the training early."""
         number = self.trainer.interrupted
         if number is not None:
-            exit_with(self.trainer.stop_message, 128 + number)
+            exit_with(self.trainer.stop_message if self.trainer.is_global_zero else "", 128 + number)
 
 
 def _build(class_type: type, *args: Any, **kwargs: Any) -> Any:

@@ -30,9 +30,10 @@ def debugging() -> bool:
 
 
 def exit_with(sentence: str, code: int) -> NoReturn:
-    """Prints the sentence as one line on stderr, after all output so far, and exits."""
+    """Prints the sentence, unless it is empty, as one line on stderr after all output so far, and exits."""
     sys.stdout.flush()
-    print(" ".join(sentence.split()), file=sys.stderr, flush=True)
+    if sentence:
+        print(" ".join(sentence.split()), file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 
@@ -51,6 +52,8 @@ def mistakes_in_one_sentence() -> Iterator[None]:
     except FederatedError as error:
         if debugging():
             raise
+        if error.is_told:
+            raise SystemExit(1) from None
         exit_with(str(error), 1)
     except Exception as error:
         if debugging() or not _is_misconfiguration(error):

@@ -128,9 +128,9 @@ class SCAFFOLD(_Corrected):
     def on_after_server_step(
         self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
     ) -> None:
-        """Adds the round's change to c."""
+        """Adds the round's change to c, that of the clients of all processes."""
         assert self.control is not None
-        self.control.add_(self._change)
+        self.control.add_(trainer.reduce_sum(self._change))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns c; the clients' own are kept by ``trainer.client_states``."""

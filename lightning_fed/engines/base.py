@@ -11,12 +11,14 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from lightning_fed.assignment import Assignment
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.engines.start_gradients import StartGradients
 from lightning_fed.functional.distance import optimizer_distance
+from lightning_fed.gather import apart, gather_counts
 from lightning_fed.hooks import Client, Cohort, Update
 from lightning_fed.metrics import MetricRecorder
 from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
@@ -63,6 +65,7 @@ class Engine(ABC):
         self.step_start_hooks = overriding_hooks(trainer, "on_local_step_start")
         self.max_steps = self.samples = self.end_samples = 0
         self.divergence = DivergenceWatch(trainer, recorder)
+        self.assignment = Assignment(trainer)
         self._set_up_gradients()
 
     def _set_up_gradients(self) -> None:
@@ -108,29 +111,34 @@ class Engine(ABC):
             The reduced update; no client in it if none took a step.
         """
         trainer = self.trainer
-        self.reducer.reset(len(cohort.clients))
+        own = self.assignment.own(cohort)
+        self.reducer.reset(len(own))
         self.divergence.start_round(len(cohort.clients))
         self.max_steps = self.samples = self.end_samples = 0
         self.optimizer.start_round()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = trainer.weights.to(trainer.vector.dtype)
-        for update in self.updates(self._exchange(cohort)):
-            self._enter(update)
+        clients = self._exchange(cohort, own)
+        with apart(trainer, self.recorder):
+            for update in self.updates(clients):
+                self._enter(update)
+            self.recorder.position = self.reducer.last_id
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
+        gather_counts(self)
         return self.reducer.reduce(cohort.round)
 
-    def _exchange(self, cohort: Cohort) -> tuple[Client, ...]:
-        """Computes the cohort's gradients at w, if they are asked for; returns the clients that have one."""
-        sizes = self.start_gradients.open(cohort)
+    def _exchange(self, cohort: Cohort, own: tuple[Client, ...]) -> tuple[Client, ...]:
+        """Computes the cohort's gradients at w, if they are asked for; returns those of its own that have one."""
+        sizes = self.start_gradients.open(cohort, own)
         if sizes is None:
-            return cohort.clients
+            return own
         finite = torch.isfinite(sizes).tolist()
-        if all(finite):
-            return cohort.clients
-        for client, good in zip(cohort.clients, finite, strict=True):
+        if all(self.trainer.processes.exchange(all(finite), "start gradients")):
+            return own
+        for client, good in zip(own, finite, strict=True):
             if not good:
                 self.divergence.leave_out(client)
-        kept = tuple(client for client, good in zip(cohort.clients, finite, strict=True) if good)
+        kept = tuple(client for client, good in zip(own, finite, strict=True) if good)
         self.start_gradients.keep(kept)
         return kept
 

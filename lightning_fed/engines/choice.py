@@ -51,7 +51,7 @@ def make_engine(trainer: FederatedTrainer, module: LightningModule, *parts: Any)
     if trainer.engine == "sequential":
         trainer.engine_choice = {"engine": "sequential"}
     elif trainer.engine_choice is None:
-        trainer.engine_choice = _choose(trainer, module, parts[0])
+        trainer.engine_choice = trainer.processes.from_first(lambda: _choose(trainer, module, parts[0]), "engine")
         if trainer.engine == "auto":
             rank_zero_info(f"Engine: {trainer.engine_choice['engine']}, as {trainer.engine_choice['reason']}.")
     choice = trainer.engine_choice
@@ -72,7 +72,8 @@ def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any) -> 
                 "set `--trainer.engine sequential`."
             ) from refusal
         return {"engine": "sequential", "reason": str(refusal)}
-    size = trainer.chunk_size or max(1, min(trainer.cohort_size, _LARGEST_CHUNK, probe.lanes_that_fit()))
+    share = -(-trainer.cohort_size // trainer.processes.size)
+    size = trainer.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
     if trainer.engine == "vectorized":
         return {"engine": "vectorized", "chunk_size": size, "reason": "it was asked for"}
     wins, why = _by_rule(trainer, draws) if trainer.deterministic else _by_time(probe, size, draws)

@@ -70,10 +70,25 @@ class DivergenceWatch:
             FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
         """
         self.clients.append(client.id)
-        if len(self.clients) > self.trainer.max_diverged * self._cohort_size:
+        if self.trainer.processes.size == 1:  # several count together, at the round's end
+            self._judge(client.id)
+
+    def settle(self, clients: list[int]) -> None:
+        """Takes over who was left out by all processes, in ascending order of id.
+
+        Raises:
+            FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
+        """
+        self.clients = clients
+        self._judge(*clients)
+
+    def _judge(self, *new: int) -> None:
+        allowed = int(self.trainer.max_diverged * self._cohort_size)
+        if len(self.clients) > allowed:
             raise FederatedError(
-                f"Expected finite losses and updates, but client {client.id} diverged in round {client.round}: lower "
-                "the learning rate in the model's optimizer, set `--trainer.gradient_clip_val`, check its data, or let "
-                "`--trainer.max_diverged` leave out such clients."
+                f"Expected finite losses and updates, but client {self.clients[allowed]} diverged in round "
+                f"{self.trainer.round}: lower the learning rate in the model's optimizer, set "
+                "`--trainer.gradient_clip_val`, check its data, or let `--trainer.max_diverged` leave out such clients."
             )
-        rank_zero_warn(f"Client {client.id} diverged in round {client.round} and is left out of it.")
+        for client in new:
+            rank_zero_warn(f"Client {client} diverged in round {self.trainer.round} and is left out of it.")

@@ -117,7 +117,9 @@ class StepProbe:
         with isolate_rng(), self._undone(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self._loss_alone()
         vectors = 8 * self.trainer.vector.numel * self.trainer.weights.element_size()
-        return max(1, _free_bytes(self.trainer.vector.device) // (2 * sum(kept.values()) + vectors))
+        device = self.trainer.vector.device
+        sharing = self.trainer.processes.size if device.type == "cpu" else 1  # of one machine, as a rule
+        return max(1, _free_bytes(device) // sharing // (2 * sum(kept.values()) + vectors))
 
     def _loss_alone(self) -> Tensor:
         batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.run.batch)

@@ -109,7 +109,7 @@ class StackedStep:
         output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
         loss = loss_of(output, self.module)
         self.recorder.log_default("train/loss", loss)
-        if self.recorder.has_metrics:
+        if self.recorder.metrics:
             raise CannotStack("it logs torchmetrics objects in `training_step`, whose state vmap cannot keep apart")
         totals = {key: torch.as_tensor(series.total) for key, series in self.recorder.series.items()}
         return loss.reshape(()), (totals, self._replaced(buffers))

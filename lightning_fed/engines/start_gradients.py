@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.gather import gather_rows
 from lightning_fed.hooks import Client, Cohort, FederatedCallback, StartGradient
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ class StartGradients:
         loss: f_i of that client, shape ().
         clients: The n clients of the exchange; empty if no part asks for those of the cohort.
         weights: Their aggregation weights p_i, shape (n,), float64, summing to 1.
-        rows: Their g_i in ascending order of client id, shape (n, d).
-        losses: Their f_i, shape (n,).
         mean: g̅ = Σ p_i g_i, shape (d,).
         level: The most that any part asks for in this round.
         method_level: The most that an algorithm asks for, not only a diagnostic.
@@ -52,11 +51,35 @@ class StartGradients:
         self.exchanged, self.samples = False, 0
         self.clients: tuple[Client, ...] = ()
         none = trainer.weights.new_empty(0)
-        self.gradient = self.loss = self.mean = self.losses = none
-        self.rows = trainer.weights.new_empty(0, trainer.weights.numel())
+        self.gradient = self.loss = self.mean = self._losses = none
+        self._rows = trainer.weights.new_empty(0, trainer.weights.numel())
         self.weights = torch.empty(0, dtype=torch.float64)
-        self._own, self._all_rows, self._mean = none, self.rows, none
+        self._own, self._all_rows, self._mean = none, self._rows, none
+        self._gathered: tuple[Tensor, Tensor] | None = None
         self._at: dict[int, int] = {}
+
+    @property
+    def rows(self) -> Tensor:
+        """The clients' g_i in ascending order of client id, shape (n, d).
+
+        Of several processes each has those of its own clients: they are brought together when they are first read in a
+        round, in a hook that is called once.
+        """
+        return self._gather()[0] if self.trainer.processes.size > 1 else self._rows
+
+    @property
+    def losses(self) -> Tensor:
+        """Their f_i, shape (n,); see ``rows``."""
+        return self._gather()[1] if self.trainer.processes.size > 1 else self._losses
+
+    def _gather(self) -> tuple[Tensor, Tensor]:
+        if self._gathered is None:
+            processes, total = self.trainer.processes, len(self.clients)
+            place = {client.id: at for at, client in enumerate(self.clients)}
+            places = [place[client] for client in self._at]
+            rows = gather_rows(processes, self._rows, places, total)
+            self._gathered = rows, gather_rows(processes, self._losses[:, None], places, total)[:, 0]
+        return self._gathered
 
     def _level(self, round: int, kinds: tuple[type[Callback], ...]) -> StartGradient:
         asked = [
@@ -66,14 +89,15 @@ class StartGradients:
         ]
         return max(asked, key=_LEVELS.index, default="none")
 
-    def open(self, cohort: Cohort) -> Tensor | None:
+    def open(self, cohort: Cohort, own: tuple[Client, ...]) -> Tensor | None:
         """Finds out what this round needs and computes the cohort's gradients, if they are asked for.
 
         Args:
             cohort: The round's clients.
+            own: Those of this process.
 
         Returns:
-            ‖g_i‖ + f_i for each client, shape (n,): not finite where there is no gradient to use. None without an
+            ‖g_i‖ + f_i for each of its own, shape (k,): not finite where there is no gradient to use. None without an
             exchange: a diagnostic that looks on leaves no client out.
         """
         self.level = self._level(cohort.round, (Callback,))
@@ -85,13 +109,15 @@ class StartGradients:
             self._own = torch.empty_like(self.trainer.weights)
         if self.level != "cohort" or not cohort.clients:
             return None
-        self._compute_rows(cohort.clients)
+        with self.trainer.processes.apart():
+            rows, losses = self._compute_rows(own)
+        self._arrange(own, cohort.clients, rows, losses)
         if not self.exchanged:
             return None
-        sizes: Tensor = torch.linalg.vector_norm(self.rows, dim=1)
-        return sizes + self.losses
+        sizes: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return sizes + losses
 
-    def _compute_rows(self, clients: tuple[Client, ...]) -> None:
+    def _compute_rows(self, clients: tuple[Client, ...]) -> tuple[Tensor, Tensor]:
         if len(self._all_rows) < len(clients):
             self._all_rows = self._all_rows.new_empty(len(clients), self._all_rows.shape[1])
         self.trainer.vector.data.copy_(self.trainer.weights)
@@ -99,38 +125,42 @@ class StartGradients:
         for row, client in zip(self._all_rows, clients, strict=False):
             self.trainer.buffers.load(client)
             losses.append(self._compute(client, row))
-        self._arrange(clients, self._all_rows[: len(clients)], torch.stack(losses))
+        return self._all_rows[: len(clients)], torch.stack(losses) if losses else self.loss.new_empty(0)
 
     def _compute(self, client: Client, out: Tensor) -> Tensor:
         if self.method_level != "none":
             self.samples += client.num_samples
         return self.full_gradient.compute(client, out)
 
-    def _arrange(self, clients: tuple[Client, ...], rows: Tensor, losses: Tensor) -> None:
-        """Takes over the cohort's gradients and averages them with the aggregator's weights, in this order."""
-        self.clients, self.rows, self.losses = clients, rows, losses
-        self._at = {client.id: at for at, client in enumerate(clients)}
+    def _arrange(self, own: tuple[Client, ...], clients: tuple[Client, ...], rows: Tensor, losses: Tensor) -> None:
+        """Takes over the gradients of own clients, and averages those of all with the aggregator's weights."""
+        self.clients, self._rows, self._losses, self._gathered = clients, rows, losses, None
+        self._at = {client.id: at for at, client in enumerate(own)}
         weights = [self.trainer.aggregator.update_weight(client) for client in clients]
         self.weights = torch.tensor(weights, dtype=torch.float64) / (sum(weights) or 1.0)
         if not len(self._mean):
             self._mean = torch.empty_like(self.trainer.weights)
         self.mean = self._mean.zero_()
-        for row, weight in zip(rows, self.weights.tolist(), strict=True):
-            self.mean.add_(row, alpha=weight)
+        for client, weight in zip(clients, self.weights.tolist(), strict=True):  # in this order
+            if client.id in self._at:
+                self.mean.add_(rows[self._at[client.id]], alpha=weight)
+        self.trainer.processes.sum(self.mean)
 
-    def keep(self, clients: tuple[Client, ...]) -> None:
-        """Leaves clients out of the exchange: only these remain, in the same order."""
-        index = [self._at[client.id] for client in clients]
+    def keep(self, own: tuple[Client, ...]) -> None:
+        """Leaves clients out of the exchange: of this process's own only these remain, in the same order."""
+        index = [self._at[client.id] for client in own]
         for to, at in enumerate(index):  # moves up in place, so that the matrix is never there twice
             if to != at:
                 self._all_rows[to].copy_(self._all_rows[at])
-        self._arrange(clients, self._all_rows[: len(index)], self.losses[index])
+        everyone = self.trainer.processes.exchange(own, "start gradients")
+        clients = tuple(sorted((client for part in everyone for client in part), key=lambda client: client.id))
+        self._arrange(own, clients, self._all_rows[: len(index)], self._losses[index])
 
     def load(self, client: Client) -> None:
         """Makes ``gradient`` and ``loss`` those of the client about to train; the live model holds w."""
         if self.level == "cohort":
             at = self._at[client.id]
-            self.gradient, self.loss = self.rows[at], self.losses[at]
+            self.gradient, self.loss = self._rows[at], self._losses[at]
         elif self.level == "client":
             self.loss = self._compute(client, self._own)
             self.gradient = self._own

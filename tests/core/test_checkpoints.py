@@ -40,6 +40,18 @@ def test_a_refused_resumption_leaves_the_run_as_it_was(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-true"])
+def test_a_resumed_run_goes_on_from_all_digits(tmp_path, precision):
+    whole, parts = built(Classifier), built(Classifier)
+    through = saving_trainer(tmp_path / "whole", 4, precision=precision)
+    through.fit(whole, federated_data(8, 12))
+    saving_trainer(tmp_path / "parts", 2, precision=precision).fit(parts, federated_data(8, 12))
+    resumed = saving_trainer(tmp_path / "parts", 4, precision=precision)
+    resumed.fit(built(Classifier), federated_data(8, 12), ckpt_path="last")
+    assert (resumed.resumed, resumed.weights.dtype) == (True, through.weights.dtype)
+    assert torch.equal(resumed.weights, through.weights)
+
+
 def test_another_split_of_the_same_data_is_refused(tmp_path):
     def split_with(seed: int) -> FederatedDataModule:
         return FederatedDataModule(points(40), num_clients=3, batch_size=8, split_seed=seed)

@@ -18,8 +18,8 @@ COUNT = [0, -1, 1.5, "3", True]
 SHARE = [-1, -0.1, 1.5, "all", None, True, math.nan]
 BAD: dict[str, list[Any]] = {
     "accelerator": ["abacus"],
-    "devices": [0, "x", 2],
-    "num_nodes": [*COUNT, None, 2],
+    "devices": [0, "x"],
+    "num_nodes": [*COUNT, None],
     "strategy": ["ring"],
     "precision": ["16-mixed", "8", 7, None],
     "logger": ["wandb", 3, ["csv"]],

@@ -1,0 +1,110 @@
+"""Which process trains which client of a round, and how what a client keeps gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heapreplace
+from typing import TYPE_CHECKING, Any
+
+from lightning_fed.hooks import Client, Cohort
+
+if TYPE_CHECKING:
+    from lightning_fed.buffers import GlobalBuffers
+    from lightning_fed.client_states import ClientStates
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["Assignment", "assign_clients"]
+
+
+def assign_clients(clients: Sequence[Client], size: int, most: int | None = None) -> list[tuple[Client, ...]]:
+    """Divides clients over processes: the largest first, each to the process with the least work so far.
+
+    A pure function of its arguments; ties go to the smaller client id and the smaller rank. No process gets more than
+    4/3 of the work of the busiest one in the best division (Graham, 1969).
+
+    Args:
+        clients: The clients of a round.
+        size: Number of processes.
+        most: Samples that make the most work, where all clients take the same number of steps; None for no bound.
+
+    Returns:
+        The clients of each process, in ascending order of id.
+    """
+    work = [(min(client.num_samples, most or client.num_samples), client) for client in clients]
+    shares: list[list[Client]] = [[] for _ in range(size)]
+    loads = [(0, rank) for rank in range(size)]
+    heapify(loads)
+    for samples, client in sorted(work, key=lambda each: (-each[0], each[1].id)):
+        load, rank = loads[0]
+        shares[rank].append(client)
+        heapreplace(loads, (load + samples, rank))
+    return [tuple(sorted(share, key=lambda client: client.id)) for share in shares]
+
+
+class Assignment:
+    """Divides the cohort of each round, and brings what clients keep to the process that trains them next.
+
+    Where a client's newest state lies follows from the rounds so far: with the process that had it last, or in the
+    files of the checkpoint that the run was resumed from, which all can read.
+
+    Args:
+        trainer: The trainer, set up for ``fit`` and restored.
+    """
+
+    def __init__(self, trainer: FederatedTrainer) -> None:
+        self._processes = trainer.processes
+        self._most = trainer.source.batch_size if trainer.local_steps is not None else None
+        self._keepers: tuple[ClientStates | GlobalBuffers, ...] = (trainer.client_states, trainer.buffers)
+        self._shares: list[tuple[Client, ...]] = []
+        self._holders: dict[int, int] = {}
+        self._in_use = self.keeps  # after a restart all read the same files
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this process holds anything that clients keep."""
+        return any(keeper.in_use for keeper in self._keepers)
+
+    def own(self, cohort: Cohort) -> tuple[Client, ...]:
+        """Returns the clients of the cohort that this process trains, with all that they keep."""
+        if self._processes.size == 1:
+            return cohort.clients
+        self._shares = assign_clients(cohort.clients, self._processes.size, self._most)
+        if self._in_use:
+            self._hand_over()
+        return self._shares[self._processes.rank]
+
+    def note_use(self, kept: list[bool]) -> None:
+        """Takes note, after a round, of which processes hold anything: while none does, there is nothing to move."""
+        self._in_use = any(kept)
+        if self._in_use:
+            for rank, share in enumerate(self._shares):
+                self._holders.update((client.id, rank) for client in share)
+
+    def _hand_over(self) -> None:
+        """Moves what clients keep, from each process to each other one in turn; the rest forget what they had."""
+        moving: dict[tuple[int, int], list[int]] = {}
+        for target, share in enumerate(self._shares):
+            for client in share:
+                source = self._holders.get(client.id, target)
+                if source != target:
+                    moving.setdefault((source, target), []).append(client.id)
+        if moving:
+            self._processes.exchange(None, "client state")
+        for source, target in sorted(moving):
+            self._move(moving[source, target], source, target)
+        for target, share in enumerate(self._shares):
+            if target != self._processes.rank:
+                for client in share:
+                    for keeper in self._keepers:
+                        keeper.forget(client.id)
+
+    def _move(self, clients: list[int], source: int, target: int) -> None:
+        rank = self._processes.rank
+        if rank not in (source, target):
+            return
+        parcel: Any = [[keeper.take(i) for keeper in self._keepers] for i in clients] if rank == source else []
+        parcel = self._processes.hand_over(parcel, source, target)
+        if rank == target:
+            for i, parts in zip(clients, parcel, strict=True):
+                for keeper, part in zip(self._keepers, parts, strict=True):
+                    keeper.give(i, part)

@@ -1,0 +1,319 @@
+"""What a run does, for one process and for two: each case returns what must not depend on their number."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "composition"))  # also where this is no test
+
+from client_parts import ALONE, CLIENT_LIMITS, CLIENTS, TOGETHER
+from composition_parts import BATCH, MASKED, MASKS, RULES, SIZES, UNMASKED, BySizes, Draws, Net, make_data
+from lightning.pytorch.callbacks import EarlyStopping
+from torchmetrics import CatMetric, MeanMetric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+
+from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
+from lightning_fed.aggregators import FedAvg, FedGMA
+from lightning_fed.client_algorithms import SCAFFOLD, FedGA
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.diagnostics import GradientDissimilarity
+
+Result = dict[str, Any]
+
+
+class Shifted(Net):
+    """Without the bias before BatchNorm, whose gradient is rounding alone, of which the sign would vote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0] = nn.Linear(5, 6, bias=False)
+
+
+def start(kind: type[Net] = Shifted, seed: int = 7) -> Net:
+    torch.manual_seed(seed)
+    return kind()
+
+
+def fit(devices: int, *callbacks: Any, net: Net | None = None, data: Any = None, **options: Any) -> Result:
+    """Trains three rounds in double precision; returns the model and what was logged last."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    given = {"max_rounds": 3, "seed": 3, "precision": "64-true", "default_root_dir": "not-written", **quiet, **options}
+    calls = {name: given.pop(name) for name in ("ckpt_path",) if name in given}
+    trainer = FederatedTrainer(accelerator="cpu", devices=devices, callbacks=list(callbacks), **given)
+    net = start() if net is None else net
+    trainer.fit(net, make_data("unequal") if data is None else data, **calls)
+    logged = {name: value for name, value in trainer.metrics.callback.items() if not name.startswith("time/")}
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    return {"weights": trainer.weights.clone(), "buffers": buffers, "logged": logged, "rounds": trainer.round}
+
+
+def compose(devices: int, folder: Path, client: str, rule: str, mask: str = "none", **options: Any) -> Result:
+    make_mask, local = MASKS[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
+    weighting = "uniform" if local.uniform else RULES[rule].weightings[0]
+    aggregator = RULES[rule].make(mask=None if make_mask is None else make_mask(), weighting=weighting)
+    batch = sum(SIZES["unequal"]) if local.full_batch else BATCH
+    return fit(devices, aggregator, *local.make(), data=make_data("unequal", batch), **options)
+
+
+class Logging(Shifted):
+    """Logs in every way, some of it for one client alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy, self.mean, self.auroc = MulticlassAccuracy(3), MeanMetric(), MulticlassAUROC(3)
+        self.parts = nn.ModuleDict({"cat": CatMetric()})
+
+    def on_train_epoch_start(self) -> None:
+        self.log("start/sum", 1.0, reduce_fx="sum")
+        self.log("train/both", 100.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/both", loss.detach() * 2, on_step=True, on_epoch=True)
+        for name in ("sum", "min", "max"):
+            self.log(f"train/{name}", loss.detach(), reduce_fx=name)
+        self.log("train/count", 1, reduce_fx="sum", batch_size=3)
+        self.accuracy(self.layers(x)[:, :3], y)
+        self.log("train/accuracy", self.accuracy)
+        if self.trainer.client.id == 5:
+            self.log("train/rare", loss.detach())
+            self.mean.update(loss.detach())
+            self.log("train/rare_mean", self.mean)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y = batch
+        scores = self.head(self.layers(x) - self.center)
+        self.log("val/loss", cross_entropy(scores, y), prog_bar=True, on_step=True, on_epoch=True)
+        self.log("val/max", scores.max(), reduce_fx="max")
+        self.log("val/batches", 1, reduce_fx="sum")
+        self.accuracy(scores, y)
+        self.log("val/accuracy", self.accuracy)
+        self.auroc.update(scores.softmax(1), y)
+        self.parts["cat"].update(scores[:, 0])
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/auroc", self.auroc.compute())
+        self.log("val/spread", self.parts["cat"].compute().std())
+        self.auroc.reset()
+        self.parts["cat"].reset()
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y = batch
+        self.log("test/loss", cross_entropy(self.head(self.layers(x) - self.center), y))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> tuple[int, Tensor]:
+        return batch_idx, self.head(self.layers(batch[0]))
+
+
+def evaluated(batches: int = 5) -> FederatedDataModule:
+    """Six clients and sets of a few batches, the last one short."""
+    counts, rng = SIZES["unequal"], torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (sum(counts),), generator=rng)
+    inputs = torch.randn(len(labels), 5, generator=rng) + labels[:, None]
+    held = TensorDataset(inputs[: 8 * batches - 3], labels[: 8 * batches - 3])
+    return FederatedDataModule(
+        TensorDataset(inputs, labels), BySizes(counts), num_clients=6, batch_size=BATCH, eval_batch_size=8,
+        val_dataset=held, test_dataset={"all": held, "few": TensorDataset(inputs[:5], labels[:5])},
+    )  # fmt: skip
+
+
+def call(devices: int, folder: Path, what: str) -> Result:
+    """validate, test or predict."""
+    trainer = FederatedTrainer(
+        accelerator="cpu", devices=devices, precision="64-true", logger=False, enable_progress_bar=False,
+        default_root_dir="not-written",
+    )  # fmt: skip
+    torch.manual_seed(7 + trainer.global_rank)  # the first process's model counts
+    return {"results": getattr(trainer, what)(Logging().double(), evaluated())}
+
+
+class Tape(FederatedCallback):
+    """Records the cohorts, and the batches of each client by round."""
+
+    def __init__(self) -> None:
+        self.cohorts: list[list[int]] = []
+        self.batches: dict[tuple[int, int], list[Tensor]] = {}
+
+    def on_round_start(self, trainer: Any, pl_module: Any, cohort: Any) -> None:
+        self.cohorts.append([client.id for client in cohort.clients])
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.batches.setdefault((trainer.round, trainer.client.id), []).append(batch[0].clone())
+
+
+def taped(devices: int, folder: Path) -> Result:
+    tape = Tape()
+    result = fit(devices, tape, clients_per_round=4, local_epochs=2)
+    return {**result, "cohorts": tape.cohorts, "own": tape.batches}
+
+
+class Diverging(Shifted):
+    """Two clients end with NaN."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * float("nan") if self.trainer.client.id in (1, 4) else loss
+
+
+class Dropping(Shifted):
+    """Draws random numbers in forward."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return super().training_step((nn.functional.dropout(x, 0.3), y), batch_idx)
+
+
+class Rows(FederatedCallback):
+    """Reads the gradients of all clients once a round."""
+
+    def start_gradients(self, round: int) -> Any:
+        return "cohort"
+
+    def on_before_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        start = trainer.start_gradients
+        places = torch.arange(1.0, len(start.clients) + 1).to(start.rows)
+        pl_module.log("rows/norm", (places @ start.rows).norm())
+        pl_module.log("rows/losses", places @ start.losses)
+
+
+class Acts(FederatedCallback):
+    """Does something in a hook, on some processes."""
+
+    def __init__(self, hook: str, act: Callable[[Any], Any], ranks: tuple[int, ...] = (0, 1)) -> None:
+        def called(trainer: Any, *args: Any) -> None:
+            if trainer.global_rank in ranks and trainer.round == 2:
+                act(trainer)
+
+        setattr(self, hook, called)
+
+
+def fail(trainer: Any) -> None:
+    raise FederatedError("Expected nothing, got a failure.")
+
+
+def scheduled(devices: int, folder: Path) -> Result:
+    """Schedules that go on over rounds follow the client that took most steps."""
+
+    class Scheduled(Shifted):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    return fit(devices, net=start(Scheduled), local_schedule="continue")
+
+
+def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = False, at: str = "") -> Result:
+    """Clients that keep control variates and buffers, drawn now here, now there."""
+    result = fit(
+        devices, SCAFFOLD(), FedAvg(buffers="local"), data=make_data("unequal"), clients_per_round=3, max_rounds=rounds,
+        client_states=where, logger=[], enable_checkpointing=True, default_root_dir=str(folder / (at or f"{devices}")),
+        name=f"kept-{where}-{rounds}" if not at else "kept", ckpt_path="last" if resume else None,
+    )  # fmt: skip
+    (run,) = (folder / (at or f"{devices}")).glob(f"kept{f'-{where}-{rounds}' if not at else ''}/version_*")
+    state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["federated"]
+    records = {
+        file.split("-")[0]: torch.from_numpy(np.load(run / "client_states" / file)) for file in state["client_states"]
+    }
+    own = {f"{i} {name}": value for i, kept in state["buffers"]["of_client"].items() for name, value in kept.items()}
+    return {**result, "records": records, "of_client": own}
+
+
+PARITY = [
+    *(("none", rule, "none") for rule in RULES),
+    *(("none", rule, mask) for rule in ("FedAvg", "FedAdam") for mask in MASKS if mask != "none"),
+    *((name, local.rule or "FedAvg", mask) for name, local in ALONE.items() for mask in ("none", "soft")),
+    *((name, local.rule or "FedAvg", "none") for name, local in TOGETHER.items()),
+]
+EVERYTHING = [
+    *(("none", rule, mask) for rule in MASKED for mask in MASKS),
+    *(("none", rule, "none") for rule in UNMASKED),
+    *(
+        (name, rule, mask)
+        for name, local in CLIENTS.items()
+        for rule in ([local.rule] if local.rule else RULES)
+        for mask in (MASKS if rule in MASKED else ["none"])
+    ),
+]
+Case = Callable[[int, Path], Result]
+
+
+def grid(cases: list[tuple[str, str, str]]) -> dict[str, Case]:
+    return {" | ".join(case): partial(compose, client=case[0], rule=case[1], mask=case[2]) for case in cases}
+
+
+CASES: dict[str, Case] = {
+    **grid(PARITY),
+    "float32": partial(compose, client="SCAFFOLD", rule="FedAdam", mask="soft", precision="32-true"),
+    "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
+    "local steps": lambda devices, _: fit(devices, local_steps=3),
+    "schedule": scheduled,
+    "one client": lambda devices, _: fit(
+        devices,
+        FedGMA(p_means="prose", mask=MASKS["sand"]()),
+        SCAFFOLD(),
+        FedGA(0.5),
+        sampler=Draws("one"),
+        clients_per_round=1,
+    ),
+    "prose": lambda devices, _: fit(devices, FedGMA(p=0.6, p_means="prose")),
+    "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),
+    "diverged": lambda devices, _: fit(devices, FedGA(0.5), net=start(Diverging), max_diverged=0.5),
+    "too many diverged": lambda devices, _: fit(devices, net=start(Diverging), max_diverged=0.3),
+    "one diverged": lambda devices, _: fit(devices, net=start(Diverging)),
+    "early stopping": lambda devices, _: fit(
+        devices, EarlyStopping("val/max", patience=1), net=start(Logging), data=evaluated(), max_rounds=9
+    ),
+    "logged": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(), check_test_every_n_rounds=1),
+    "logged, one batch": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(1)),
+    "logged, one client": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(2), clients_per_round=1),
+    "validate": partial(call, what="validate"),
+    "test": partial(call, what="test"),
+    "predict": partial(call, what="predict"),
+    "taped": taped,
+    **{f"kept {where}": partial(kept, where=where, rounds=6) for where in ("device", "host", "disk")},
+    "begun": partial(kept, where="device", rounds=3, at="begun"),
+}
+
+
+def different(devices: int, folder: Path) -> Result:
+    """Each process makes clients of its own."""
+    data = make_data("unequal")
+    if FederatedTrainer(accelerator="cpu", devices=devices, default_root_dir="not-written").global_rank:
+        data.partitioner = BySizes(tuple(reversed(SIZES["unequal"])))
+    return fit(devices, data=data)
+
+
+def own_model(trainer: Any) -> None:
+    trainer.weights[0] += trainer.global_rank
+
+
+# For two processes alone: how each ends.
+MISTAKES: dict[str, Case] = {
+    "fails on one": lambda devices, _: fit(devices, Acts("on_client_start", fail, ranks=(1,))),
+    "fails between clients": lambda devices, _: fit(devices, Acts("on_train_epoch_end", fail, ranks=(1,))),
+    "fails on the first": lambda devices, _: fit(devices, Acts("on_round_start", fail, ranks=(0,))),
+    "defect on one": lambda devices, _: fit(devices, Acts("on_client_start", lambda trainer: 1 / 0, ranks=(1,))),
+    "sums in a client's hook": lambda devices, _: fit(
+        devices, Acts("on_client_end", lambda trainer: trainer.reduce_sum(trainer.weights))
+    ),
+    "sums on one": lambda devices, _: fit(
+        devices, Acts("on_round_end", lambda trainer: trainer.reduce_sum(trainer.weights), ranks=(1,))
+    ),
+    "another model": lambda devices, _: fit(devices, Acts("on_train_epoch_end", own_model)),
+    "another split": different,
+    "rows in a client's hook": lambda devices, _: fit(
+        devices, Rows(), Acts("on_client_start", lambda trainer: trainer.start_gradients.rows)
+    ),
+    "continued": partial(kept, where="host", rounds=6, at="begun by one", resume=True),
+}

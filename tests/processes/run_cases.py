@@ -1,0 +1,30 @@
+"""Runs cases in two processes, which it starts itself: FOLDER gets what each process found, by the case's name."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from process_cases import CASES, EVERYTHING, MISTAKES, grid
+
+from lightning_fed import FederatedTrainer
+from lightning_fed.strategy import ClientsStrategy
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    folder, everything = Path(sys.argv[1]), sys.argv[2:] == ["everything"]
+    found, rank = {}, 0
+    for name, case in (grid(EVERYTHING) if everything else {**CASES, **MISTAKES}).items():
+        try:
+            found[name] = case(2, folder)
+        except Exception as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+    trainer = FederatedTrainer(accelerator="cpu", devices=2, default_root_dir="not-written")
+    assert isinstance(trainer.strategy, ClientsStrategy)
+    rank = trainer.global_rank
+    torch.save(found, folder / f"rank{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

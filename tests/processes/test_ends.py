@@ -1,0 +1,65 @@
+"""One process dies, is asked to stop, or never comes: the others end too, and say why; and who else may start them."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+SCRIPT = Path(__file__).with_name("run_ending.py")
+LOST = "Expected every process of the run to go on, but"
+
+
+def run(how: str, folder: Path, *launcher: str) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, *launcher, str(SCRIPT), how, str(folder)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=120)
+
+
+def saved_rounds(folder: Path) -> list[int]:
+    return [torch.load(path, weights_only=True)["epoch"] for path in folder.rglob("last.ckpt")]
+
+
+def test_a_killed_process_ends_the_first(tmp_path: Path) -> None:
+    ended = run("kill 1", tmp_path)
+    assert ended.returncode == 4
+    assert f"{LOST} process 1 (pid " in ended.stderr
+    assert "killed by SIGKILL) has ended without a word" in ended.stderr
+    assert saved_rounds(tmp_path) == [1]
+
+
+def test_a_killed_first_process_ends_the_others(tmp_path: Path) -> None:
+    words = [sys.executable, str(SCRIPT), "kill 0", str(tmp_path)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as ended:
+        assert ended.stderr is not None
+        said = ended.stderr.read()  # until the last process that holds it has ended
+    assert ended.returncode == -9
+    assert f"{LOST} another one has ended without a word" in said
+    assert saved_rounds(tmp_path) == [1]
+
+
+def test_a_signal_to_one_process_stops_all_after_the_round(tmp_path: Path) -> None:
+    """To the first process in one run, to the second in the next one, in the same processes."""
+    ended = run("stop", tmp_path)
+    assert ended.returncode == 0
+    assert ended.stderr.count("rounds of first: 2") == ended.stderr.count("rounds of second: 2") == 2
+    assert ended.stderr.count("Stopped by SIGTERM after round 2; resume with:") == 2  # once for each run
+    assert ended.stderr.count("Stopping after this round") == 1  # which only the first process says
+    assert saved_rounds(tmp_path) == [2, 2]
+
+
+def test_a_process_that_never_joins(tmp_path: Path) -> None:
+    started = time.monotonic()
+    ended = run("absent 1", tmp_path)
+    assert ended.returncode == 1
+    assert "Expected process 1 to join the run, but it has ended before (exit code 3)" in ended.stderr
+    assert time.monotonic() - started < 60
+    assert saved_rounds(tmp_path) == []
+
+
+def test_torchrun_starts_the_processes(tmp_path: Path) -> None:
+    ended = run("torchrun", tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("rounds of run: 3") == 2
+    assert "Starting with 2 processes" in ended.stderr
+    assert saved_rounds(tmp_path) == [3]

@@ -1,0 +1,126 @@
+"""Two processes find what one finds, and each of the two the same, bit for bit; mistakes end both alike."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Pair, run_pair
+from process_cases import CASES, EVERYTHING, MISTAKES, compose, kept
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+
+DOUBLE, SINGLE = 1e-10, 1e-5
+APART = ("taped", "begun", "too many diverged", "one diverged")  # see below
+ALIKE = [name for name in CASES if name not in APART]
+
+
+def distance(one: Any, other: Any, scale: float = 0.0) -> float:
+    """The largest relative difference of two nested results; infinite if they are made differently."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return max([distance(one[key], other[key]) for key in one], default=0.0)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        return max(map(distance, one, other), default=0.0)
+    if isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape:
+        one, other = one.double(), other.double()
+        return ((one - other).norm() / one.norm().clamp(min=1e-30)).item()
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return abs(one - other) / max(abs(one), 1e-30)
+    return 0.0 if one == other else float("inf")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two nested results are equal, bit for bit."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_two_processes_find_what_one_finds(pair: Pair, name: str) -> None:
+    first, second = (found[name] for found in pair.everyone)
+    assert "error" not in first, first
+    assert same(first, second)
+    assert distance(pair.alone(name), first) < (SINGLE if name == "float32" else DOUBLE)
+
+
+def test_the_cases_tell_apart(pair: Pair) -> None:
+    """A comparison that everything passes would show nothing."""
+    assert distance(pair.alone("none | FedAvg | none"), pair.everyone[0]["none | FedAvg | soft"]) > 1e-3
+    assert distance(pair.alone("local steps"), pair.everyone[0]["schedule"]) > 1e-3
+    assert not same(pair.alone("none | FedAvg | none"), pair.everyone[0]["none | FedAvg | soft"])
+
+
+def test_processes_train_disjoint_clients_on_the_batches_of_one(pair: Pair) -> None:
+    alone, (first, second) = pair.alone("taped"), (found["taped"] for found in pair.everyone)
+    assert first["cohorts"] == second["cohorts"] == alone["cohorts"]
+    trained = [set(each["own"]) for each in (first, second)]
+    drawn = {(at, client) for at, cohort in enumerate(alone["cohorts"], 1) for client in cohort}
+    assert trained[0].isdisjoint(trained[1])
+    assert trained[0] | trained[1] == drawn == set(alone["own"])
+    assert min(map(len, trained)) >= 3
+    for key, batches in {**first["own"], **second["own"]}.items():
+        assert same(batches, alone["own"][key])
+
+
+def test_clients_were_trained_by_both(pair: Pair) -> None:
+    """Otherwise nothing of what they keep would have been handed over."""
+    own = [found["taped"]["own"] for found in pair.everyone]
+    assert {client for _, client in own[0]} & {client for _, client in own[1]}
+
+
+def test_a_run_of_two_processes_goes_on_in_one(pair: Pair) -> None:
+    went_on = kept(1, pair.folder, where="disk", rounds=6, at="begun", resume=True)
+    assert distance(pair.alone("kept device"), went_on) < DOUBLE
+
+
+def test_a_run_of_one_process_goes_on_in_two(pair: Pair) -> None:
+    first, second = (found["continued"] for found in pair.everyone)
+    assert same(first, second)
+    assert distance(pair.alone("kept device"), first) < DOUBLE
+
+
+@pytest.mark.parametrize("name", ["too many diverged", "one diverged"])
+def test_clients_that_diverge_are_counted_over_all_processes(pair: Pair, name: str) -> None:
+    with pytest.raises(FederatedError) as alone:
+        CASES[name](1, pair.folder)
+    for found in pair.everyone:
+        assert found[name]["error"].partition(": ")[2] == str(alone.value)
+
+
+ENDS = {
+    "fails on one": "Expected nothing, got a failure.",
+    "fails between clients": "Expected nothing, got a failure.",
+    "fails on the first": "Expected nothing, got a failure.",
+    "defect on one": "Process 1 ended with ZeroDivisionError: division by zero",
+    "sums in a client's hook": "only in hooks that are called once in a round",
+    "rows in a client's hook": "only in hooks that are called once in a round",
+    "sums on one": "they differ: round, reduce_sum: a hook must not depend on the rank",
+    "another model": "Expected all processes to hold the same global model after round 2",
+    "another split": "Expected every process to make the same clients of the same data",
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_mistake_ends_all_processes_with_one_sentence(pair: Pair, name: str) -> None:
+    first, second = (found[name]["error"].partition(": ")[2] for found in pair.everyone)
+    assert ENDS[name] in first
+    assert first == second or name == "defect on one"
+
+
+def test_every_mistake_is_looked_at() -> None:
+    assert set(ENDS) | {"continued"} == set(MISTAKES)
+
+
+@pytest.mark.slow
+def test_every_combination(tmp_path: Path) -> None:
+    found = run_pair(tmp_path, "everything")
+    worst = {}
+    for client, rule, mask in EVERYTHING:
+        name = f"{client} | {rule} | {mask}"
+        assert same(found[0][name], found[1][name]), name
+        worst[name] = distance(compose(1, tmp_path, client, rule, mask), found[0][name])
+    assert {name: far for name, far in worst.items() if not far < DOUBLE} == {}
