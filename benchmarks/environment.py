@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["machine", "start_with_settings"]
+__all__ = ["machine", "peak_memory", "resident_memory", "start_with_settings"]
 
 # One thread of torch; and one heap for all threads of Python, which sides in threads share with the main thread:
 # glibc's further heaps give memory back to the system in another way, which costs time.
@@ -27,6 +27,24 @@ def start_with_settings(module: str) -> None:
         os.environ.update(_SETTINGS)
         os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
     torch.set_num_threads(1)
+
+
+def peak_memory() -> int:
+    """Bytes that this process has had in RAM at most, on Linux.
+
+    Not ``ru_maxrss``: a process inherits that of the one that has started it.
+    """
+    return _status("VmHWM")
+
+
+def resident_memory() -> int:
+    """Bytes that this process has in RAM now, on Linux."""
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def machine(*packages: str) -> dict[str, Any]:

@@ -99,17 +99,18 @@ def make_model(work: Work) -> LightningModule:
 
 
 def make_trainer(side: Side, callbacks: list[Callback], **options: Any) -> FederatedTrainer:
-    """Makes a trainer that writes nothing.
+    """Makes a trainer that writes nothing, unless options say so.
 
     Raises:
         FederatedError: If it refuses an option.
     """
     if side.engine is not None and "engine" in signature(FederatedTrainer).parameters:
         options["engine"] = side.engine
-    return FederatedTrainer(
-        accelerator=side.accelerator, devices=side.devices, precision=side.precision, callbacks=callbacks,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, default_root_dir="runs/bench", **options,
-    )  # fmt: skip
+    chosen: dict[str, Any] = {
+        "accelerator": side.accelerator, "devices": side.devices, "precision": side.precision, "callbacks": callbacks,
+        "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options,
+    }  # fmt: skip
+    return FederatedTrainer(**chosen)
 
 
 def refusal(side: Side) -> str | None:

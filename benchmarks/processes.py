@@ -6,26 +6,22 @@ is such a process, which prints one figure; they are started by `benchmarks.run`
 """
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.environment import peak_memory
 from benchmarks.turns import SideFailed
 from benchmarks.work import WORKS, Work
 
 __all__ = ["FIGURES", "run_figures"]
 
 _AIM_VECTORS, _AIM_START, _AIM_HELP = 10.0, 1.5, 1.3
-
-
-def resident() -> int:
-    """Bytes that this process has held at most until now."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def memory_work(clients: int) -> Work:
@@ -44,26 +40,30 @@ def memory(side: str, clients: int) -> dict[str, float]:
     import lightning.pytorch  # noqa: F401
     import torchvision.models  # noqa: F401
 
-    before, work = resident(), memory_work(clients)
+    before, work = peak_memory(), memory_work(clients)
     if side == "plain":
         import lightning_fed.models  # noqa: F401
 
-        imported = resident() - before
+        imported = peak_memory() - before
         from benchmarks.sides import PLAIN, plain_loop
 
         plain_loop(PLAIN, work, work.data()).round(0)
-        return {"bytes": resident() - imported}
+        return {"bytes": peak_memory() - imported}
     from benchmarks import framework
     from benchmarks.sides import Side
 
     callbacks = framework.METHODS["fedavg"]()
     trainer = framework.make_trainer(Side(engine="sequential"), callbacks, max_rounds=1)
     trainer.fit(framework.make_model(work), framework.make_datamodule(work, work.data()))
-    return {"bytes": resident()}
+    return {"bytes": peak_memory()}
 
 
-def start() -> dict[str, float]:
-    """Returns the seconds from the end of `import lightning.pytorch` to the first local step of work A."""
+def start(writes: bool) -> dict[str, float]:
+    """Returns the seconds from the end of `import lightning.pytorch` to the first local step of work A.
+
+    Args:
+        writes: Whether the run has a folder, with its pictures of the split, metrics.csv and checkpoints.
+    """
     import lightning.pytorch  # noqa: F401
 
     work = WORKS["A"]
@@ -79,8 +79,11 @@ def start() -> dict[str, float]:
             sys.exit()
 
     callbacks = [*framework.METHODS["fedavg"](), FirstStep()]
-    trainer = framework.make_trainer(Side(), callbacks, max_rounds=1, clients_per_round=work.per_round)
-    trainer.fit(framework.make_model(work), framework.make_datamodule(work, data))
+    with tempfile.TemporaryDirectory() as folder:
+        writing: dict[str, Any] = {"logger": [], "enable_checkpointing": True, "default_root_dir": folder}
+        options = {"max_rounds": 1, "clients_per_round": work.per_round, **(writing if writes else {})}
+        trainer = framework.make_trainer(Side(engine="sequential"), callbacks, **options)
+        trainer.fit(framework.make_model(work), framework.make_datamodule(work, data))
     raise RuntimeError("No local step was taken.")
 
 
@@ -112,9 +115,9 @@ def memory_figures(repeats: int, clients: int) -> dict[str, Any]:
             "note": f"peak of the yardstick {plain / 2**20:.0f} MiB, a vector {vector / 2**20:.1f} MiB"}  # fmt: skip
 
 
-def start_figures(repeats: int) -> dict[str, Any]:
+def start_figures(repeats: int, what: str) -> dict[str, Any]:
     """Measures the time to the first local step."""
-    values = [_child("start")["seconds"] for _ in range(repeats)]
+    values = [_child("start", what)["seconds"] for _ in range(repeats)]
     return {"value": statistics.median(values), "unit": "s", "values": values, "aim": _AIM_START, "note": ""}
 
 
@@ -131,7 +134,10 @@ FIGURES: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
     "memory-10": ("peak memory beyond the yardstick with Lightning imported, work C, 10 clients",
                   lambda repeats: memory_figures(repeats, 10)),
     "memory-100": ("the same with 100 clients, all in the round", lambda repeats: memory_figures(repeats, 100)),
-    "start": ("from `import lightning.pytorch` to the first local step, work A", start_figures),
+    "start": ("from `import lightning.pytorch` to the first local step, work A, nothing written",
+              lambda repeats: start_figures(repeats, "nothing")),
+    "start-run": ("the same with a run's folder, its pictures of the split, metrics.csv and checkpoints",
+                  lambda repeats: start_figures(repeats, "run")),
     "help": ("`lightning-fed --help` against `import lightning.pytorch`", help_figures),
 }  # fmt: skip
 
@@ -154,5 +160,6 @@ def run_figures(keys: list[str], repeats: int) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    measured = start() if sys.argv[1] == "start" else memory(sys.argv[2], int(sys.argv[3]))
+    _, function, argument, *number = sys.argv
+    measured = start(argument == "run") if function == "start" else memory(argument, int(number[0]))
     print(json.dumps(measured))

@@ -8,8 +8,6 @@ as usual. Each scenario has a process of its own. Memory is what the process hol
 
 import argparse
 import json
-import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from benchmarks.environment import machine, start_with_settings
+from benchmarks.environment import machine, peak_memory, resident_memory, start_with_settings
 from benchmarks.figures import DOCS, IMAGES, write_block
 from benchmarks.results import milliseconds, write_json
 
@@ -64,12 +62,6 @@ def _mebibytes(count: float) -> str:
     return f"{count / _MIB:,.0f} MiB"
 
 
-def resident() -> int:
-    """Bytes of this process in RAM now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def measure(scenario: Scenario, engine: str | None, folder: str) -> dict[str, Any]:
     """Trains a scenario in this process.
 
@@ -95,7 +87,7 @@ def measure(scenario: Scenario, engine: str | None, folder: str) -> dict[str, An
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             self.times.append(time.perf_counter())
-            self.bytes.append(resident())
+            self.bytes.append(resident_memory())
 
         on_train_end = on_train_epoch_start
 
@@ -111,14 +103,14 @@ def measure(scenario: Scenario, engine: str | None, folder: str) -> dict[str, An
         accelerator="cpu", max_rounds=scenario.rounds, clients_per_round=scenario.per_round, callbacks=[watch],
         logger=[], enable_progress_bar=False, default_root_dir=folder, **options,
     )  # fmt: skip
-    data_bytes = resident()
+    data_bytes = resident_memory()
     sgd = ImageClassifier(LogisticRegression(64), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     trainer.fit(sgd, FederatedDataModule(data, IID(), scenario.clients, batch_size=scenario.samples))
     seconds = [after - before for before, after in zip(watch.times, watch.times[1:], strict=False)]
     return {
         "start": watch.times[0] - began,
         "data_bytes": data_bytes,
-        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "peak_bytes": peak_memory(),
         "seconds": seconds,
         "bytes": watch.bytes[1:],
     }

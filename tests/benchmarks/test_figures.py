@@ -1,11 +1,15 @@
 """Tables, plots and pages are made of the results that are found, and of nothing else."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import figures, peers, scale
+from benchmarks.environment import peak_memory, resident_memory
 from benchmarks.results import median_figures, milliseconds
 from benchmarks.rows import GPU_ROWS, ROWS
 
@@ -107,3 +111,16 @@ def test_a_peer_that_cannot_be_installed_is_named_with_the_reason_of_pip(
     reason = "pip install 'no-such-distribution[x]' failed: ERROR: No matching distribution"
     assert peers.why_not("nothing") == reason
     assert reason in capsys.readouterr().out
+
+
+def test_the_peak_of_memory_is_not_that_of_the_process_that_started_it() -> None:
+    size = 500 * 2**20
+    held = torch.ones(size, dtype=torch.uint8)
+    before = resident_memory()
+    words = "from benchmarks.environment import peak_memory; print(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True, cwd=figures.ROOT)
+    assert len(held) == size
+    del held
+    assert resident_memory() < before - size // 2
+    assert peak_memory() >= before - 2**20 > size  # the kernel counts pages in portions
+    assert 0 < int(done.stdout) < before - size // 4
