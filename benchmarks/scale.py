@@ -169,6 +169,8 @@ def plot(scenarios: dict[str, dict[str, Any]], path: Path) -> None:
         memory.plot(rounds, [held / 2**30 for held in found["bytes"]], marker=".")
     times.set(xlabel="round", ylabel="seconds", yscale="log")
     memory.set(xlabel="round", ylabel="GiB in RAM", ylim=(0, None))
+    for axes in (times, memory):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(loc="upper center", fontsize=8)
     figure.tight_layout(rect=(0, 0, 1, 0.84))
     path.parent.mkdir(parents=True, exist_ok=True)

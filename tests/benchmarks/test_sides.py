@@ -168,3 +168,15 @@ def test_a_side_that_the_package_refuses_is_named_with_the_reason(monkeypatch: p
     assert "--trainer.precision" in refused
     monkeypatch.setattr(framework, "FederatedTrainer", partial(lambda accelerator: None))
     assert missing(Side(engine="vectorized")) == "the installed FederatedTrainer has no argument `engine`"
+
+
+@pytest.mark.parametrize("loop", ["plain", "plain_fast"])
+def test_loops_by_hand_go_under_autocast_and_keep_float32_weights(loop: Any) -> None:
+    work = SMALL["A"]
+    by_hand = plain_loop(Side(loop, precision="bf16-mixed"), work, work.data())
+    exact = plain_loop(Side(loop), work, work.data())
+    for each in (by_hand, exact):
+        each.round(0)
+    difference = (weights_of(by_hand) - weights_of(exact)).abs().max()
+    assert weights_of(by_hand).dtype == torch.float32
+    assert 1e-7 < difference < 1e-2
