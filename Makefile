@@ -16,7 +16,8 @@ CONFIGS_fedavg := --config configs/quickstart.yaml
 CONFIGS_gma := --config configs/quickstart.yaml --config configs/aggregator/gma.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-all test-lowest lint format docs bench $(QUICKSTART_TARGETS)
+.PHONY: help install install-dev quickstart test test-all test-lowest lint format docs bench bench-data \
+	bench-scale bench-peers $(QUICKSTART_TARGETS)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +87,21 @@ format: $(INSTALLED_DEV) ## rewrite the code as `make lint` wants it
 docs: $(INSTALLED_DOCS) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: $(INSTALLED) ## time a round against a plain PyTorch loop, a client's batches against indexing, and the partitioners
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py --repeats 15
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/data.py --repeats 7 --partition-repeats 2
+# What a benchmark is given: make bench BENCH="--rows A-sequential --write-docs"
+BENCH ?=
+
+bench: $(INSTALLED) ## time rounds against a plain PyTorch loop, and measure memory and start
+	$(BIN)/python -m benchmarks.run $(BENCH)
+
+bench-scale: $(INSTALLED) ## time rounds with up to a million clients
+	$(BIN)/python -m benchmarks.scale $(BENCH)
+
+bench-data: $(INSTALLED) ## time a client's batches against indexing, and the partitioners
+	$(BIN)/python -m benchmarks.data --repeats 7 --partition-repeats 2
+
+# In an environment of their own, as they ask for other versions of some packages.
+bench-peers: ## time other frameworks on the same work (installs them into .venv-peers)
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install -e .
+	.venv-peers/bin/python -m benchmarks.peers --install
+	.venv-peers/bin/python -m benchmarks.peers $(BENCH)

@@ -1,6 +1,6 @@
 """Times a client's batches and the partitioners.
 
-    OMP_NUM_THREADS=1 python benchmarks/data.py
+    python -m benchmarks.data
 
 Batches: those of the clients' source, and of a data loader for each client, against indexing the same tensors, repeats
 interleaved; a figure is the median of the ratios. Partitioners: 1,000,000 samples over 100,000 clients, in seconds of
@@ -8,8 +8,6 @@ the process, which other work on the machine changes less than those of the cloc
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from benchmarks.environment import machine, start_with_settings
+from benchmarks.results import write_json
 from lightning_fed.data import (
     IID,
     ByUser,
@@ -115,8 +115,7 @@ def main() -> None:
     parser.add_argument("--partition-repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("runs/bench/data.json"))
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    batches, splits = {}, {}
+    found, batches, splits = machine("lightning_fed"), {}, {}
     for name, (shape, batch_size) in WORK.items():
         batches[name] = figures = compare(shape, batch_size, arguments.repeats)
         print(
@@ -131,11 +130,9 @@ def main() -> None:
         name = f"{type(partitioner).__name__}({options})"
         splits[name] = partition(partitioner, 1_000_000, 100_000, arguments.partition_repeats)
         print(f"{name}: {splits[name]:.2f} s", flush=True)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    versions = {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
-    results = {"versions": versions, "batches": batches, "partitioners": splits}
-    arguments.output.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.output, {"machine": found, "batches": batches, "partitioners": splits})
 
 
 if __name__ == "__main__":
+    start_with_settings("benchmarks.data")
     main()

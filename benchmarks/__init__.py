@@ -1,0 +1,1 @@
+"""Speed and memory, side by side with a loop written by hand; each module says how it is run."""

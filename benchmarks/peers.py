@@ -1,0 +1,114 @@
+"""Times rounds of other frameworks, and of this one, against the loop written by hand, all in one run.
+
+    make bench-peers
+
+makes an environment of its own and runs this in it. Peers are used through their public interfaces, with batches by
+index and a resident model wherever they leave that to their user. One that cannot be installed is named with the reason
+that pip gives.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import machine, start_with_settings
+from benchmarks.figures import show
+from benchmarks.results import write_json
+from benchmarks.rows import Row
+from benchmarks.runner import run_rows
+from benchmarks.sides import Side
+
+__all__ = ["PEERS", "ahead", "install", "main", "rows_of"]
+
+# What a peer is called here, its distribution, and what pip is asked for.
+PEERS = {
+    "flower": ("flwr", "flwr[simulation]"),
+    "pfl": ("pfl", "pfl[pytorch]"),
+    "fedlab": ("fedlab", "fedlab"),
+}
+_REASONS = Path(sys.prefix) / "peers-not-installed.json"
+_ENGINES = {"A": "sequential", "B": "vectorized", "C": "sequential"}
+
+
+def install() -> None:
+    """Installs the peers one by one, and keeps pip's reason for each that cannot be."""
+    reasons = {}
+    for peer, (_, requirement) in PEERS.items():
+        command = [sys.executable, "-m", "pip", "install", requirement]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["pip gave no reason"]
+            reasons[peer] = f"pip install {requirement!r} failed: {errors[-1]}"
+        print(f"{peer}: {reasons.get(peer, 'installed')}", flush=True)
+    _REASONS.write_text(json.dumps(reasons, indent=2) + "\n")
+
+
+def why_not(peer: str) -> str | None:
+    """Returns the reason why a peer is not there, None if it is."""
+    try:
+        version(PEERS[peer][0])
+    except PackageNotFoundError:
+        reasons = json.loads(_REASONS.read_text()) if _REASONS.exists() else {}
+        return str(reasons.get(peer, "not installed: run `make bench-peers`"))
+    return None
+
+
+def rows_of(key: str) -> list[Row]:
+    """Returns the rows of a work: this framework and every peer, with one process and with two."""
+    rows = []
+    for devices in (1, 2):
+        end = "" if devices == 1 else "-2"
+        rows.append(Row(f"{key}-lightning_fed{end}", key, Side(engine=_ENGINES[key], devices=devices)))
+        if _ENGINES[key] == "vectorized":
+            rows.append(Row(f"{key}-lightning_fed-sequential{end}", key, Side(engine="sequential", devices=devices)))
+        rows += [Row(f"{key}-flower{end}", key, Side("flower", devices=devices))]
+        rows += [Row(f"{key}-pfl{end}", key, Side("pfl", devices=devices))]
+    return [*rows, Row(f"{key}-fedlab", key, Side("fedlab"))]
+
+
+def ahead(rows: dict[str, dict[str, Any]], key: str, devices: int) -> str:
+    """Says how far the fastest row of this framework is ahead of each peer on a work, with so many processes."""
+    ratios: dict[str, float] = {}
+    for name, row in rows.items():
+        if name.startswith(f"{key}-") and name.endswith("-2") == (devices == 2) and "ratio" in row:
+            who = name.split("-")[1]
+            ratios[who] = min(row["ratio"], ratios.get(who, row["ratio"]))
+    ours = ratios.pop("lightning_fed", None)
+    if ours is None or not ratios:
+        return f"work {key}, {devices} process(es): nothing to compare"
+    said = ", ".join(f"{who} {ratio / ours:.2f} x" for who, ratio in sorted(ratios.items()))
+    return f"work {key}, {devices} process(es): the time of a peer over that of lightning_fed: {said}"
+
+
+def main() -> int:
+    """Runs the rows, writes JSON, a table and a plot; returns 1 if a row has failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--install", action="store_true", help="install the peers into this environment, and end")
+    parser.add_argument("--works", nargs="+", default=["A", "B"], choices=list(_ENGINES))
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--repeats", type=int, help="repeats of every row; by default 15, and 5 for work C")
+    parser.add_argument("--output", type=Path, default=Path("runs/bench/peers.json"))
+    parser.add_argument("--write-docs", action="store_true", help="write into docs/performance.md and docs/images")
+    arguments = parser.parse_args()
+    if arguments.install:
+        install()
+        return 0
+    distributions = [PEERS[peer][0] for peer in arguments.peers]
+    results = {"machine": machine("lightning", "lightning_fed", *distributions, "ray")}
+    print(", ".join(f"{name} {number}" for name, number in results["machine"]["versions"].items()), flush=True)
+    rows = [row for key in arguments.works for row in rows_of(key)]
+    rows = [row for row in rows if row.side.loop in ("framework", *arguments.peers)]
+    results["rows"] = run_rows(rows, arguments.repeats, arguments.output.parent / "logs")
+    write_json(arguments.output, results)
+    show(arguments.output, arguments.write_docs)
+    print("\n".join(ahead(results["rows"], key, devices) for key in arguments.works for devices in (1, 2)))
+    return int(any("failed" in row for row in results["rows"].values()))
+
+
+if __name__ == "__main__":
+    start_with_settings("benchmarks.peers")
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The rows of the benchmark: what is timed against what, and the ratio to reach."""
+
+from dataclasses import dataclass
+
+from benchmarks.sides import PLAIN, PLAIN_FAST, Side
+
+__all__ = ["GPU_ROWS", "ROWS", "Row"]
+
+SEQUENTIAL, VECTORIZED = Side(engine="sequential"), Side(engine="vectorized")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ratio: seconds for a round of a side over those of another.
+
+    Attributes:
+        key: Its short name, for ``--rows``.
+        work: Key of the work.
+        side: What is measured.
+        against: What it is measured against.
+        aim: The largest ratio that is good; None where there is no aim.
+        note: What else is to be known of the row.
+    """
+
+    key: str
+    work: str
+    side: Side
+    against: Side = PLAIN
+    aim: float | None = None
+    note: str = ""
+
+
+def _method(name: str, aim: float, note: str = "") -> Row:
+    side = Side(engine="sequential", method=name)
+    return Row(f"A-{name}", "A", side, SEQUENTIAL, aim, note)
+
+
+ROWS = [
+    Row("A-plain", "A", PLAIN, note="control: how far two equal sides are apart"),
+    Row("A-sequential", "A", SEQUENTIAL, aim=0.92),
+    Row("A-sequential-fast", "A", SEQUENTIAL, PLAIN_FAST, 1.02),
+    Row("A-vectorized", "A", VECTORIZED),
+    Row("A-2", "A", Side(engine="sequential", devices=2), aim=0.52),
+    Row("B-plain", "B", PLAIN, note="control"),
+    Row("B-vectorized", "B", VECTORIZED, aim=0.40),
+    Row("B-sequential", "B", SEQUENTIAL, aim=1.15),
+    Row("B-sequential-fast", "B", SEQUENTIAL, PLAIN_FAST),
+    Row("B-2", "B", Side(engine="vectorized", devices=2), aim=0.25),
+    Row("C-sequential", "C", SEQUENTIAL, aim=1.02),
+    Row("C-sequential-fast", "C", SEQUENTIAL, PLAIN_FAST, 1.02),
+    Row("C-2", "C", Side(engine="sequential", devices=2), aim=0.55),
+    _method("gma", 1.02),
+    _method("fedyogi+gma", 1.02),
+    _method("scaffold", 1.08),
+    _method("fedprox", 1.08),
+    _method("fedga", 1.08, "without its exchange of gradients"),
+]
+
+_GPU, _GPU_BF16 = (Side("plain", accelerator="gpu", precision=p) for p in ("32-true", "bf16-mixed"))
+GPU_ROWS = [
+    Row("A-gpu", "A", Side(engine="auto", accelerator="gpu"), _GPU, 0.2),
+    Row("B-gpu", "B", Side(engine="auto", accelerator="gpu"), _GPU, 0.2),
+    Row("D-gpu", "D", Side(engine="auto", accelerator="gpu"), _GPU, 0.2),
+    Row("C-gpu", "C", Side(engine="auto", accelerator="gpu", precision="bf16-mixed"), _GPU_BF16, 0.9),
+]

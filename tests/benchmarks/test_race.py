@@ -1,0 +1,116 @@
+"""Sides train by turns, in threads and processes, and one that fails ends the race with its reason."""
+
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.child import child_command
+from benchmarks.players import ProcessPlayer, ThreadPlayer, race
+from benchmarks.rows import Row
+from benchmarks.runner import run_row
+from benchmarks.sides import PLAIN, Side, missing
+from benchmarks.turns import SideFailed, Turns
+from benchmarks.work import WORKS
+
+
+class Sleeper:
+    """A side that sleeps, and writes down its rounds."""
+
+    def __init__(self, name: str, seconds: float, diary: list[str]) -> None:
+        self.name, self.seconds, self.diary = name, seconds, diary
+
+    def __call__(self, turns: Turns, rounds: int = 6) -> None:
+        for _ in range(rounds):
+            turns.begin()
+            self.diary.append(self.name)
+            time.sleep(self.seconds)
+            turns.end()
+
+
+def test_rounds_alternate_and_the_first_repeat_does_not_count() -> None:
+    diary: list[str] = []
+    players = [ThreadPlayer(name, Sleeper(name, s, diary)) for name, s in (("slow", 0.05), ("quick", 0.01))]
+    try:
+        pairs = race(players[0], players[1], repeats=2, rounds=2)
+    finally:
+        for player in players:
+            player.close()
+    assert (
+        diary == ["slow", "slow", "quick", "quick"] + ["quick", "quick", "slow", "slow"] + ["slow"] * 2 + ["quick"] * 2
+    )
+    assert len(pairs) == 2
+    assert all(0.05 <= slow < 0.5 and 0.01 <= quick < slow for slow, quick in pairs)
+
+
+def test_what_is_excluded_does_not_count() -> None:
+    def side(turns: Turns) -> None:
+        turns.begin()
+        time.sleep(0.1)
+        turns.excluded += 0.1
+        turns.end()
+
+    player = ThreadPlayer("side", side)
+    assert player.round() < 0.09
+    player.close()
+
+
+def test_a_side_that_fails_is_named_with_its_reason() -> None:
+    def side(turns: Turns) -> None:
+        turns.begin()
+        raise ValueError("no\nluck")
+
+    player = ThreadPlayer("side", side)
+    with pytest.raises(SideFailed, match="side: ValueError: no luck"):
+        player.round()
+    player.close()
+
+
+def test_a_thread_ends_when_the_race_is_over_before_it() -> None:
+    player = ThreadPlayer("side", Sleeper("side", 0.0, []))
+    player.round()
+    player.close()
+    assert not player.is_alive()
+    assert "race" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("words", [["-c", "raise SystemExit('no such thing')"], ["-c", "print('quiet end')"]])
+def test_a_process_that_ends_is_named_with_its_last_words(tmp_path: Path, words: list[str]) -> None:
+    player = ProcessPlayer("child", lambda address: [sys.executable, *words], tmp_path / "child.log")
+    with pytest.raises(SideFailed, match="child: it did not start: (no such thing|quiet end)"):
+        player.round()
+    player.close()
+
+
+def test_a_side_in_a_process_tells_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Path(__file__).resolve().parents[2]
+    monkeypatch.chdir(repository)
+    player = ProcessPlayer("child", partial(child_command, "B", PLAIN, 2), tmp_path / "child.log")
+    try:
+        assert all(player.round() > 0 for _ in range(2))
+    finally:
+        player.close()
+    assert not player.is_alive()
+
+
+@pytest.mark.slow
+def test_two_processes_tell_their_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    side = Side(devices=2)
+    if (reason := missing(side)) is not None:
+        pytest.skip(reason)
+    figures = run_row(Row("B-2", "B", side), 2, tmp_path)
+    assert len(figures.get("ratios", [])) == 2, figures
+
+
+def test_a_row_gives_figures_or_says_why_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(WORKS, "B", WORKS["B"].__class__(**{**vars(WORKS["B"]), "clients": 4, "per_round": 2}))
+    figures = run_row(Row("B-plain", "B", PLAIN), 3, tmp_path)
+    assert len(figures["ratios"]) == 3
+    assert figures["ratio_min"] <= figures["ratio"] <= figures["ratio_max"]
+    assert "--trainer.precision" in run_row(Row("B", "B", Side(precision="16-mixed")), 1, tmp_path)["skipped"]
+    monkeypatch.setattr("benchmarks.runner.missing", lambda side: None)
+    assert "--trainer.precision" in run_row(Row("B", "B", Side(precision="16-mixed")), 1, tmp_path)["failed"]

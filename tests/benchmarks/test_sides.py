@@ -1,0 +1,182 @@
+"""Both sides of a row do the same work: steps, samples, and weights where the order of samples cannot matter."""
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import framework, sides
+from benchmarks.rows import ROWS
+from benchmarks.sides import PLAIN, PLAIN_FAST, Side, missing, plain_loop
+from benchmarks.turns import Turns
+from benchmarks.work import WORKS, Data, Work
+from lightning_fed import FederatedCallback, Update
+
+SMALL = {
+    "A": replace(WORKS["A"], clients=6, size=25, per_round=3, batch=10),
+    "B": replace(WORKS["B"], clients=8, size=7, per_round=8, batch=3),
+    "C": replace(WORKS["C"], clients=2, size=3, per_round=2, batch=2),
+    "D": replace(WORKS["D"], clients=3, size=5, per_round=2, batch=2),
+}
+FRAMEWORK = sorted({side for row in ROWS for side in (row.side, row.against) if side.loop == "framework"}, key=str)
+
+
+class Counting(FederatedCallback):
+    """Collects what every client of every round has done."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.samples: list[int] = []
+        self.clients: list[int] = []
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Update) -> None:
+        self.steps.append(update.num_steps)
+        self.samples.append(update.client.num_samples)
+        self.clients.append(update.client.id)
+
+
+class NoTurns(Turns):
+    """Goes on at once, and remembers the seconds."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.seconds: list[float] = []
+
+    def begin(self, barrier: Any = None) -> None:
+        self.excluded, self.started = 0.0, time.perf_counter()
+
+    def end(self) -> None:
+        self.seconds.append(time.perf_counter() - self.started - self.excluded)
+
+
+def train(work: Work, side: Side, data: Data, rounds: int) -> tuple[Tensor, Counting]:
+    """Trains the framework; returns the global vector and the counts."""
+    counting = Counting()
+    callbacks = [*framework.METHODS[side.method](), counting]
+    trainer = framework.make_trainer(side, callbacks, max_rounds=rounds, clients_per_round=work.per_round)
+    trainer.fit(framework.make_model(work), framework.make_datamodule(work, data))
+    return trainer.weights, counting
+
+
+def count_steps(loop: Any, rounds: int) -> int:
+    """Runs a loop written by hand; returns its optimizer steps."""
+    taken: list[int] = []
+    loop.optimizer.register_step_post_hook(lambda *_: taken.append(1))
+    for number in range(rounds):
+        loop.round(number)
+    return len(taken)
+
+
+def without_order(work: Work) -> Data:
+    """Data in which all samples of a client are the same one, so that their order changes nothing."""
+    data = work.data()
+    for rows in data.clients:
+        data.images[rows], data.labels[rows] = data.images[rows[0]].clone(), data.labels[rows[0]].clone()
+    return data
+
+
+def weights_of(loop: Any) -> Tensor:
+    return torch.cat([weight.flatten() for weight in loop.weights])
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_a_round_of_every_side_has_the_steps_and_samples_of_the_work(key: str) -> None:
+    work, data = SMALL[key], SMALL[key].data()
+    assert count_steps(plain_loop(PLAIN, work, data), rounds=2) == 2 * work.steps
+    assert count_steps(plain_loop(PLAIN_FAST, work, data), rounds=2) == 2 * work.steps
+    _, counting = train(work, Side(engine="sequential"), data, rounds=2)
+    assert sum(counting.steps) == 2 * work.steps
+    assert sum(counting.samples) == 2 * work.samples
+    assert len(counting.clients) == 2 * work.per_round
+
+
+@pytest.mark.parametrize("side", [s for s in FRAMEWORK if s.devices == 1], ids=lambda side: side.text)
+def test_every_side_of_the_framework_takes_the_same_steps(side: Side) -> None:
+    if (reason := missing(side)) is not None:
+        pytest.skip(reason)
+    _, counting = train(SMALL["B"], side, SMALL["B"].data(), rounds=2)
+    assert sum(counting.steps) == 2 * SMALL["B"].steps
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("key", ["A", "B", "C"])
+def test_the_framework_and_the_loop_by_hand_end_with_the_same_weights(key: str, engine: str) -> None:
+    side = Side(engine=engine)
+    if (reason := missing(side)) is not None:
+        pytest.skip(reason)
+    work = replace(SMALL[key], per_round=SMALL[key].clients)
+    data = without_order(work)
+    loop = plain_loop(PLAIN, work, data)
+    start = weights_of(loop).clone()
+    for number in range(2):
+        loop.round(number)
+    weights, _ = train(work, side, data, rounds=2)
+    assert (weights - weights_of(loop)).norm() < 1e-3 * (weights - start).norm()
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_the_fast_loop_differs_in_layout_and_kernel_only(key: str) -> None:
+    work = SMALL[key]
+    loops = [plain_loop(side, work, work.data()) for side in (PLAIN, PLAIN_FAST)]
+    fast = loops[1]
+    assert fast.optimizer.defaults["fused"]
+    assert fast.images.is_contiguous(memory_format=torch.channels_last)
+    assert fast.images[:2][torch.tensor([1, 0])].is_contiguous(memory_format=torch.channels_last)
+    convolutions = [p for p in fast.model.parameters() if p.ndim == 4]
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in convolutions)
+    assert [w.stride() for w in fast.weights] == [p.stride() for p in fast.model.parameters()]
+    if key != "D":  # its dropout draws in the order of memory
+        start = weights_of(fast).clone()
+        for loop in loops:
+            loop.round(0)
+        assert (weights_of(loops[0]) - weights_of(fast)).norm() < 1e-2 * (weights_of(fast) - start).norm()
+
+
+def test_the_exchange_of_gradients_is_excluded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_fed.engines.start_gradients import StartGradients
+
+    work, slow, opened = SMALL["B"], 0.3, StartGradients.open
+
+    def open_slowly(self: StartGradients, cohort: Any) -> Any:
+        time.sleep(slow)
+        return opened(self, cohort)
+
+    monkeypatch.setattr(StartGradients, "open", open_slowly)
+    for method, kept in (("fedga", False), ("fedavg", True)):
+        turns = NoTurns()
+        framework.play(turns, work, Side(engine="sequential", method=method), rounds=2)
+        assert len(turns.seconds) == 2
+        assert all((seconds >= slow) == kept for seconds in turns.seconds), (method, turns.seconds)
+
+
+def test_rows_have_different_names_and_known_works() -> None:
+    assert len({row.key for row in ROWS}) == len(ROWS)
+    assert all(row.key.startswith(f"{row.work}-") and row.work in WORKS for row in ROWS)
+    assert all(side.method in framework.METHODS for row in ROWS for side in (row.side, row.against))
+
+
+def test_a_side_that_the_package_refuses_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides.os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    assert missing(Side(devices=2)) == "2 processes on 1 core would tell nothing"
+    assert missing(PLAIN) is None
+    refused = missing(Side(precision="16-mixed"))
+    assert refused is not None
+    assert "--trainer.precision" in refused
+    monkeypatch.setattr(framework, "FederatedTrainer", partial(lambda accelerator: None))
+    assert missing(Side(engine="vectorized")) == "the installed FederatedTrainer has no argument `engine`"
+
+
+@pytest.mark.parametrize("loop", ["plain", "plain_fast"])
+def test_loops_by_hand_go_under_autocast_and_keep_float32_weights(loop: Any) -> None:
+    work = SMALL["A"]
+    by_hand = plain_loop(Side(loop, precision="bf16-mixed"), work, work.data())
+    exact = plain_loop(Side(loop), work, work.data())
+    for each in (by_hand, exact):
+        each.round(0)
+    difference = (weights_of(by_hand) - weights_of(exact)).abs().max()
+    assert weights_of(by_hand).dtype == torch.float32
+    assert 1e-7 < difference < 1e-2
