@@ -14,11 +14,11 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_fed.gather import apart
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.options import batch_limit
 from lightning_fed.processes import Processes
 from lightning_fed.setup import expect_module
+from lightning_fed.shared_logs import apart, gather_logged
 from lightning_fed.transfer import accepts, batch_transfer, overrides, requires
 
 if TYPE_CHECKING:
@@ -99,9 +99,10 @@ def evaluate(
         for index, (set_name, loader) in enumerate(loaders.items()):
             named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
             recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
-            with recording(module, recorder), apart(trainer, recorder):
+            with recording(module, recorder), apart(trainer.processes, recorder):
                 for _ in _run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
                     pass
+            gather_logged(trainer, recorder)
             results.append(recorder.compute())
             trainer.metrics.update(results[-1])
             if index < len(loaders) - 1:  # the next set counts for itself

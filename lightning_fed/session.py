@@ -21,7 +21,6 @@ from lightning_fed.client_states import ClientStates
 from lightning_fed.communication import no_totals
 from lightning_fed.errors import FederatedError
 from lightning_fed.evaluation import named_loaders
-from lightning_fed.gather import sync_metrics
 from lightning_fed.hooks import Client
 from lightning_fed.metrics import LoggedMetrics
 from lightning_fed.optimizers import LocalOptimizer
@@ -29,6 +28,7 @@ from lightning_fed.run_keeping import RunKeeping
 from lightning_fed.sampling import cohort_size
 from lightning_fed.seeding import run_seed
 from lightning_fed.setup import announce_device, expect_same_data, launch, move_to_device, share_model
+from lightning_fed.shared_logs import sync_metrics
 from lightning_fed.state import load_weights, read_checkpoint, records_of_checkpoints, restore_state
 from lightning_fed.vector import ParameterVector
 

@@ -18,10 +18,11 @@ from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.engines.start_gradients import StartGradients
 from lightning_fed.functional.distance import optimizer_distance
-from lightning_fed.gather import apart, gather_counts
+from lightning_fed.gather import gather_training
 from lightning_fed.hooks import Client, Cohort, Update
 from lightning_fed.metrics import MetricRecorder
 from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
+from lightning_fed.shared_logs import apart
 from lightning_fed.transfer import batch_transfer
 
 if TYPE_CHECKING:
@@ -119,12 +120,12 @@ class Engine(ABC):
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = trainer.weights.to(trainer.vector.dtype)
         clients = self._exchange(cohort, own)
-        with apart(trainer, self.recorder):
+        with apart(trainer.processes, self.recorder):
             for update in self.updates(clients):
                 self._enter(update)
             self.recorder.position = self.reducer.last_id
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
-        gather_counts(self)
+        gather_training(self)
         return self.reducer.reduce(cohort.round)
 
     def _exchange(self, cohort: Cohort, own: tuple[Client, ...]) -> tuple[Client, ...]:

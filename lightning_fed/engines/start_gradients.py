@@ -75,6 +75,7 @@ class StartGradients:
     def _gather(self) -> tuple[Tensor, Tensor]:
         if self._gathered is None:
             processes, total = self.trainer.processes, len(self.clients)
+            processes.exchange(None, "start gradients")
             place = {client.id: at for at, client in enumerate(self.clients)}
             places = [place[client] for client in self._at]
             rows = gather_rows(processes, self._rows, places, total)

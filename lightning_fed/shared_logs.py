@@ -1,0 +1,130 @@
+"""What each process of a run has logged, brought together so that all read the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lightning.pytorch import LightningModule
+from torchmetrics import Metric
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.metrics import MetricRecorder
+from lightning_fed.processes import Processes
+from lightning_fed.series import LogOptions, Series
+
+if TYPE_CHECKING:
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["Logged", "apart", "gather_logged", "logged_here", "merge_logged", "sync_metrics"]
+
+
+class Logged(NamedTuple):
+    """What one process has logged.
+
+    Attributes:
+        position: How far in the common work it has got: the farthest has logged the last value.
+        series: Reductions by name, read off the device.
+        metrics: Where the module holds each Metric object, None if nowhere, how it is shown, and the last value.
+    """
+
+    position: int
+    series: dict[str, Series]
+    metrics: dict[str, tuple[str | None, LogOptions, Any]]
+
+
+@contextmanager
+def apart(processes: Processes, recorder: MetricRecorder) -> Iterator[None]:
+    """Lets each process do its own part of some work; what is logged must be brought together afterwards.
+
+    What was logged before was logged by all alike, and counts once.
+    """
+    if processes.rank > 0:
+        recorder.series = {}
+    with processes.apart():
+        yield
+
+
+def gather_logged(trainer: FederatedTrainer, recorder: MetricRecorder) -> None:
+    """Lets a recorder hold what those of all processes have taken; nothing is done alone."""
+    if trainer.processes.size > 1:
+        module = trainer.lightning_module
+        assert module is not None
+        merge_logged(trainer.processes.exchange(logged_here(recorder, module), "logged"), recorder, module)
+
+
+def logged_here(recorder: MetricRecorder, module: LightningModule) -> Logged:
+    """Returns what this process has logged."""
+    places = {id(part): name for name, part in module.named_modules() if isinstance(part, Metric)}
+    metrics = {
+        key: (places.get(id(metric)), options, None if last is None else last.cpu())
+        for key, (metric, options, last) in recorder.metrics.items()
+    }
+    recorder.read()
+    return Logged(recorder.position, recorder.series, metrics)
+
+
+def merge_logged(everyone: Sequence[Logged], recorder: MetricRecorder, module: LightningModule) -> None:
+    """Lets a recorder hold what all processes have logged.
+
+    Args:
+        everyone: What each has logged, in the order of ranks.
+        recorder: This process's.
+        module: The module, whose Metric objects then compute over all processes.
+    """
+    order = sorted(range(len(everyone)), key=lambda rank: everyone[rank].position)
+    recorder.series = _merge([part.series for part in everyone], order)
+    recorder.metrics = _find([everyone[rank].metrics for rank in order], recorder, module)
+    for part in module.modules():
+        if isinstance(part, Metric):  # a value that was kept is that of this process alone, or of another time
+            part._computed = None
+
+
+def _merge(parts: list[dict[str, Series]], order: list[int]) -> dict[str, Series]:
+    """Merges by name; the last in ``order`` that logged it gives the last value.
+
+    The module's own value of a name goes before the default one.
+    """
+    own = {key for part in parts for key, series in part.items() if not series.is_default}
+    kept = [{key: s for key, s in part.items() if not (s.is_default and key in own)} for part in parts]
+    lasts = {key: series.last for rank in order for key, series in kept[rank].items()}
+    merged: dict[str, Series] = {}
+    for part in kept:
+        for key, series in part.items():
+            if key in merged:
+                merged[key].merge(series)
+            else:
+                merged[key] = series
+    for key, series in merged.items():
+        series.last = lasts[key]
+    return merged
+
+
+def _find(
+    parts: list[dict[str, tuple[str | None, LogOptions, Any]]], recorder: MetricRecorder, module: LightningModule
+) -> dict[str, tuple[Metric, LogOptions, Any]]:
+    """Finds the Metric objects that any process has logged, in an order that all share, as they compute together."""
+    logged = {key: each for part in parts for key, each in part.items()}
+    found = {}
+    for key in sorted(logged):
+        place, options, last = logged[key]
+        if place is None and any(key not in part for part in parts):
+            raise FederatedError(
+                f"Expected every Metric that is logged to be an attribute of {type(module).__name__}, got {key!r}, "
+                "which not every process has: make it one in `__init__`, or set `--trainer.devices 1`."
+            )
+        metric = recorder.metrics[key][0] if place is None else module.get_submodule(place)
+        assert isinstance(metric, Metric)
+        found[key] = (metric, options, last)
+    return found
+
+
+def sync_metrics(processes: Processes, module: LightningModule) -> None:
+    """Lets the module's Metric objects compute over all processes, but not while each works for itself."""
+    if processes.size == 1:
+        return
+    for part in module.modules():
+        if isinstance(part, Metric):
+            part.distributed_available_fn = processes.are_together
+            part.dist_sync_fn = processes.gather_tensor
