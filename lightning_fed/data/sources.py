@@ -67,7 +67,7 @@ class TensorSource:
         self._names = list(tensors) if isinstance(tensors, dict) else None
         self._tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
         self._index = torch.from_numpy(split.index)
-        self._offsets: list[int] = split.offsets.tolist()
+        self._offsets = split.offsets
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data and the index lists to a device, once."""
@@ -77,7 +77,7 @@ class TensorSource:
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields lists of tensors (dicts for dict data), as ``default_collate`` builds them; ``seed`` is unused."""
-        rows = self._index[self._offsets[client] : self._offsets[client + 1]]
+        rows = self._index[int(self._offsets[client]) : int(self._offsets[client + 1])]
         rows = rows.index_select(0, order.to(rows.device))
         batch_size = batch_size or self.batch_size
         for start in range(0, len(order), batch_size):

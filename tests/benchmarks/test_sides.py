@@ -141,9 +141,9 @@ def test_the_exchange_of_gradients_is_excluded_and_nothing_else(monkeypatch: pyt
 
     work, slow, opened = SMALL["B"], 0.3, StartGradients.open
 
-    def open_slowly(self: StartGradients, cohort: Any) -> Any:
+    def open_slowly(self: StartGradients, *args: Any) -> Any:
         time.sleep(slow)
-        return opened(self, cohort)
+        return opened(self, *args)
 
     monkeypatch.setattr(StartGradients, "open", open_slowly)
     for method, kept in (("fedga", False), ("fedavg", True)):

@@ -254,6 +254,15 @@ def grid(cases: list[tuple[str, str, str]]) -> dict[str, Case]:
 
 CASES: dict[str, Case] = {
     **grid(PARITY),
+    **{
+        f"vectorized | {client} | {rule}": partial(compose, client=client, rule=rule, engine="vectorized", chunk_size=2)
+        for client, rule in (
+            ("none", "FedAvg"),
+            ("all three", "CGW"),
+            ("SCAFFOLD I", "FedNova"),
+            ("FedDyn", "FedDynServer"),
+        )
+    },
     "float32": partial(compose, client="SCAFFOLD", rule="FedAdam", mask="soft", precision="32-true"),
     "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
     "local steps": lambda devices, _: fit(devices, local_steps=3),

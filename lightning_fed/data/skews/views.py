@@ -76,7 +76,7 @@ class SkewedSource:
         self._source = source
         self._rows = rows
         self._index = torch.from_numpy(split.index)
-        self._offsets: list[int] = split.offsets.tolist()
+        self._offsets = split.offsets
 
     def to(self, device: torch.device | str) -> Self:
         """Makes the batches live on a device; returns itself."""
@@ -85,7 +85,7 @@ class SkewedSource:
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields the source's batches in the client's scheme."""
-        own = self._index[self._offsets[client] : self._offsets[client + 1]]
+        own = self._index[int(self._offsets[client]) : int(self._offsets[client + 1])]
         own, size = own.index_select(0, order.to(own.device)), batch_size or self.batch_size
         # A user's own source need not know of other sizes than its own.
         other = {} if batch_size is None else {"batch_size": batch_size}
