@@ -1,19 +1,16 @@
 """The data module of a federated run: any data set, split over clients."""
 
-import hashlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Subset, default_collate
 
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
 from lightning_fed.data.checks import check_count
-from lightning_fed.data.division import Division, DivisionOptions, HeldOut, ValSplit, divide
+from lightning_fed.data.described import DescribedData, Divided
+from lightning_fed.data.division import DivisionOptions, HeldOut, ValSplit, divide
 from lightning_fed.data.identity import name_skew, name_targets
-from lightning_fed.data.inspection import AnyDataset, find_conversion, input_shape
+from lightning_fed.data.inspection import AnyDataset, find_conversion
 from lightning_fed.data.loading import (
     Datasets,
     EvalLoader,
@@ -21,6 +18,7 @@ from lightning_fed.data.loading import (
     LoadedData,
     eval_loader,
     eval_loaders,
+    expect_free_names,
     join_tests,
     worker_options,
 )
@@ -28,8 +26,6 @@ from lightning_fed.data.partitioners import IID, Partitioner
 from lightning_fed.data.skews import FeatureSkew
 from lightning_fed.data.skews.views import NumberedRows, SkewedSets
 from lightning_fed.data.sources import BatchSource, LoaderSource, TensorSource
-from lightning_fed.data.split import Split
-from lightning_fed.data.statistics import LabelCounts, label_statistics
 from lightning_fed.data.user_tests import JoinedBatches, UserTests
 from lightning_fed.errors import FederatedError
 from lightning_fed.seeding import run_seed
@@ -37,16 +33,7 @@ from lightning_fed.seeding import run_seed
 __all__ = ["FederatedDataModule"]
 
 
-@dataclass
-class _Divided:
-    """How the training set is divided under one seed, and what it then looks like."""
-
-    division: Division
-    skewed: SkewedSets | None
-    hash: str | None = None
-
-
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(DescribedData):
     """Splits a map-style data set over clients; validation and test sets stay central.
 
     A data set with an attribute ``tensors`` (a ``TensorDataset``, or a tuple or dict of tensors whose row i is sample
@@ -122,7 +109,7 @@ class FederatedDataModule(LightningDataModule):
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets)
         self._users = users
         self._loaded: LoadedData | None = None
-        self._divided: _Divided | None = None
+        self._divided: Divided | None = None
 
     def load_datasets(self) -> Datasets:
         """Returns the data sets; override it (or subclass ``BundledDataModule``) to bring your own.
@@ -142,73 +129,6 @@ class FederatedDataModule(LightningDataModule):
         """Loads the data and builds the split; calling it again changes nothing while the seed stays the same."""
         self._divide()
 
-    @property
-    def num_classes(self) -> int | None:
-        """Number of class names, else the largest label + 1; None when the targets are not class labels."""
-        num_classes = self._load().num_classes
-        return num_classes if self.skew is None else self.skew.num_classes(num_classes)
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes in the order of their labels, None when there are none."""
-        names = self._load().datasets.class_names
-        names = names if self.skew is None else self.skew.class_names(names)
-        return None if names is None else tuple(names)
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """What was subtracted from each channel of the inputs, in [0, 1], None when nothing was."""
-        mean = self._load().datasets.mean
-        mean = mean if self.skew is None else self.skew.per_channel(mean)
-        return None if mean is None else tuple(mean)
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """What each channel was divided by after that, None when by nothing."""
-        std = self._load().datasets.std
-        std = std if self.skew is None else self.skew.per_channel(std)
-        return None if std is None else tuple(std)
-
-    @property
-    def input_shape(self) -> tuple[int, ...] | None:
-        """Shape of one input (the first part of a sample), None when it has none."""
-        shape = input_shape(self._load().datasets.train)
-        return shape if self.skew is None else self.skew.input_shape(shape)
-
-    @property
-    def labels(self) -> npt.NDArray[Any] | None:
-        """The training labels that the model sees, shape (samples,), None when the targets are not class labels."""
-        labels, skewed = self._load().labels, self._divide().skewed
-        return labels if labels is None or skewed is None else skewed.labels(labels)
-
-    @property
-    def memory(self) -> int | None:
-        """Bytes of the training tensors, and of the text that windows are gathered from; None when there are none."""
-        return self._load().memory
-
-    @property
-    def division(self) -> Division:
-        """What each client trains on and what is held out."""
-        return self._divide().division
-
-    @property
-    def split(self) -> Split:
-        """Which training samples each client trains on."""
-        return self.division.split
-
-    @property
-    def split_hash(self) -> str:
-        """SHA-256 in hexadecimal that names the clients.
-
-        Equal hashes mean data of the same class, size and targets, and equal splits, held-out sets, drawn users and
-        feature skews. Inputs are not read for it, nor does it matter where they lie and how they are kept.
-        """
-        divided = self._divide()
-        if divided.hash is None:  # asked for with every checkpoint
-            parts = [divided.division.hash(), *self.identity()]
-            divided.hash = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-        return divided.hash
-
     def identity(self) -> list[str]:
         """Says what the clients are beyond the numbers of their rows, for ``split_hash``."""
         loaded, division, given = self._load(), self.division, self._given[0]
@@ -218,19 +138,6 @@ class FederatedDataModule(LightningDataModule):
             name_targets(loaded.targets),
             name_skew(self.skew, division.num_owners, division.seed),
         ]
-
-    def class_counts(self) -> npt.NDArray[np.int64] | None:
-        """Returns the samples of each client and class, shape (clients, classes); None without class labels."""
-        labels, num_classes = self.labels, self.num_classes
-        return None if labels is None or num_classes is None else self.split.class_counts(labels, num_classes)
-
-    def split_summary(self) -> dict[str, int | float | str]:
-        """Describes the split in a few numbers, and how differently labels are distributed over the clients."""
-        labels, num_classes = self.labels, self.num_classes
-        summary = self.split.summary(labels) | {"hash": self.split_hash}
-        if labels is None or num_classes is None:
-            return summary
-        return summary | label_statistics(LabelCounts.of(self.split, labels, num_classes))
 
     def train_source(self) -> BatchSource:
         """Returns where the local loop gets the clients' batches from."""
@@ -308,7 +215,7 @@ class FederatedDataModule(LightningDataModule):
         seed = getattr(self.trainer, "seed", None)
         return run_seed() if seed is None else int(seed)
 
-    def _divide(self) -> _Divided:
+    def _divide(self) -> Divided:
         loaded, seed = self._load(), self._seed()
         if self._divided is None or self._divided.division.seed != seed:
             division = divide(
@@ -320,8 +227,10 @@ class FederatedDataModule(LightningDataModule):
                 self.num_clients,
                 seed,
             )
+            if self.skew is None and isinstance(loaded.datasets.test, dict):  # a skew makes other names of them
+                expect_free_names(loaded.datasets.test, division.tests())
             skewed = None if self.skew is None else SkewedSets.of(self.skew, loaded, division)
-            self._divided = _Divided(division, skewed)
+            self._divided = Divided(division, skewed)
         return self._divided
 
     def _held_out_loader(self, part: HeldOut) -> EvalLoader:

@@ -1,6 +1,6 @@
 """What a data module loads, what is found in it, and how it is read for evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,6 +31,7 @@ __all__ = [
     "LoadedData",
     "eval_loader",
     "eval_loaders",
+    "expect_free_names",
     "join_tests",
     "worker_options",
 ]
@@ -190,14 +191,22 @@ def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[st
         FederatedError: If the data have a test set of the same name.
     """
     named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"test": loaders}
-    for name in held_out:
-        option = "unseen_clients" if name == "unseen" else "client_test_fraction"
-        if name in named:
-            raise FederatedError(
-                f"Expected no test set named {name} beside the one that `--data.{option}` makes, but the data have "
-                f"one: set `--data.{option} 0`, or give theirs another name."
-            )
+    expect_free_names(named, held_out)
     return {**named, **held_out}
+
+
+def expect_free_names(named: Iterable[str], held_out: Iterable[str]) -> None:
+    """Refuses a test set of the data with the name of one that is held out of the training set.
+
+    Raises:
+        FederatedError: If there is one.
+    """
+    for name in set(named).intersection(held_out):
+        option = "unseen_clients" if name == "unseen" else "client_test_fraction"
+        raise FederatedError(
+            f"Expected no test set named {name} beside the one that `--data.{option}` makes, but the data have "
+            f"one: set `--data.{option} 0`, or give theirs another name."
+        )
 
 
 def eval_loader(

@@ -341,3 +341,9 @@ def test_bad_options_are_one_sentence(options: dict[str, Any], sentence: str) ->
         module(**options).test_dataloader()
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_taken_is_refused_before_any_training() -> None:
+    taken = module(unseen_clients=1, test_dataset={"unseen": TensorDataset(X, Y)})
+    with pytest.raises(FederatedError, match="no test set named unseen"):
+        taken.setup("fit")
