@@ -164,15 +164,19 @@ class ParameterVector:
         """Returns the view of the flat gradient that belongs to a parameter of the module."""
         return next(view for p, view in zip(self.parameters, self._grads, strict=True) if p is parameter)
 
+    def places(self) -> dict[Tensor, slice]:
+        """Returns where each parameter lies in the flat vector, in order."""
+        places: dict[Tensor, slice] = {}
+        offset = 0
+        for p in self.parameters:
+            places[p] = slice(offset, offset + p.numel())
+            offset += p.numel()
+        return places
+
     def gradients_except(self, parameters: Iterable[Tensor]) -> list[slice]:
         """Returns the parts of the flat vector that belong to none of these parameters."""
         wanted = {id(p) for p in parameters}
-        parts, offset = [], 0
-        for p in self.parameters:
-            if id(p) not in wanted:
-                parts.append(slice(offset, offset + p.numel()))
-            offset += p.numel()
-        return parts
+        return [place for p, place in self.places().items() if id(p) not in wanted]
 
     def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times the gradient of a further term of the client's objective, shape (d,).

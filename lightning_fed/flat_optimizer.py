@@ -1,0 +1,163 @@
+"""The module's optimizer over flat vectors: one long tensor is stepped instead of every parameter by itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from copy import copy, deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch.optim import SGD, Optimizer
+
+from lightning_fed.vector import ParameterVector
+
+__all__ = ["ELEMENTWISE", "SHARED_STATE", "FlatOptimizer"]
+
+# What steps each weight by its own gradients alone, so that a vector, or a matrix of them, steps like its parts.
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad,
+    optim.Adadelta, optim.ASGD, optim.Rprop,
+)  # fmt: skip
+# The entries of their state that hold one number for a whole parameter; the others have one for each weight.
+SHARED_STATE = frozenset(("step", "mu_product", "eta", "mu"))
+
+
+class FlatOptimizer:
+    """Steps a flat vector, or the first rows of a matrix of them, as the module's optimizer would step each parameter.
+
+    Parameters that lie side by side in the flat vector, and in one group, are stepped as one tensor. In float32 and
+    float64, without fused kernels, the weights on a CPU are those of the module's own optimizer to the bit.
+
+    Args:
+        optimizer: The module's optimizer, of one of the classes ``ELEMENTWISE`` and with its state as it was built. It
+            is never stepped; its hyper-parameters are read at every step.
+        vector: Says where its parameters lie in the flat vector.
+        weights: The flat vector, shape (d,), or n of them, shape (n, d); stepped in place.
+        gradients: Their gradients, of the same shape; the caller writes them before each step.
+
+    Attributes:
+        weights: The same.
+    """
+
+    def __init__(self, optimizer: Optimizer, vector: ParameterVector, weights: Tensor, gradients: Tensor) -> None:
+        self.weights, self._gradients, self._user = weights, gradients, optimizer
+        places = vector.places()
+        self._slices = [_joined(places[p] for p in g["params"] if p in places) for g in optimizer.param_groups]
+        # By copying, not by its constructor, whose arguments are others than the options of a group.
+        self._optimizer = copy(optimizer)
+        self._optimizer.state = defaultdict(dict)
+        self._optimizer.param_groups = [
+            {**group, "params": [weights.detach()[..., part] for part in slices]}
+            for group, slices in zip(optimizer.param_groups, self._slices, strict=True)
+        ]
+        # A fused kernel takes the memory of a state for that of its weights, but the state of some columns is compact.
+        self._unfused = weights.ndim > 1 and self._slices != [[slice(0, vector.numel)]]
+        self._by_hand = type(optimizer) is SGD and weights.device.type == "cpu"
+        self._buffers: dict[Tensor, Tensor] = {}
+        initial = {tensor: self._joined_state(places, part, tensor) for part, tensor in self._parts()}
+        self._initial = {tensor: state for tensor, state in initial.items() if state}
+        self._bind(weights, gradients)
+        self.start()
+
+    def _parts(self) -> list[tuple[slice, Tensor]]:
+        """The parts of the flat vector that are stepped at once, and the tensors that stand for them."""
+        groups = zip(self._slices, self._optimizer.param_groups, strict=True)
+        return [pair for slices, group in groups for pair in zip(slices, group["params"], strict=True)]
+
+    def _joined_state(self, places: dict[Tensor, slice], part: slice, like: Tensor) -> dict[str, Any]:
+        """Joins what the state of parameters holds before any step: some optimizers, as Adagrad, begin with one."""
+        joined: dict[str, Any] = {}
+        for p, place in places.items():
+            if place.start < part.start or place.stop > part.stop:
+                continue
+            for key, value in self._user.state.get(p, {}).items():
+                if key in SHARED_STATE:
+                    joined[key] = value
+                    continue
+                numbers = value.new_empty(p.numel())
+                numbers.as_strided(p.shape, p.stride()).copy_(value)
+                whole = joined.setdefault(key, torch.zeros_like(like, dtype=value.dtype))
+                whole[..., place.start - part.start : place.stop - part.start] = numbers
+        return joined
+
+    def start(self, count: int | None = None) -> None:
+        """Begins with fresh state, for the first ``count`` rows of a matrix."""
+        self._optimizer.state.clear()
+        for tensor, state in self._initial.items():
+            self._optimizer.state[tensor] = deepcopy(state)
+        if self.weights.ndim > 1:
+            self.narrow(len(self.weights) if count is None else count)
+
+    def narrow(self, count: int) -> None:
+        """Goes on with the first ``count`` rows of a matrix alone, until the next start."""
+        self._bind(self.weights[:count], self._gradients[:count])
+        for state in self._optimizer.state.values():
+            state.update({key: value[:count] for key, value in state.items() if key not in SHARED_STATE})
+
+    def _bind(self, weights: Tensor, gradients: Tensor) -> None:
+        for part, tensor in self._parts():
+            tensor.grad = None
+            tensor.data = weights[..., part]
+            tensor.grad = gradients[..., part]
+
+    def step(self) -> None:
+        """Takes one step with the hyper-parameters that the module's optimizer has now."""
+        if self._by_hand and all(map(_is_plain, self._user.param_groups)):
+            for own, group in zip(self._optimizer.param_groups, self._user.param_groups, strict=True):
+                for weights in own["params"]:
+                    self._step_sgd(weights, group)
+            return
+        for own, group in zip(self._optimizer.param_groups, self._user.param_groups, strict=True):
+            own.update({**group, "params": own["params"]})
+            if self._unfused and own.get("fused"):
+                own["fused"] = False
+        self._optimizer.step()
+
+    def _step_sgd(self, weights: Tensor, group: dict[str, Any]) -> None:
+        """Does what ``torch.optim.SGD`` does, by the same operations, at a fraction of the fixed cost of its step."""
+        gradient, momentum = weights.grad, group["momentum"]
+        assert gradient is not None
+        if group["maximize"]:
+            gradient = -gradient
+        if group["weight_decay"] != 0:
+            gradient = gradient.add(weights, alpha=group["weight_decay"])
+        if momentum != 0:
+            state = self._optimizer.state[weights]
+            buffer = state.get("momentum_buffer")
+            if buffer is None:
+                buffer = state["momentum_buffer"] = self._buffer(weights, gradient).copy_(gradient)
+            else:
+                buffer.mul_(momentum).add_(gradient, alpha=1 - group["dampening"])
+            gradient = gradient.add(buffer, alpha=momentum) if group["nesterov"] else buffer
+        weights.add_(gradient, alpha=-group["lr"])
+
+    def _buffer(self, weights: Tensor, like: Tensor) -> Tensor:
+        """Returns memory for momentum, the same for every client."""
+        kept = self._buffers.get(weights)
+        if kept is None or len(kept) < len(like):
+            kept = self._buffers[weights] = torch.empty_like(like)
+        return kept[: len(like)] if like.ndim > 1 else kept
+
+    def states(self) -> list[tuple[slice, dict[str, Any]]]:
+        """Returns the optimizer's state of each part of the flat vector that has one."""
+        state = self._optimizer.state
+        return [(part, state[tensor]) for part, tensor in self._parts() if tensor in state]
+
+
+def _is_plain(group: dict[str, Any]) -> bool:
+    """Says whether the options of an SGD are plain numbers and its kernels the usual ones."""
+    tensors = isinstance(group["lr"], Tensor) or isinstance(group["weight_decay"], Tensor)
+    return not (tensors or group["fused"] or group["differentiable"])
+
+
+def _joined(parts: Iterable[slice]) -> list[slice]:
+    """Joins slices that touch."""
+    joined: list[slice] = []
+    for part in sorted(parts, key=lambda part: part.start):
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = slice(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return joined
