@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy, deepcopy
 from typing import Any
 
@@ -33,11 +33,12 @@ class FlatOptimizer:
     float64, without fused kernels, the weights on a CPU are those of the module's own optimizer to the bit.
 
     Args:
-        optimizer: The module's optimizer, of one of the classes ``ELEMENTWISE`` and with its state as it was built. It
-            is never stepped; its hyper-parameters are read at every step.
+        optimizer: The module's optimizer, of one of the classes ``ELEMENTWISE``. It is never stepped; its
+            hyper-parameters are read at every step.
         vector: Says where its parameters lie in the flat vector.
         weights: The flat vector, shape (d,), or n of them, shape (n, d); stepped in place.
         gradients: Their gradients, of the same shape; the caller writes them before each step.
+        initial: The optimizer's state before any step, by parameter; the one that it has now by default.
         fuse: Whether to take a fused kernel, of one pass over the memory, where there is one and the module's optimizer
             does not say otherwise: its last bits differ.
 
@@ -46,8 +47,15 @@ class FlatOptimizer:
     """
 
     def __init__(
-        self, optimizer: Optimizer, vector: ParameterVector, weights: Tensor, gradients: Tensor, fuse: bool = False
+        self,
+        optimizer: Optimizer,
+        vector: ParameterVector,
+        weights: Tensor,
+        gradients: Tensor,
+        initial: Mapping[Tensor, dict[str, Any]] | None = None,
+        fuse: bool = False,
     ) -> None:
+        initial = optimizer.state if initial is None else initial
         self.weights, self._gradients, self._user = weights, gradients, optimizer
         places = vector.places()
         self._slices = [_joined(places[p] for p in g["params"] if p in places) for g in optimizer.param_groups]
@@ -63,31 +71,13 @@ class FlatOptimizer:
         self._fuse = fuse and not self._unfused and type(optimizer) in _FUSED and weights.device.type in ("cpu", "cuda")
         self._by_hand = type(optimizer) is SGD and weights.device.type == "cpu" and not self._fuse
         self._buffers: dict[Tensor, Tensor] = {}
-        initial = {tensor: self._joined_state(places, part, tensor) for part, tensor in self._parts()}
-        self._initial = {tensor: state for tensor, state in initial.items() if state}
+        groups = zip(self._slices, self._optimizer.param_groups, strict=True)
+        # The parts of the flat vector that are stepped at once, and the tensors that stand for them.
+        self._parts = [pair for slices, group in groups for pair in zip(slices, group["params"], strict=True)]
+        joined = {tensor: _joined_state(initial, places, part, tensor) for part, tensor in self._parts}
+        self._initial = {tensor: state for tensor, state in joined.items() if state}
         self._bind(weights, gradients)
         self.start()
-
-    def _parts(self) -> list[tuple[slice, Tensor]]:
-        """The parts of the flat vector that are stepped at once, and the tensors that stand for them."""
-        groups = zip(self._slices, self._optimizer.param_groups, strict=True)
-        return [pair for slices, group in groups for pair in zip(slices, group["params"], strict=True)]
-
-    def _joined_state(self, places: dict[Tensor, slice], part: slice, like: Tensor) -> dict[str, Any]:
-        """Joins what the state of parameters holds before any step: some optimizers, as Adagrad, begin with one."""
-        joined: dict[str, Any] = {}
-        for p, place in places.items():
-            if place.start < part.start or place.stop > part.stop:
-                continue
-            for key, value in self._user.state.get(p, {}).items():
-                if key in SHARED_STATE:
-                    joined[key] = value
-                    continue
-                numbers = value.new_empty(p.numel())
-                numbers.as_strided(p.shape, p.stride()).copy_(value)
-                whole = joined.setdefault(key, torch.zeros_like(like, dtype=value.dtype))
-                whole[..., place.start - part.start : place.stop - part.start] = numbers
-        return joined
 
     def start(self, count: int | None = None) -> None:
         """Begins with fresh state, for the first ``count`` rows of a matrix."""
@@ -104,7 +94,7 @@ class FlatOptimizer:
             state.update({key: value[:count] for key, value in state.items() if key not in SHARED_STATE})
 
     def _bind(self, weights: Tensor, gradients: Tensor) -> None:
-        for part, tensor in self._parts():
+        for part, tensor in self._parts:
             tensor.grad = None
             tensor.data = weights[..., part]
             tensor.grad = gradients[..., part]
@@ -116,7 +106,7 @@ class FlatOptimizer:
             gradients: Gradients that lie elsewhere this time, of the rows that step.
         """
         if gradients is not None:
-            for part, tensor in self._parts():
+            for part, tensor in self._parts:
                 tensor.grad = gradients[..., part]
         if self._by_hand and all(map(_is_plain, self._user.param_groups)):
             for own, group in zip(self._optimizer.param_groups, self._user.param_groups, strict=True):
@@ -159,13 +149,32 @@ class FlatOptimizer:
     def states(self) -> list[tuple[slice, dict[str, Any]]]:
         """Returns the optimizer's state of each part of the flat vector that has one."""
         state = self._optimizer.state
-        return [(part, state[tensor]) for part, tensor in self._parts() if tensor in state]
+        return [(part, state[tensor]) for part, tensor in self._parts if tensor in state]
+
+
+def _joined_state(
+    initial: Mapping[Tensor, dict[str, Any]], places: dict[Tensor, slice], part: slice, like: Tensor
+) -> dict[str, Any]:
+    """Joins the parameters' state before any step over a part: some optimizers, such as Adagrad, begin with one."""
+    joined: dict[str, Any] = {}
+    for p, place in places.items():
+        if place.start < part.start or place.stop > part.stop:
+            continue
+        for key, value in initial.get(p, {}).items():
+            if key in SHARED_STATE:
+                joined[key] = value
+                continue
+            numbers = value.new_empty(p.numel())
+            numbers.as_strided(p.shape, p.stride()).copy_(value)
+            whole = joined.setdefault(key, torch.zeros_like(like, dtype=value.dtype))
+            whole[..., place.start - part.start : place.stop - part.start] = numbers
+    return joined
 
 
 def _is_plain(group: dict[str, Any]) -> bool:
     """Says whether the options of an SGD are plain numbers and its kernels the usual ones."""
-    tensors = isinstance(group["lr"], Tensor) or isinstance(group["weight_decay"], Tensor)
-    return not (tensors or group["fused"] or group["differentiable"])
+    numbers = type(group["lr"]) is float and type(group["weight_decay"]) in (float, int)
+    return numbers and not group["fused"] and not group["differentiable"]
 
 
 def _joined(parts: Iterable[slice]) -> list[slice]:

@@ -101,14 +101,18 @@ class MetricRecorder:
             weight = self._weight() if batch_size is None else batch_size
         series.add(scalar(name, value), weight)
 
-    def log_default(self, name: str, value: Tensor) -> None:
-        """Records a value under a name that the module may also log itself; the module's own takes precedence."""
+    def log_default(self, name: str, value: Tensor | float) -> None:
+        """Records a value under a name that the module may also log itself; the module's own takes precedence.
+
+        Args:
+            name: The name.
+            value: A number, or a tensor of one element.
+        """
         series = self.series.get(name)
         if series is None:
             series = self.series[name] = Series(LogOptions(name, "", True, True, False), is_default=True)
         if series.is_default:
-            value = value.detach()
-            series.add(value.reshape(()) if value.ndim else value, self._weight())
+            series.add(value.detach().reshape(()) if isinstance(value, Tensor) else value, self._weight())
 
     def _weight(self) -> float:
         if self.batch_size is None:

@@ -13,7 +13,9 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.flat_step import FlatStep
 from lightning_fed.frozen import FrozenParameters
+from lightning_fed.vector import ParameterVector
 
 __all__ = ["LocalOptimizer"]
 
@@ -33,6 +35,7 @@ class LocalOptimizer:
         schedulers: All schedules, in the order in which the module returns them.
         step_schedulers: Schedules that step with each local step.
         round_schedulers: Schedules that step with each round.
+        flat_step: What steps the flat vector at once for ``step``; None until ``step_flat``.
         needs_closure: Whether the optimizer evaluates the loss itself, as LBFGS and optimizers from elsewhere may.
     """
 
@@ -55,6 +58,7 @@ class LocalOptimizer:
         # Most optimizers start with no state, but some, such as Adagrad, fill it when they are built.
         self._initial = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
         self._frozen = FrozenParameters(module)
+        self.flat_step: FlatStep | None = None
         self.start_round()
         self._built = [{k: repr(v) for k, v in group.items()} for group in self._groups]
 
@@ -73,7 +77,19 @@ class LocalOptimizer:
         """Remembers hyper-parameters and step schedules as every client of the round finds them."""
         self._frozen.expect_frozen()
         self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self._has_tensors = any(isinstance(value, Tensor) for group in self._groups for value in group.values())
         self._step_states = [deepcopy(c.scheduler.state_dict()) for c in self.step_schedulers]
+        if self.flat_step is not None:
+            self.flat_step.start_round()
+
+    def step_flat(self, vector: ParameterVector) -> None:
+        """Lets ``step`` move the flat vector at once where that gives the same weights."""
+        self.flat_step = FlatStep(self.optimizer, vector, self._initial)
+
+    def step(self) -> None:
+        """Takes one local step."""
+        if self.flat_step is None or not self.flat_step.step():
+            self.optimizer.step()
 
     def start_client(self) -> None:
         """Forgets the last client: puts state, hyper-parameters and step schedules back."""
@@ -81,11 +97,16 @@ class LocalOptimizer:
         self._restore()
 
     def _restore(self) -> None:
-        self.optimizer.state.clear()
-        for p, state in self._initial.items():
-            self.optimizer.state[p] = deepcopy(state)
+        if self.flat_step is None or not self.flat_step.start_client():
+            self.optimizer.state.clear()
+            for p, state in self._initial.items():
+                self.optimizer.state[p] = deepcopy(state)
         for group, values in zip(self.optimizer.param_groups, self._groups, strict=True):
-            group.update({k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()})
+            group.update(
+                {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+                if self._has_tensors
+                else values
+            )
         for config, state in zip(self.step_schedulers, self._step_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
 
@@ -140,6 +161,7 @@ class LocalOptimizer:
         """
         self._expect_same(state["built"])
         self._groups = state["groups"]
+        self._has_tensors = True  # looked for again with the next round
         self._step_states = state["step_schedulers"]
         for config, scheduler in zip(self.round_schedulers, state["round_schedulers"], strict=True):
             config.scheduler.load_state_dict(scheduler)

@@ -49,10 +49,11 @@ class ParameterVector:
         self.names = tuple(name for name, _ in named)
         self.parameters = tuple(p for _, p in named)
         self._flatten()
-        self._touched: set[Tensor] = set()
+        # In a list, as a set would call Python for the hash of a tensor.
+        self._touched: list[Tensor] = []
         self._hidden = False
         register: Any = nn.Parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
-        self._hooks = [register(p, self._touched.add) for p in self.parameters]
+        self._hooks = [register(p, self._touched.append) for p in self.parameters]
 
     @staticmethod
     def _validate(module: nn.Module, named: list[tuple[str, nn.Parameter]]) -> None:
@@ -125,6 +126,16 @@ class ParameterVector:
         self._flatten()
         return True
 
+    @property
+    def whole(self) -> bool:
+        """Whether to step the flat vector is to step the parameters: all have a gradient, and all are views."""
+        if self._hidden:
+            return False
+        for p, view, at in zip(self.parameters, self._grads, self._pointers, strict=True):
+            if p.grad is not view or p.data_ptr() != at:
+                return False
+        return True
+
     def zero_grad(self) -> None:
         """Zeroes the flat gradient in one call and puts back gradient views that the last step detached."""
         self.grad.zero_()
@@ -142,8 +153,11 @@ class ParameterVector:
         backward pass with ``create_graph``) is copied into the flat vector.
         """
         self.collect_gradients()
+        reached = set(map(id, self._touched))
+        if len(reached) == len(self.parameters):
+            return
         for p in self.parameters:
-            if p.grad is not None and p not in self._touched:
+            if p.grad is not None and id(p) not in reached:
                 p.grad = None
                 self._hidden = True
 
@@ -158,7 +172,7 @@ class ParameterVector:
             else:
                 view.copy_(p.grad.detach())
                 p.grad = view
-                self._touched.add(p)
+                self._touched.append(p)
 
     def gradient_of(self, parameter: Tensor) -> Tensor:
         """Returns the view of the flat gradient that belongs to a parameter of the module."""

@@ -147,7 +147,8 @@ class Engine(ABC):
         """Lets callbacks edit an update, adds it to the round's sums and says so."""
         trainer, client = self.trainer, update.client
         update.weight = trainer.aggregator.client_weight(client)
-        trainer.call("on_client_end", update, module=False)
+        for hook in self.client_end_hooks:
+            hook(trainer, self.module, update)
         if self.client_end_hooks and self.divergence.found(client, update.delta):  # an edit may have gone wrong
             return
         self.reducer.add(update, average_buffers=trainer.aggregator.buffers == "average")

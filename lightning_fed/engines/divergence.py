@@ -50,14 +50,16 @@ class DivergenceWatch:
         Raises:
             FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
         """
+        size: Tensor = torch.linalg.vector_norm(vectors[0])
+        for other in vectors[1:]:
+            size = size + torch.linalg.vector_norm(other)
         loss = self.recorder.peek("train/loss")
-        size: Tensor = sum((torch.linalg.vector_norm(v) for v in vectors), vectors[0].new_zeros(()))
-        if loss is not None:
+        if isinstance(loss, Tensor):
             size = size + loss
         live = self.trainer.buffers.live.tensors() if self.finite_buffers else {}
         for name in self.finite_buffers:
             size = size + live[name].norm()
-        if math.isfinite(size.item()):
+        if math.isfinite(size.item()) and (not isinstance(loss, float) or math.isfinite(loss)):
             return False
         self.leave_out(client)
         self.recorder.roll_back()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,9 +51,14 @@ class LocalStep:
         assert trainer.local_optimizer is not None
         self.trainer, self.module, self.recorder = trainer, module, recorder
         self.vector = trainer.vector
-        self.optimizer = trainer.local_optimizer.optimizer
+        self.local = trainer.local_optimizer
+        self.local.step_flat(self.vector)
+        self.optimizer = self.local.optimizer
         self.precision: Precision = trainer.fabric.strategy.precision
         self.plain_forward = type(self.precision) is Precision
+        self.plain_backward = type(self.precision).backward is Precision.backward
+        # A number can be read from the CPU's memory at once; elsewhere the read would wait for the device.
+        self.reads_loss = self.vector.device.type == "cpu"
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
         self.untrained = self.vector.gradients_except(trainer.local_optimizer.parameters)
         self.accumulate = trainer.accumulate_grad_batches
@@ -64,17 +70,21 @@ class LocalStep:
         self.clip_val = trainer.gradient_clip_val
         self.own = {
             hook: getattr(module, hook)
-            for hook in ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping",
-                         "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+            for hook in ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
             if overrides(module, hook)
-        }  # fmt: skip
-        self.hooks = {
-            hook: overriding_hooks(trainer, hook)
-            for hook in ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
         }
+        self.before_zero_grad = self.hooks("on_before_zero_grad")
+        self.before_backward = self.hooks("on_before_backward")
+        self.after_backward = self.hooks("on_after_backward")
+        self.before_step = self.hooks("on_before_optimizer_step")
         self.last_gradient: Tensor | None = None
         self.undisplaced: Tensor | None = None
         self.with_closure = trainer.local_optimizer.needs_closure or "optimizer_step" in self.own
+
+    def hooks(self, hook: str) -> list[Callable[..., Any]]:
+        """Collects a hook of all callbacks and the module that override it, to be called with its own arguments."""
+        own = [getattr(self.module, hook)] if overrides(self.module, hook) else []
+        return [partial(method, self.trainer, self.module) for method in overriding_hooks(self.trainer, hook)] + own
 
     def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
         """Adds a batch's gradient without stepping; ``first`` opens the accumulation window."""
@@ -89,7 +99,7 @@ class LocalStep:
         if not self.with_closure:
             output, _ = self._forward_backward(batch, batch_idx, first)
             self._before_step()
-            self.optimizer.step()
+            self.local.step()
             return output
         outputs: list[Any] = []
 
@@ -112,7 +122,8 @@ class LocalStep:
         return outputs[0]
 
     def _zero_grad(self, batch_idx: int) -> None:
-        self._call("on_before_zero_grad", self.optimizer)
+        for hook in self.before_zero_grad:
+            hook(self.optimizer)
         own = self.own.get("optimizer_zero_grad")
         # Whatever the user's own way of zeroing, nothing may be left of the client before.
         if own is None or self.trainer.local_step == 0:
@@ -145,18 +156,22 @@ class LocalStep:
             with self.precision.forward_context():
                 output = self.module.training_step(*args)
         loss = loss_of(output, self.module)
-        self.recorder.log_default("train/loss", loss)
+        self.recorder.log_default("train/loss", loss.item() if self.reads_loss else loss)
         if self.accumulate > 1:
             loss = loss / self.accumulate
         # After the forward pass, as in Lightning: gradients of a backward pass within `training_step` do not count.
         if first:
             self._zero_grad(batch_idx)
-        self._call("on_before_backward", loss)
+        for hook in self.before_backward:
+            hook(loss)
         if "backward" in self.own:
             self.own["backward"](loss)
+        elif self.plain_backward:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         else:
             self.precision.backward(loss, self.module)
-        self._call("on_after_backward")
+        for hook in self.after_backward:
+            hook()
         return output, loss
 
     def _before_step(self) -> None:
@@ -166,7 +181,8 @@ class LocalStep:
             self.last_gradient.copy_(self.vector.grad)
             for part in self.untrained:
                 self.last_gradient[part] = 0
-        self._call("on_before_optimizer_step", self.optimizer)
+        for hook in self.before_step:
+            hook(self.optimizer)
         if "configure_gradient_clipping" in self.own:
             self.own["configure_gradient_clipping"](self.optimizer, self.clip_val, self.trainer.gradient_clip_algorithm)
         elif self.clip_val:
@@ -179,12 +195,6 @@ class LocalStep:
             torch.nn.utils.clip_grad_value_(parameters, clip_val)
         else:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
-
-    def _call(self, hook: str, *args: Any) -> None:
-        for method in self.hooks[hook]:
-            method(self.trainer, self.module, *args)
-        if hook in self.own:
-            self.own[hook](*args)
 
 
 def loss_of(output: Any, module: LightningModule) -> Tensor:

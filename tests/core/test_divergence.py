@@ -32,6 +32,8 @@ class Fragile(LightningModule):
         self.log("logged", loss)
         if client in self.bad and self.what == "buffer":
             self.seen.fill_(torch.inf)
+        if client in self.bad and self.what == "value":  # with a gradient that is finite
+            return loss + torch.inf
         return loss * torch.nan if client in self.bad and self.what == "loss" else loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -59,7 +61,7 @@ def _module(bad: set[int], what: str = "loss") -> Fragile:
     return Fragile(bad, what)
 
 
-@pytest.mark.parametrize("what", ["loss", "buffer"])
+@pytest.mark.parametrize("what", ["loss", "value", "buffer"])
 def test_one_bad_client_of_four_is_left_out(tmp_path: Path, what: str) -> None:
     module = _module({2}, what)
     with pytest.warns(UserWarning, match="Client 2 diverged in round 1"):

@@ -28,6 +28,15 @@ def test_seeds_are_those_of_the_first_release(place: tuple[int, Purpose, int, in
     assert seed_for(*place) == KNOWN[place]
 
 
+@pytest.mark.parametrize("index", [None, 0, 2**32 + 1])
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**32, 2**64 + 3])
+@pytest.mark.parametrize("client", [0, 1, 2**31, 2**32 - 1, 2**32])
+def test_seeds_are_those_of_a_seed_sequence(seed: int, client: int, index: int | None) -> None:
+    numbers = [seed, Purpose.LOCAL, 3, client, *([] if index is None else [index])]
+    low, high = np.random.SeedSequence([int(number) for number in numbers]).generate_state(2)
+    assert seed_for(seed, Purpose.LOCAL, 3, client, index) == (int(high) << 32 | int(low)) >> 1
+
+
 def test_purposes_keep_their_numbers() -> None:
     names = ["SPLIT", "SAMPLE", "SHUFFLE", "LOCAL", "EVALUATE", "PREDICT", "GRADIENT", "ROUND", "READ", "SKEW"]
     names += ["AUGMENT"]
