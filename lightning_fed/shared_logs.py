@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,6 +125,8 @@ def sync_metrics(processes: Processes, module: LightningModule) -> None:
     """Lets the module's Metric objects compute over all processes, but not while each works for itself."""
     if processes.size == 1:
         return
+    if processes.rank > 0:  # of a small set it may see nothing, and computes with the others all the same
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before the ``update``")
     for part in module.modules():
         if isinstance(part, Metric):
             part.distributed_available_fn = processes.are_together

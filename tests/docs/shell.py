@@ -3,6 +3,8 @@
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,6 +63,8 @@ class Shell:
             assert self._has_run(), f"{place}: {shlex.join(words)!r} has left no run"
 
     def _runner(self, words: list[str]) -> Callable[[], object] | None:
+        if "--trainer.devices" in words:  # the other processes run the words that this one was started with
+            return lambda: _in_processes(self._short(words[1:]))
         if words[0] == "lightning-fed" or words[:2] == ["python", "cli.py"]:
             rest = words[1:] if words[0] == "lightning-fed" else words[2:]
             return lambda: main(self._short(rest))
@@ -91,6 +95,10 @@ class Shell:
                 return [*words, "--print_config"]
             return words if "--print_config" in words else [*words, *SHORT]
         return [*words, "--print_config"] if words[:1] == ["data"] and self._lacks_data(words) else words
+
+
+def _in_processes(words: list[str]) -> None:
+    raise SystemExit(subprocess.run([sys.executable, "-m", "lightning_fed", *words]).returncode)
 
 
 def _exit_code(runner: Callable[[], object]) -> object:

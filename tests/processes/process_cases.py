@@ -324,5 +324,8 @@ MISTAKES: dict[str, Case] = {
     "rows in a client's hook": lambda devices, _: fit(
         devices, Rows(), Acts("on_client_start", lambda trainer: trainer.start_gradients.rows)
     ),
+    "resumed": lambda devices, folder: [
+        kept(devices, folder, where="host", rounds=rounds, at="twice", resume=rounds == 6) for rounds in (3, 6)
+    ][-1],
     "continued": partial(kept, where="host", rounds=6, at="begun by one", resume=True),
 }

@@ -83,6 +83,11 @@ def test_a_run_of_one_process_goes_on_in_two(pair: Pair) -> None:
     assert distance(pair.alone("kept device"), first) < DOUBLE
 
 
+def test_a_run_of_two_processes_goes_on_in_two_bit_for_bit(pair: Pair) -> None:
+    for found in pair.everyone:
+        assert same(found["resumed"], found["kept host"])
+
+
 @pytest.mark.parametrize("name", ["too many diverged", "one diverged"])
 def test_clients_that_diverge_are_counted_over_all_processes(pair: Pair, name: str) -> None:
     with pytest.raises(FederatedError) as alone:
@@ -112,7 +117,7 @@ def test_a_mistake_ends_all_processes_with_one_sentence(pair: Pair, name: str) -
 
 
 def test_every_mistake_is_looked_at() -> None:
-    assert set(ENDS) | {"continued"} == set(MISTAKES)
+    assert set(ENDS) | {"continued", "resumed"} == set(MISTAKES)
 
 
 @pytest.mark.slow
