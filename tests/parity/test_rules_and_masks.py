@@ -126,7 +126,7 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
     """Returns w after each round, and what was logged in the last; calls the hooks in the loop's order."""
     weights, logged = torch.tensor(w), {}
     vector = SimpleNamespace(parameters=weights.split(rounds[0].tensors))
-    trainer: Any = SimpleNamespace(weights=weights, vector=vector)
+    trainer: Any = SimpleNamespace(weights=weights, vector=vector, reduce_sum=lambda tensor: tensor)
     module: Any = SimpleNamespace(log=logged.__setitem__, log_dict=logged.update)
     reducer = RoundReducer(weights, aggregator.all_needs, rounds[0].registered)
     delta, gradient = torch.empty_like(weights), torch.empty_like(weights)
