@@ -68,7 +68,7 @@ def _mistake(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> str:
         (["--trainer.local_steps=2"], ["--trainer.local_epochs", "--trainer.local_steps"]),
         (["--trainer.callbacks=FedAvg"], ["FedAvg and FedAvg", "--aggregator"]),
         (["--trainer.callbacks=ModelCheckpoint"], ["ModelCheckpoint", "FederatedCheckpoint"]),
-        (["--trainer.devices=2"], ["--trainer.devices"]),
+        (["--trainer.devices=2", "--trainer.strategy=ddp"], ["--trainer.strategy", "'ddp'"]),
         (["--trainer.precision=16-mixed"], ["--trainer.precision", "bf16-mixed"]),
         (["--trainer.max_time=soon"], ["--trainer.max_time", "soon"]),
         (["--model.optimizer.lr=-0.1"], ["--model.optimizer", "-0.1"]),
