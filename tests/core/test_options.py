@@ -45,6 +45,7 @@ BAD: dict[str, list[Any]] = {
     "full_gradient_batch_size": [0, -1, 2.0, True],
     "full_gradient_weight_decay": [1e-4, "yes", None],
     "client_states": ["ram", None, True],
+    "memory_format": ["contiguous", None, True],
     "accumulate_grad_batches": [*COUNT, None, {0: 2}],
     "deterministic": ["maybe", None, 3],
     "fast_dev_run": [-1, 1.5, "x", None],
@@ -85,7 +86,7 @@ GOOD: list[dict[str, Any]] = [
     {"sampler": UniformSampler()}, {"logger": True}, {"logger": False}, {"logger": CSVLogger("x")},
     {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
     {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
-    {"full_gradient_weight_decay": True},
+    {"full_gradient_weight_decay": True}, {"memory_format": "channels_last"},
 ]  # fmt: skip
 
 
