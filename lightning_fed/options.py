@@ -40,6 +40,7 @@ def validate_options(options: dict[str, Any]) -> None:
         _expect_choice(name, options[name], (True, False))
     _expect_choice("full_gradient_mode", options["full_gradient_mode"], ("eval", "train"))
     _expect_choice("engine", options["engine"], ("sequential", "vectorized", "auto"))
+    _expect_choice("memory_format", options["memory_format"], ("preserve", "channels_last"))
     _expect_choice("client_states", options["client_states"], ("device", "host", "disk"))
     share = options["max_diverged"]
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:

@@ -62,6 +62,7 @@ class TrainerSession(RunKeeping):
     clients_per_round: int | float
     check_test_every_n_rounds: int | None
     local_schedule: Literal["restart", "continue"]
+    memory_format: Literal["preserve", "channels_last"]
     client_state_location: Literal["device", "host", "disk"]
     _seed: int | None
 
@@ -197,6 +198,8 @@ class TrainerSession(RunKeeping):
         self.reset_position()
         self.resumed = checkpoint is not None
         share_model(self.processes, model)
+        if self.memory_format == "channels_last":
+            model.to(memory_format=torch.channels_last)
         self.local_optimizer = LocalOptimizer(model, restart=self.local_schedule == "restart")
         self.strategy._lightning_optimizers = self.optimizers  # type: ignore[attr-defined]  # `self.optimizers()`
         self.vector = ParameterVector(model)

@@ -64,6 +64,7 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
             "totals": dict(trainer.totals),
             "metrics": vars(trainer.metrics),
             "client_states": trainer.client_states.dump(trainer.processes.exchange),
+            "layout": _layout(trainer),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "methods": _methods(trainer),
             "engine": trainer.engine_choice,
@@ -81,6 +82,11 @@ def _methods(trainer: Any) -> list[str]:
     """Names the aggregator, the mask and the client algorithms: a checkpoint is resumed by the same ones."""
     algorithms = sorted(type(cb).__name__ for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm))
     return [str(trainer.aggregator.label), *algorithms]
+
+
+def _layout(trainer: Any) -> list[list[int]]:
+    """The strides of the parameters in the flat vector, which order the numbers of every vector of a run."""
+    return [list(p.stride()) for p in trainer.vector.parameters]
 
 
 def _out_of_time(trainer: FederatedTrainer) -> bool:
@@ -173,6 +179,12 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
         raise FederatedError(
             f"Expected the methods of the run that {source} is from, {', '.join(state['methods'])}, got "
             f"{', '.join(methods)}: give the same `--aggregator` and `--client`, or start a new run with `--weights`."
+        )
+    layout = _layout(trainer)
+    if state.get("layout", layout) != layout:
+        raise FederatedError(
+            f"Expected the memory layout of the run that {source} is from, as its vectors have the order of the "
+            "parameters in memory: give the same `--trainer.memory_format`, or start a new run with `--weights`."
         )
     trainer.weights.copy_(trainer.vector.data if state["weights"] is None else state["weights"])
     trainer.buffers.load_state_dict(state["buffers"])

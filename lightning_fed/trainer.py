@@ -44,6 +44,8 @@ class FederatedTrainer(TrainerSession):
         num_nodes: Machines to use.
         strategy: Fabric strategy: ``auto``, or ``clients`` for processes that share a cohort.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
+        memory_format: How ``fit`` lays out the weights of 2-D convolutions: as the module has them (``preserve``), or
+            ``channels_last``, which mostly is faster and rounds otherwise; the module keeps it.
         logger: Lightning loggers; W&B by default, online when logged in. metrics.csv is always written, unless False.
         callbacks: Lightning callbacks, aggregators and client algorithms, in any order.
         default_root_dir: Where run folders are made: DEFAULT_ROOT_DIR/NAME/version_K.
@@ -93,6 +95,7 @@ class FederatedTrainer(TrainerSession):
         num_nodes: int = 1,
         strategy: str = "auto",
         precision: str | int = "32-true",
+        memory_format: Literal["preserve", "channels_last"] = "preserve",
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         default_root_dir: str = "runs",
@@ -132,6 +135,7 @@ class FederatedTrainer(TrainerSession):
         set_determinism(deterministic)
         self.deterministic = deterministic
         self._options = {key: describe(value) for key, value in options.items()}
+        self.memory_format = memory_format
         self._seed = seed
         self.logger_choice: Any = logger
         self.default_root_dir = Path(default_root_dir)

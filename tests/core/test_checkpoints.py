@@ -9,6 +9,7 @@ from core_parts import CLASSES, FEATURES, Classifier, built, federated_data, fed
 from torch import Tensor, nn
 
 from lightning_fed import FederatedTrainer
+from lightning_fed.aggregators import FedAvgM
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederatedError
 
@@ -64,6 +65,37 @@ def test_another_split_of_the_same_data_is_refused(tmp_path):
     trainer.fit(Classifier(), split_with(1), ckpt_path=str(last_of(tmp_path)))
     assert (trainer.round, trainer.resumed) == (4, True)
     saving_trainer(tmp_path, 1).fit(Classifier(), split_with(2), weights=str(last_of(tmp_path)))
+
+
+class Conv(Classifier):
+    """Has a weight whose numbers lie in another order with the channels last."""
+
+    def __init__(self) -> None:
+        layers = nn.Unflatten(1, (FEATURES, 1, 1)), nn.Conv2d(FEATURES, CLASSES, 3, padding=1), nn.Flatten()
+        super().__init__(nn.Sequential(*layers))
+
+
+def test_a_layout_is_resumed_and_another_one_refused(tmp_path):
+    def trained(folder: Path, rounds: int, ckpt: Any = None, layout: str = "channels_last") -> Conv:
+        module = built(Conv)
+        trainer = federated_trainer(
+            folder,
+            FedAvgM(lr=0.5),
+            logger=[],
+            enable_checkpointing=True,
+            name="run",
+            max_rounds=rounds,
+            memory_format=layout,
+        )
+        trainer.fit(module, federated_data(), ckpt_path=ckpt)
+        return module
+
+    straight, _ = trained(tmp_path / "straight", 4), trained(tmp_path, 2)
+    with pytest.raises(FederatedError, match=r"memory layout.*--trainer\.memory_format.*--weights"):
+        trained(tmp_path, 4, str(last_of(tmp_path)), "preserve")
+    resumed = trained(tmp_path, 4, str(last_of(tmp_path)))
+    assert torch.equal(resumed.net[1].weight, straight.net[1].weight)
+    assert resumed.net[1].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 class Renamed(Classifier):

@@ -47,6 +47,7 @@ BAD: dict[str, list[Any]] = {
     "client_states": ["ram", None, True],
     "engine": ["parallel", None, True],
     "chunk_size": [0, -1, 1.5, "10", True],
+    "memory_format": ["contiguous", None, True],
     "accumulate_grad_batches": [*COUNT, None, {0: 2}],
     "deterministic": ["maybe", None, 3],
     "fast_dev_run": [-1, 1.5, "x", None],
@@ -88,7 +89,7 @@ GOOD: list[dict[str, Any]] = [
     {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
     {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3},
     {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
-    {"full_gradient_weight_decay": True},
+    {"full_gradient_weight_decay": True}, {"memory_format": "channels_last"},
 ]  # fmt: skip
 
 

@@ -140,6 +140,16 @@ def test_lenet_on_clothes(
     expect_equal(module.backbone.layers, plain, fresh)
 
 
+def test_lenet_in_channels_last(fashion: FashionMNIST, clothes: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    module = ImageClassifier(made_from(1, LeNet), optimizer=SGD)
+    plain, fresh = made_from(1, plain_lenet).to(memory_format=torch.channels_last), made_from(1, plain_lenet)
+    options: dict[str, Any] = {"limit_val_batches": 0, "memory_format": "channels_last"}
+    clients = train_by_the_trainer(module, fashion, tmp_path, None, **options)
+    train_plainly(plain, *clothes, clients, 32, 1, SGD, None)
+    expect_equal(module.backbone.layers, plain, fresh)
+    assert module.backbone.layers[3].weight.stride() == plain[3].weight.stride() != fresh[3].weight.stride()
+
+
 class Uneven(Partitioner):
     """Some clients hold ten times the samples of others."""
 
