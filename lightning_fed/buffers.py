@@ -20,16 +20,22 @@ class BufferSet:
 
     Attributes:
         places: The submodule that each buffer hangs in, and its name there.
+        further: The other places of buffers that hang in several, by the same name.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        seen: set[int] = set()
+        names: dict[int, str] = {}
         self.places: dict[str, tuple[nn.Module, str]] = {}
+        self.further: dict[str, list[tuple[nn.Module, str]]] = {}
         for prefix, owner in module.named_modules():
-            for name, buffer in owner._buffers.items():
-                if buffer is not None and id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    self.places[f"{prefix}.{name}" if prefix else name] = (owner, name)
+            for key, buffer in owner._buffers.items():
+                if buffer is None:
+                    continue
+                name = names.setdefault(id(buffer), f"{prefix}.{key}" if prefix else key)
+                if name in self.places:
+                    self.further.setdefault(name, []).append((owner, key))
+                else:
+                    self.places[name] = (owner, key)
 
     def __len__(self) -> int:
         return len(self.places)

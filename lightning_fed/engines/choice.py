@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.engines.measure import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.stacked_step import CannotStack
+from lightning_fed.engines.stacked_step import CannotStack, refusal
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.errors import FederatedError
 from lightning_fed.flat_optimizer import ELEMENTWISE
 from lightning_fed.hooks import FederatedCallback
 from lightning_fed.transfer import overrides
@@ -50,36 +51,37 @@ def make_engine(trainer: FederatedTrainer, module: LightningModule, *parts: Any)
     """
     if trainer.engine == "sequential":
         trainer.engine_choice = {"engine": "sequential"}
-    elif trainer.engine_choice is None:
-        trainer.engine_choice = trainer.processes.from_first(lambda: _choose(trainer, module, parts[0]), "engine")
-        if trainer.engine == "auto":
-            rank_zero_info(f"Engine: {trainer.engine_choice['engine']}, as {trainer.engine_choice['reason']}.")
-    choice = trainer.engine_choice
-    if choice["engine"] == "sequential":
+    else:
+        before = trainer.engine_choice
+        choice = trainer.processes.from_first(lambda: _choose(trainer, module, parts[0], before), "engine")
+        trainer.engine_choice = choice
+        if trainer.engine == "auto" and choice != before:
+            rank_zero_info(f"Engine: {choice['engine']}, as {choice['reason']}.")
+    if trainer.engine_choice["engine"] == "sequential":
         return SequentialEngine(trainer, module, *parts)
-    return VectorizedEngine(trainer, module, *parts, chunk_size=choice["chunk_size"])
+    return VectorizedEngine(trainer, module, *parts, chunk_size=trainer.engine_choice["chunk_size"])
 
 
-def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any) -> dict[str, Any]:
+def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, before: dict[str, Any] | None) -> Any:
+    """Decides; where the run's former part has measured (``before``) only whether its choice still works."""
+    if before is not None and before["engine"] == "sequential":
+        return before
     try:
         _expect_hooks_that_stack(trainer, module)
         probe = StepProbe(trainer, module, source)
         draws = probe.expect_stackable()
-    except CannotStack as refusal:
+    except CannotStack as reason:
         if trainer.engine == "vectorized":
-            raise FederatedError(
-                f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {refusal}: "
-                "set `--trainer.engine sequential`."
-            ) from refusal
-        return {"engine": "sequential", "reason": str(refusal)}
+            raise refusal(reason) from reason
+        return {"engine": "sequential", "reason": str(reason)}
+    if before is not None:
+        return {**before, "chunk_size": trainer.chunk_size or before["chunk_size"]}
     share = -(-trainer.cohort_size // trainer.processes.size)
     size = trainer.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
     if trainer.engine == "vectorized":
         return {"engine": "vectorized", "chunk_size": size, "reason": "it was asked for"}
     wins, why = _by_rule(trainer, draws) if trainer.deterministic else _by_time(probe, size, draws)
-    return (
-        {"engine": "vectorized", "chunk_size": size, "reason": why} if wins else {"engine": "sequential", "reason": why}
-    )
+    return {"engine": "vectorized" if wins else "sequential", "chunk_size": size, "reason": why}
 
 
 def _by_rule(trainer: FederatedTrainer, draws: bool) -> tuple[bool, str]:
@@ -124,8 +126,18 @@ def _expect_hooks_that_stack(trainer: FederatedTrainer, module: LightningModule)
     optimizer = trainer.local_optimizer.optimizer
     if type(optimizer) not in ELEMENTWISE:
         raise CannotStack(f"{type(optimizer).__name__} is not known to step each weight by its own gradient alone")
+    if _is_watched(optimizer):
+        raise CannotStack(f"{type(optimizer).__name__} has hooks, or another `step`, which are for one client")
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise CannotStack(f"{type(optimizer).__name__} is differentiable")
+
+
+def _is_watched(optimizer: Optimizer) -> bool:
+    """Says whether somebody waits for the optimizer's steps; a schedule, which counts them, may."""
+    replaced = vars(optimizer).get("step")
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    watched = any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
+    return watched or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
 
 
 def _owner(method: Any) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
 from lightning_fed.data import TensorSource
@@ -51,6 +53,7 @@ class LaneBatches:
         by_index: Whether batches with different numbers within the epoch must be apart.
 
     Attributes:
+        gathers: Whether batches are gathered from tensors, not read one by one.
         clients: The clients in the order of lanes.
         steps: Local steps of each lane, never increasing.
         samples: Samples that all their local steps go through.
@@ -75,7 +78,7 @@ class LaneBatches:
         self.steps: list[int] = steps[order].tolist()
         self._in_epoch, self._last = in_epoch[order], last[order]
         self._orders = [generator_for(self._seed, Purpose.SHUFFLE, c.round, c.id) for c in self.clients]
-        self._gathers = type(source) is TensorSource and transfer is None  # a subclass may read otherwise
+        self.gathers = type(source) is TensorSource and transfer is None  # a subclass may read otherwise
         self._rows = torch.zeros(len(clients), int(samples.max()), dtype=torch.int64)
         self._epochs: list[list[Any]] = [[] for _ in clients]
         self.samples = 0
@@ -92,8 +95,11 @@ class LaneBatches:
         self._begin_epochs(np.flatnonzero(index == 0), step)
         sizes = np.where(index == in_epoch - 1, self._last[:count], self._source.batch_size)
         differs = np.diff(sizes) != 0
-        if self._by_index or not self._gathers:
+        if self._by_index or not self.gathers:
             differs |= np.diff(index) != 0
+        if not self.gathers:  # what a transfer hook makes of a batch need not be of one shape
+            kinds = [_kind(self._epochs[lane][index[lane]]) for lane in range(count)]
+            differs |= np.array([a != b for a, b in pairwise(kinds)], dtype=bool)
         bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), count]
         for start, stop in zip(bounds, bounds[1:], strict=False):
             size = int(sizes[start])
@@ -105,17 +111,17 @@ class LaneBatches:
         for lane in lanes.tolist():
             client = self.clients[lane]
             order = torch.randperm(client.num_samples, generator=self._orders[lane])
-            if self._gathers:
+            if self.gathers:
                 self._rows[lane, : client.num_samples] = order.add_(self._source.first_row(client.id))
                 continue
             at = (client.round, client.id, step // int(self._in_epoch[lane]))
             seed = seed_for(self._seed, Purpose.READ, *at) if self._source.reads_are_seeded else 0
             # Read at once: a data loader has the batches of one client at a time under way.
-            batches = self._source.batches(client.id, order, seed)
+            batches = islice(self._source.batches(client.id, order, seed), self.steps[lane] - step)
             self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
 
     def _gather(self, start: int, stop: int, index: Any, size: int) -> Any:
-        if not self._gathers:
+        if not self.gathers:
             return default_collate([self._epochs[lane][index[lane]] for lane in range(start, stop)])
         at = index[start:stop] * self._source.batch_size
         first = int(at[0])
@@ -124,3 +130,9 @@ class LaneBatches:
         columns = torch.from_numpy(at)[:, None] + torch.arange(size)
         rows: Tensor = self._rows[start:stop].gather(1, columns)
         return self._source.gather(rows)
+
+
+def _kind(batch: Any) -> Any:
+    """What must be the same in two batches that are put side by side."""
+    leaves, structure = tree_flatten(batch)
+    return structure, [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]

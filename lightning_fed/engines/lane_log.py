@@ -57,8 +57,12 @@ class LaneLog:
         self._weights[key], self._seen[key] = np.zeros(self._count), np.zeros(self._count, dtype=bool)
 
     def total(self, key: str) -> Tensor | None:
-        """Returns the totals of a name, shape (n,), None if it was not logged."""
-        return self._totals.get(key)
+        """Returns the totals of a name, shape (n,), zero for those that did not log it; None if nobody did."""
+        if key not in self._totals:
+            return None
+        totals = self._totals[key]
+        seen = torch.from_numpy(self._seen[key]).to(totals.device)
+        return torch.where(seen, totals, torch.zeros_like(totals))
 
     def of(self, lanes: list[int]) -> dict[str, Series]:
         """Reduces what some clients logged to one number for each name."""

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torchmetrics import Metric
 
 from lightning_fed.engines.lane_batches import LaneBatches, Run
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.stacked_step import CannotStack, StackedStep
+from lightning_fed.engines.untouched import holds_stacked_tensors, random_states, untouched
 from lightning_fed.flat_optimizer import FlatOptimizer
 from lightning_fed.hooks import Client
-from lightning_fed.metrics import MetricRecorder, metric_states, recording
+from lightning_fed.metrics import MetricRecorder, recording
 from lightning_fed.transfer import batch_transfer
 
 if TYPE_CHECKING:
@@ -46,33 +47,63 @@ class StepProbe:
         largest = int(source.sizes.argmax())
         client = Client(largest, int(source.sizes[largest]), 1)
         transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
-        with isolate_rng():
-            (self.run,) = list(LaneBatches(trainer, source, transfer, (client,), by_index=False).runs(0))
+        one_step: Any = SimpleNamespace(seed=trainer.seed, local_epochs=None, local_steps=1)
+        self._before = random_states()
+        with untouched(module), isolate_rng():
+            try:
+                batches = LaneBatches(one_step, source, transfer, (client,), by_index=False)
+                (self.run,) = list(batches.runs(0))
+                self._draws = random_states() != self._before
+            except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
+                raise CannotStack(f"its batches cannot be put side by side ({_first_sentence(error)})") from error
+        in_epoch = -(-client.num_samples // self.run.size)
+        self._read_ahead = 0 if batches.gathers else in_epoch * _bytes(self.run.batch)
 
     def expect_stackable(self) -> bool:
-        """Takes the gradients of two clients.
+        """Takes the gradients of two clients, and of one of them alone.
 
         Returns:
-            Whether the module drew random numbers.
+            Whether random numbers were drawn.
 
         Raises:
-            CannotStack: If that fails, or changes torchmetrics objects.
+            CannotStack: If that fails, gives other gradients or buffers, or leaves something behind that vmap cannot
+                keep apart.
         """
-        counts, before = self._update_counts(), torch.default_generator.get_state()
-        with isolate_rng(), self._undone():
+        name, counts = type(self.module).__name__, self._update_counts()
+        with isolate_rng(), untouched(self.module):
             try:
-                self._take(2)
+                gradients, buffers = self._take(2)
             except CannotStack:
                 raise
             except Exception as error:  # whatever vmap, or the module under it, raises
                 self._expect_metrics_untouched(counts)
-                lines = str(error).strip().splitlines() or [type(error).__name__]
-                raise CannotStack(
-                    f"{type(self.module).__name__} does not go through torch.func.vmap ({lines[0]})"
-                ) from error
-            draws = not torch.equal(before, torch.default_generator.get_state())
+                raise CannotStack(f"{name} does not go through torch.func.vmap ({_first_sentence(error)})") from error
             self._expect_metrics_untouched(counts)
+            if kept := holds_stacked_tensors(self.module):
+                raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
+            ours, theirs = random_states(), self._before
+            if ours[1:3] != theirs[1:3]:
+                raise CannotStack(f"{name} draws from NumPy's or Python's random stream, once for all clients")
+            draws = self._draws or ours != theirs
+        if not draws:
+            self._expect_the_same_alone(gradients[0], {key: rows[0] for key, rows in buffers.items()})
         return draws
+
+    def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
+        """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""
+        vector = self.trainer.vector
+        vector.zero_grad()
+        with isolate_rng(), untouched(self.module):
+            self._loss_alone().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            vector.collect_gradients()
+            pairs = [
+                (gradient, vector.grad),
+                *((buffers[k], b) for k, b in self.trainer.buffers.live.tensors().items()),
+            ]
+            same = all(_close(a, b, vector.dtype) for a, b in pairs)
+        vector.zero_grad()
+        if not same:
+            raise CannotStack(f"{type(self.module).__name__} gives another gradient, or other buffers, under vmap")
 
     def _expect_metrics_untouched(self, counts: list[int]) -> None:
         if self._update_counts() != counts:
@@ -89,7 +120,7 @@ class StepProbe:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             local.optimizer.step()
 
-        with isolate_rng(), self._undone():
+        with isolate_rng(), untouched(self.module):
             seconds = self._fastest(step)
         vector.data.copy_(trainer.weights)
         vector.zero_grad()
@@ -102,8 +133,8 @@ class StepProbe:
         assert local is not None
         optimizer = FlatOptimizer(local.optimizer, self.trainer.vector, weights, torch.zeros_like(weights), fuse=True)
         optimizer.start(count)
-        with isolate_rng(), self._undone():
-            return self._fastest(lambda: optimizer.step(self._take(count, weights)))
+        with isolate_rng(), untouched(self.module):
+            return self._fastest(lambda: optimizer.step(self._take(count, weights)[0]))
 
     def lanes_that_fit(self) -> int:
         """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice."""
@@ -114,12 +145,16 @@ class StepProbe:
             kept[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        with isolate_rng(), self._undone(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with (
+            isolate_rng(),
+            untouched(self.module),
+            torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        ):
             self._loss_alone()
         vectors = 8 * self.trainer.vector.numel * self.trainer.weights.element_size()
         device = self.trainer.vector.device
         sharing = self.trainer.processes.size if device.type == "cpu" else 1  # of one machine, as a rule
-        return max(1, _free_bytes(device) // sharing // (2 * sum(kept.values()) + vectors))
+        return max(1, _free_bytes(device) // sharing // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
     def _loss_alone(self) -> Tensor:
         batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.run.batch)
@@ -130,15 +165,15 @@ class StepProbe:
     def _weights(self, count: int) -> Tensor:
         return self.trainer.vector.data.expand(count, -1).clone()
 
-    def _take(self, count: int, weights: Tensor | None = None) -> Tensor:
-        """Computes the gradients of ``count`` clients, all on the same batch."""
+    def _take(self, count: int, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the gradients of ``count`` clients, all on the same batch; returns their buffers after it too."""
         run: Run = self.run
         batch = tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), run.batch)
         live = self.trainer.buffers.live.tensors()
         buffers = {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()}
         weights = self._weights(count) if weights is None else weights
         gradients, _, _ = self.step(weights, buffers, batch, run.batch_idx, run.size)
-        return gradients
+        return gradients, buffers
 
     def _fastest(self, step: Callable[[], Any]) -> float:
         times = []
@@ -153,17 +188,21 @@ class StepProbe:
     def _update_counts(self) -> list[int]:
         return [metric._update_count for metric in self.module.modules() if isinstance(metric, Metric)]
 
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """Puts buffers and metric objects back."""
-        buffers, metrics = self.trainer.buffers.live, metric_states(self.module.modules())
-        kept = buffers.copy()
-        try:
-            yield
-        finally:
-            buffers.load(kept)
-            for metric, state in metrics:
-                vars(metric).update(state)
+
+def _first_sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].split(". ")[0].rstrip(".")
+
+
+def _close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Says whether tensors agree as well as the dtype of the weights lets them."""
+    coarse = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-2
+    one, other = one.double(), other.double()
+    return not bool((one - other).norm() > coarse * other.norm() + 1e-6)  # also where both are NaN
+
+
+def _bytes(batch: Any) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from lightning_fed.engines.local_step import loss_of
+from lightning_fed.errors import FederatedError
 from lightning_fed.metrics import MetricRecorder, recording
 from lightning_fed.series import Series
 from lightning_fed.transfer import accepts
@@ -21,11 +22,29 @@ from lightning_fed.transfer import accepts
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["CannotStack", "StackedStep"]
+__all__ = ["MANY_CLIENTS", "CannotStack", "StackedStep", "refusal"]
 
 
 class CannotStack(Exception):
     """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
+
+
+def refusal(reason: Exception) -> FederatedError:
+    """Says to the user why many clients cannot train at once, and what to change."""
+    return FederatedError(
+        f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {reason}: set "
+        "`--trainer.engine sequential`."
+    )
+
+
+class _ManyClients:
+    """Stands for ``trainer.client`` where a step is that of many."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise CannotStack(f"its training reads `trainer.client.{name}`, and there are many clients at once")
+
+
+MANY_CLIENTS: Any = _ManyClients()
 
 
 class StackedStep:
@@ -42,12 +61,13 @@ class StackedStep:
     """
 
     def __init__(self, trainer: FederatedTrainer, module: LightningModule) -> None:
-        self.module, self.vector = module, trainer.vector
+        self.trainer, self.module, self.vector = trainer, module, trainer.vector
         self.precision: Precision = trainer.fabric.strategy.precision
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
         self.reads_batch_idx = self.takes_batch_idx and _reads(module.training_step, "batch_idx")
         self.parameter_places = _parameter_places(module, self.vector.parameters)
         self.buffer_places = trainer.buffers.live.places
+        self.further_places = trainer.buffers.live.further
         self.sizes = [p.numel() for p in self.vector.parameters]
         assert trainer.local_optimizer is not None
         stepped = {id(p) for p in trainer.local_optimizer.parameters}
@@ -104,8 +124,8 @@ class StackedStep:
             for owner, key in places:
                 owner._parameters[key] = value  # type: ignore[assignment]  # stands in for a parameter
         for name, value in buffers.items():
-            owner, key = self.buffer_places[name]
-            owner._buffers[key] = value
+            for owner, key in (self.buffer_places[name], *self.further_places.get(name, ())):
+                owner._buffers[key] = value
         output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
         loss = loss_of(output, self.module)
         self.recorder.log_default("train/loss", loss)
@@ -120,17 +140,19 @@ class StackedStep:
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Gives the module its own parameters and buffers back."""
+        """Gives the module its own parameters and buffers back, and the trainer no client."""
+        self.trainer.client = MANY_CLIENTS
         kept = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
         try:
             yield
         finally:
+            self.trainer.client = None
             for places, parameter in zip(self.parameter_places, self.vector.parameters, strict=True):
                 for owner, key in places:
                     owner._parameters[key] = parameter
             for name, value in kept.items():
-                owner, key = self.buffer_places[name]
-                owner._buffers[key] = value
+                for owner, key in (self.buffer_places[name], *self.further_places.get(name, ())):
+                    owner._buffers[key] = value
 
 
 def _parameter_places(module: nn.Module, parameters: tuple[Tensor, ...]) -> list[list[tuple[nn.Module, str]]]:

@@ -13,9 +13,10 @@ from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.lane_log import LaneLog
 from lightning_fed.engines.lanes import Lanes
 from lightning_fed.engines.local_step import overriding_hooks
-from lightning_fed.engines.stacked_step import StackedStep
+from lightning_fed.engines.stacked_step import CannotStack, StackedStep, refusal
 from lightning_fed.hooks import Client, Update
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.series import Series
 
 __all__ = ["VectorizedEngine"]
 
@@ -36,6 +37,7 @@ class VectorizedEngine(Engine):
         self.chunk_size = chunk_size
         self.step = StackedStep(self.trainer, self.module)
         self.lanes = Lanes(self.trainer, min(chunk_size, self.trainer.cohort_size))
+        self.started: dict[int, dict[str, Series]] = {}  # what each lane's start has logged
         self.gradient_hooks = overriding_hooks(self.trainer, "on_before_optimizer_step")
         self.client_start_hooks = overriding_hooks(self.trainer, "on_client_start")
         self.clip_val = self.trainer.gradient_clip_val
@@ -62,6 +64,7 @@ class VectorizedEngine(Engine):
         """Lets every client start at the global model, or where hooks displace it, in ascending order of id."""
         trainer, lanes = self.trainer, self.lanes
         lanes.start(len(clients), self.start)
+        self.started.clear()
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
         own_buffers = bool(trainer.buffers.values) and trainer.buffers.policy == "local"
         apart = bool(self.client_start_hooks) or own_buffers or self.start_gradients.level == "client"
@@ -73,9 +76,10 @@ class VectorizedEngine(Engine):
             lanes.keep_gradient(lane, self.start_gradients)
             trainer.origin, trainer.displacement = self.start, None
             seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id))
-            trainer.client = client
+            trainer.client, logged, self.recorder.series = client, self.recorder.series, {}
             with lanes.of(lane, self.algorithms):
                 trainer.call("on_client_start", client, module=False)
+            self.started[lane], self.recorder.series = self.recorder.series, logged
             lanes.take_start(lane, self.start)
         trainer.client = trainer.displacement = None
         lanes.close_start(self.start)
@@ -103,7 +107,10 @@ class VectorizedEngine(Engine):
         for run in batches.runs(step):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
-            gradients, logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size)
+            try:
+                gradients, logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size)
+            except CannotStack as reason:
+                raise refusal(reason) from reason
             lanes.take_gradients(run.lanes, gradients)
             log.add(run.lanes, logged, totals)
 
@@ -133,16 +140,22 @@ class VectorizedEngine(Engine):
         left = [client for client in clients if finite[lane_of[client.id]]]
         apart = bool(self.trainer.max_diverged)  # one that a hook spoils is forgotten alone
         if not apart:
-            self.recorder.merge(log.of([lane_of[client.id] for client in left]))
+            self._record(log, [lane_of[client.id] for client in left])
         for client in left:
             lane = lane_of[client.id]
             if apart:
                 self.recorder.mark()
-                self.recorder.merge(log.of([lane]))
+                self._record(log, [lane])
             with self.lanes.of(lane, self.algorithms):
                 update = self._update(client, lane, options[: batches.steps[lane]], batches.steps[lane])
                 if update is not None and update.distance:
                     yield update
+
+    def _record(self, log: LaneLog, lanes: list[int]) -> None:
+        """Records what clients have logged that enter the round."""
+        for lane in lanes:
+            self.recorder.merge(self.started.get(lane, {}))
+        self.recorder.merge(log.of(lanes))
 
     def _finite(self, count: int, log: LaneLog) -> list[bool]:
         """Says of each lane whether its weights, loss, buffers and gradient at the start are finite; one read."""

@@ -1,0 +1,64 @@
+"""Lets a module take steps on trial: what it changes in itself is put back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["holds_stacked_tensors", "random_states", "untouched"]
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Puts the attributes of a module and of its parts back at the end of the block.
+
+    Attributes get their objects back, lists, dicts and sets their entries, tensors that are no parameters their values;
+    what other objects hold is not followed.
+    """
+    kept = [(part, dict(vars(part))) for part in module.modules()]
+    values = [value for _, attributes in kept for value in attributes.values()]
+    containers = [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
+    buffers = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
+    loose = [value for value in values if isinstance(value, Tensor)]
+    loose += [part for value, _ in containers if isinstance(value, list) for part in value if isinstance(part, Tensor)]
+    tensors = [(t, t.detach().clone()) for t in (*buffers, *loose) if not isinstance(t, nn.Parameter)]
+    try:
+        yield
+    finally:
+        for part, attributes in kept:
+            vars(part).clear()
+            vars(part).update(attributes)
+        for container, content in containers:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(content)
+        for tensor, value in tensors:
+            tensor.detach().copy_(value)
+
+
+def holds_stacked_tensors(module: nn.Module) -> str | None:
+    """Names an attribute that holds tensors of a ``torch.func`` transform that is over, None if there is none."""
+    own = [part for part in module.modules() if not type(part).__module__.startswith("torch.")]  # torch knows its own
+    for part in own:
+        for name, value in vars(part).items():
+            held = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]
+            if any(isinstance(v, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(v) for v in held):
+                return name
+    return None
+
+
+def random_states() -> tuple[bytes, bytes, bytes, bytes]:
+    """Returns the state of the global random streams: torch's, NumPy's, Python's, those of GPUs."""
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002  # the global stream is what is asked for
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return (
+        torch.default_generator.get_state().numpy().tobytes(),
+        numpy_state[1].tobytes() + bytes(str(numpy_state[2:]), "ascii"),
+        bytes(str(random.getstate()), "ascii"),
+        b"".join(state.numpy().tobytes() for state in gpus),
+    )

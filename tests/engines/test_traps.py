@@ -1,0 +1,247 @@
+"""What a module may do that many clients at once would get wrong: it is refused, or comes out right."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_parts import CLASSES, FEATURES, Model, agree, both, data, train, vectors
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines.lane_batches import LaneBatches
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import Client, FederatedCallback
+
+
+class OwnList(Model):
+    """Reaches its parameters by a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decayed = [p for p in self.parameters() if p.ndim > 1]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + 0.1 * sum((p**2).sum() for p in self.decayed)
+
+
+class Clamped(Model):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: [p.data.clamp_(-0.3, 0.3) for p in self.parameters()])
+        return optimizer
+
+
+class OtherStep(Model):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        step = optimizer.step
+        optimizer.step = lambda *a, **k: (step(*a, **k), [p.data.clamp_(-0.3, 0.3) for p in self.parameters()])
+        return optimizer
+
+
+class ReadsClient(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        client = self.trainer.client
+        return super().training_step(batch, batch_idx) * (1 if client is None else 1 + client.id)
+
+
+class MixesUp(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * np.random.beta(1, 1)  # noqa: NPY002  # as users do
+
+
+class KeepsLoss(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.last = super().training_step(batch, batch_idx)
+        return self.last
+
+
+class Collects(Model):
+    """Lightning's usual pattern."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outs: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.outs.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/own", torch.stack(self.outs).mean())
+        self.outs.clear()
+
+
+REFUSED = {
+    "own list": (OwnList, "another gradient"),
+    "hook": (Clamped, "has hooks, or another `step`"),
+    "step": (OtherStep, "has hooks, or another `step`"),
+    "client": (ReadsClient, r"reads `trainer.client.id`"),
+    "numpy": (MixesUp, "NumPy's or Python's random stream"),
+    "tensor": (KeepsLoss, "keeps tensors in its attribute `last`"),
+    "list": (Collects, "keeps tensors in its attribute `outs`"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_and_auto_trains_one_after_another_from_where_it_was(tmp_path, name):
+    make, message = REFUSED[name]
+    with pytest.raises(FederatedError, match=message) as caught:
+        train(tmp_path, make, "vectorized")
+    assert str(caught.value).count(". ") == 0
+    fallen = train(tmp_path, make, "auto")
+    assert fallen.trainer.engine_choice["engine"] == "sequential"
+    agree(train(tmp_path, make, "sequential"), fallen, rtol=0)
+
+
+class Counts(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.calls += 1
+        self.seen[self.calls] = batch_idx
+        return super().training_step(batch, batch_idx) / self.calls
+
+
+def test_trying_changes_no_attribute(tmp_path, monkeypatch):
+    from lightning_fed.engines import choice
+
+    monkeypatch.setattr(choice.StepProbe, "seconds_alone", lambda probe: 0.0)
+    agree(train(tmp_path, Counts, "sequential"), train(tmp_path, Counts, "auto"), rtol=0)
+
+
+class Part(nn.Module):
+    def __init__(self, shared: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", shared)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.5).add_(0.5 * x.detach().mean(0))
+        return x - self.mean
+
+
+def sharing() -> Model:
+    shared = torch.zeros(FEATURES)
+    return Model(nn.Sequential(Part(shared), Part(shared), nn.Linear(FEATURES, CLASSES)))
+
+
+def test_a_buffer_in_two_places_is_one(tmp_path):
+    both(tmp_path, sharing, precision="32-true", rtol=1e-5)
+
+
+class LogsLate(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 1:
+            self.log("train/loss", loss, reduce_fx="min")
+        return loss
+
+
+def test_clients_that_log_nothing_have_not_diverged(tmp_path):
+    both(tmp_path, LogsLate)
+
+
+class LogsStart(FederatedCallback):
+    stacks = True
+
+    def on_client_start(self, trainer: Any, pl_module: Any, client: Any) -> None:
+        pl_module.log("starts", 1.0, reduce_fx="sum")
+        if client.id == 4:
+            trainer.vector.data.fill_(torch.nan)
+
+
+def test_what_a_client_that_diverges_has_logged_at_its_start_is_forgotten(tmp_path):
+    runs = [train(tmp_path, Model, engine, LogsStart(), max_diverged=0.3) for engine in ("sequential", "vectorized")]
+    agree(*runs)
+    assert runs[1].logged["starts"] == 4
+
+
+class Late(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        hidden = self.net[0](batch[0])
+        return F.cross_entropy(self.net[2](hidden.detach() if self.current_epoch >= 2 else hidden), batch[1])
+
+
+def test_a_gradient_that_ends_later_is_told_in_a_sentence(tmp_path):
+    with pytest.raises(FederatedError, match=r"`net.0.weight` gets no gradient.*`--trainer.engine sequential`"):
+        train(tmp_path, Late, "vectorized")
+
+
+class Trims(Model):
+    """Its batches have as many columns as their first label says."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return [x[:, : 3 + int(y[0])], y]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = F.pad(batch[0], (0, FEATURES - batch[0].shape[1]))
+        return F.cross_entropy(self.net(x), batch[1])
+
+
+def test_batches_of_other_shapes_are_apart(tmp_path):
+    both(tmp_path, Trims)
+
+
+class GivesNone(Model):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [*batch, None]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch[:2], batch_idx)
+
+
+def test_batches_that_cannot_be_side_by_side_are_told_in_a_sentence(tmp_path):
+    with pytest.raises(FederatedError, match="cannot be put side by side"):
+        train(tmp_path, GivesNone, "vectorized")
+    assert train(tmp_path, GivesNone, "auto").trainer.engine_choice["engine"] == "sequential"
+
+
+class Counted(Dataset):
+    def __init__(self) -> None:
+        self.inner, self.reads = vectors((24, 24)), 0
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, row: int) -> Any:
+        self.reads += 1
+        return self.inner[row]
+
+
+def test_no_more_is_read_than_trained_on():
+    counted = Counted()
+    source = FederatedDataModule(counted, num_clients=2, batch_size=8).train_source()
+    trainer: Any = SimpleNamespace(seed=1, local_epochs=None, local_steps=4)
+    batches = LaneBatches(trainer, source, None, (Client(0, 24, 1), Client(1, 24, 1)), by_index=False)
+    for step in range(4):
+        list(batches.runs(step))
+    assert counted.reads == 2 * 4 * 8
+
+
+class Ends(FederatedCallback):
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.called = True
+
+
+def test_a_resumed_run_is_checked_again(tmp_path):
+    options = {"enable_checkpointing": True, "logger": [], "deterministic": "warn", "max_rounds": 2}
+    first = train(tmp_path, Model, "auto", **options)
+    torch.use_deterministic_algorithms(False)
+    assert first.trainer.engine_choice["engine"] == "vectorized"
+    trainer, ends = first.trainer, Ends()
+    trainer.max_rounds, trainer.chunk_size = 3, 2
+    trainer.fit(Model(), data(), ckpt_path=str(trainer.run.checkpoints / "last.ckpt"))
+    assert trainer.engine_choice["chunk_size"] == 2
+    trainer.max_rounds = 4
+    trainer.callbacks.insert(0, ends)
+    trainer.fit(Model(), data(), ckpt_path=str(trainer.run.checkpoints / "last.ckpt"))
+    assert trainer.engine_choice["engine"] == "sequential"
+    assert ends.called
