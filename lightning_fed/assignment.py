@@ -81,30 +81,50 @@ class Assignment:
                 self._holders.update((client.id, rank) for client in share)
 
     def _hand_over(self) -> None:
-        """Moves what clients keep, from each process to each other one in turn; the rest forget what they had."""
+        """Moves what clients keep, from each process to each other one in turn; the rest forget what they had.
+
+        What can fail on one process comes before the exchange, which tells the others, or after the last move: in
+        between they would wait for it for ever.
+        """
+        rank, moving = self._processes.rank, self._moves()
+        parcels = {move: self._take(clients) for move, clients in moving.items() if move[0] == rank}
+        if moving:
+            self._processes.exchange(None, "client state")
+        arrived = self._carry(parcels, moving)
+        for target, share in enumerate(self._shares):
+            if target != rank:
+                for client in share:
+                    for keeper in self._keepers:
+                        keeper.forget(client.id)
+        while arrived:  # each is let go of once it is kept
+            self._give(*arrived.pop())
+
+    def _moves(self) -> dict[tuple[int, int], list[int]]:
+        """The clients whose state moves, by the process that has it and the one that needs it."""
         moving: dict[tuple[int, int], list[int]] = {}
         for target, share in enumerate(self._shares):
             for client in share:
                 source = self._holders.get(client.id, target)
                 if source != target:
                     moving.setdefault((source, target), []).append(client.id)
-        if moving:
-            self._processes.exchange(None, "client state")
-        for source, target in sorted(moving):
-            self._move(moving[source, target], source, target)
-        for target, share in enumerate(self._shares):
-            if target != self._processes.rank:
-                for client in share:
-                    for keeper in self._keepers:
-                        keeper.forget(client.id)
+        return moving
 
-    def _move(self, clients: list[int], source: int, target: int) -> None:
+    def _take(self, clients: list[int]) -> list[Any]:
+        return [[keeper.take(i) for keeper in self._keepers] for i in clients]
+
+    def _carry(
+        self, parcels: dict[tuple[int, int], list[Any]], moving: dict[tuple[int, int], list[int]]
+    ) -> list[tuple[int, Any]]:
+        """Sends this process's parcels, which are let go of; returns which clients came to it, each with its state."""
         rank = self._processes.rank
-        if rank not in (source, target):
-            return
-        parcel: Any = [[keeper.take(i) for keeper in self._keepers] for i in clients] if rank == source else []
-        parcel = self._processes.hand_over(parcel, source, target)
-        if rank == target:
-            for i, parts in zip(clients, parcel, strict=True):
-                for keeper, part in zip(self._keepers, parts, strict=True):
-                    keeper.give(i, part)
+        arrived: list[tuple[int, Any]] = []
+        for source, target in sorted(moving):
+            if rank in (source, target):
+                parcel = self._processes.hand_over(parcels.pop((source, target), None), source, target)
+                if rank == target:
+                    arrived.extend(zip(moving[source, target], parcel, strict=True))
+        return arrived
+
+    def _give(self, client: int, parts: list[Any]) -> None:
+        for keeper, part in zip(self._keepers, parts, strict=True):
+            keeper.give(client, part)

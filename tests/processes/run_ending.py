@@ -6,7 +6,10 @@ import sys
 import time
 from typing import Any
 
-from process_cases import FederatedCallback, FederatedError, fit
+import torch
+from process_cases import SCAFFOLD, FederatedCallback, FederatedError, fit
+
+from lightning_fed.client_states import ClientStates
 
 HOW, FOLDER = sys.argv[1:]
 
@@ -24,8 +27,20 @@ class Ends(FederatedCallback):
             os.kill(os.getpid(), self.number)
 
 
-def run(name: str, *callbacks: Any, devices: Any = 2) -> None:
-    options = {"logger": [], "enable_checkpointing": True, "default_root_dir": FOLDER, "name": name}
+def refuse(name: str, rank: int) -> None:
+    """Lets a process fail as it takes or gives a client's state, which others wait for."""
+    method = getattr(ClientStates, name)
+
+    def refusing(states: ClientStates, client: int, *records: Any) -> Any:
+        if torch.distributed.get_rank() == rank:
+            raise FederatedError(f"Expected a record that can be moved, but {name} fails.")
+        return method(states, client, *records)
+
+    setattr(ClientStates, name, refusing)
+
+
+def run(name: str, *callbacks: Any, devices: Any = 2, **others: Any) -> None:
+    options = {"logger": [], "enable_checkpointing": True, "default_root_dir": FOLDER, "name": name, **others}
     try:
         result = fit(devices, *callbacks, **options)
     except FederatedError as error:
@@ -43,6 +58,9 @@ def main() -> None:
         run("second", Ends(signal.SIGTERM, 1))
     elif act == "kill":
         run("run", Ends(signal.SIGKILL, int(rank)))
+    elif act in ("take", "give"):
+        refuse(act, int(rank))
+        run("run", SCAFFOLD(), clients_per_round=4, client_states="host", max_rounds=12)
     else:
         run("run", devices="auto" if act == "torchrun" else 2)
 

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 SCRIPT = Path(__file__).with_name("run_ending.py")
@@ -46,6 +47,14 @@ def test_a_signal_to_one_process_stops_all_after_the_round(tmp_path: Path) -> No
     assert ended.stderr.count("Stopped by SIGTERM after round 2; resume with:") == 2  # once for each run
     assert ended.stderr.count("Stopping after this round") == 1  # which only the first process says
     assert saved_rounds(tmp_path) == [2, 2]
+
+
+@pytest.mark.parametrize("how", ["take 1", "give 1"])
+def test_a_failure_as_client_state_moves_ends_all(tmp_path: Path, how: str) -> None:
+    """The other process has something to receive too, for which it must not wait."""
+    ended = run(how, tmp_path)
+    assert ended.returncode == 4
+    assert ended.stderr.count(f"Expected a record that can be moved, but {how[:4]} fails.") == 2
 
 
 def test_a_process_that_never_joins(tmp_path: Path) -> None:
