@@ -97,7 +97,8 @@ def step_by_hand(
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Reduces a cohort as a round does and steps; returns the new w and what was logged."""
     weights = torch.tensor(start)
-    trainer: Any = SimpleNamespace(weights=weights, vector=SimpleNamespace(parameters=[weights]))
+    vector = SimpleNamespace(parameters=[weights])
+    trainer: Any = SimpleNamespace(weights=weights, vector=vector, reduce_sum=lambda tensor: tensor)
     module = Logged()
     reducer = RoundReducer(weights, aggregator.all_needs, len(deltas))
     reducer.reset(len(deltas))
