@@ -36,7 +36,7 @@ def validate_options(options: dict[str, Any]) -> None:
         _expect_choice("gradient_clip_algorithm", options["gradient_clip_algorithm"], ("norm", "value"))
     _expect_choice("local_schedule", options["local_schedule"], ("restart", "continue"))
     _expect_choice("deterministic", options["deterministic"], (True, False, "warn"))
-    for name in ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay"):
+    for name in ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay", "compile"):
         _expect_choice(name, options[name], (True, False))
     _expect_choice("full_gradient_mode", options["full_gradient_mode"], ("eval", "train"))
     _expect_choice("engine", options["engine"], ("sequential", "vectorized", "auto"))

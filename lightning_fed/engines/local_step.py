@@ -57,9 +57,12 @@ class LocalStep:
         self.precision: Precision = trainer.fabric.strategy.precision
         self.plain_forward = type(self.precision) is Precision
         self.plain_backward = type(self.precision).backward is Precision.backward
-        # A number can be read from the CPU's memory at once; elsewhere the read would wait for the device.
-        self.reads_loss = self.vector.device.type == "cpu"
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
+        self.training_step: Callable[..., Any] = module.training_step
+        if trainer.compile:
+            disable: Any = torch.compiler.disable  # torch leaves it untyped
+            recorder.log = disable(recorder.log)  # type: ignore[method-assign]  # it counts, and graphs do not
+            self.training_step = torch.compile(module.training_step)
         self.untrained = self.vector.gradients_except(trainer.local_optimizer.parameters)
         self.accumulate = trainer.accumulate_grad_batches
         if self.accumulate > 1 and isinstance(self.optimizer, LBFGS):
@@ -151,12 +154,12 @@ class LocalStep:
     def _gradient(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor]:
         args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
         if self.plain_forward:
-            output = self.module.training_step(*args)
+            output = self.training_step(*args)
         else:
             with self.precision.forward_context():
-                output = self.module.training_step(*args)
+                output = self.training_step(*args)
         loss = loss_of(output, self.module)
-        self.recorder.log_default("train/loss", loss.item() if self.reads_loss else loss)
+        self.recorder.log_default("train/loss", loss)
         if self.accumulate > 1:
             loss = loss / self.accumulate
         # After the forward pass, as in Lightning: gradients of a backward pass within `training_step` do not count.

@@ -47,6 +47,7 @@ BAD: dict[str, list[Any]] = {
     "client_states": ["ram", None, True],
     "engine": ["parallel", None, True],
     "chunk_size": [0, -1, 1.5, "10", True],
+    "compile": ["yes", None, 2],
     "memory_format": ["contiguous", None, True],
     "accumulate_grad_batches": [*COUNT, None, {0: 2}],
     "deterministic": ["maybe", None, 3],

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_parts import CLASSES, FEATURES, SIZES, BySizes, Model, both, data, train, vectors
+from engine_parts import CLASSES, FEATURES, SIZES, BySizes, Model, agree, both, data, train, vectors
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -229,3 +229,14 @@ class Moves(Model):
 def test_batches_go_through_the_modules_own_hooks(tmp_path):
     moved, plain = both(tmp_path, Moves), both(tmp_path, Model)
     assert not torch.allclose(moved.deltas[0], plain.deltas[0])
+
+
+@pytest.mark.slow
+def test_a_compiled_step_trains_alike_and_logs_alike(tmp_path):
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    plain = train(tmp_path, Logs, "sequential")
+    assert not counters["stats"]["unique_graphs"]
+    agree(plain, train(tmp_path, Logs, "sequential", compile=True), rtol=1e-8)
+    assert 0 < counters["stats"]["unique_graphs"] < 20, "it does not compile anew at every step"
