@@ -82,7 +82,6 @@ REFUSED = {
     "callback": (Model, [Watches], {}, "Watches overrides `on_train_batch_end`"),
     "start": (Model, [Starts], {}, "Starts overrides `on_client_start` without saying `stacks = True`"),
     "algorithm": (Model, [Adds], {}, "Adds overrides `on_before_optimizer_step` without saying"),
-    "compile": (Model, [], {"compile": True}, "compiles the step of one client"),
     "accumulation": (Model, [], {"accumulate_grad_batches": 2}, "accumulate_grad_batches` is 2"),
     "optimizer": (
         lambda: Model(optimizer=lambda m: torch.optim.Adafactor(m.parameters())), [], {}, "Adafactor is not known",
@@ -104,7 +103,12 @@ def test_what_cannot_train_at_once_is_refused_in_one_sentence_and_auto_falls_bac
     assert fallen.trainer.engine_choice["engine"] == "sequential"
     (line,) = told
     assert "\n" not in line
-    agree(train(tmp_path, make, "sequential", *[callback() for callback in callbacks], **options), fallen, rtol=1e-12)
+    agree(train(tmp_path, make, "sequential", *[callback() for callback in callbacks], **options), fallen, rtol=0)
+
+
+def test_a_compiled_step_is_that_of_one_client(tmp_path):
+    with pytest.raises(FederatedError, match="`--trainer.compile` compiles the step of one client"):
+        train(tmp_path, Model, "vectorized", compile=True)
 
 
 def test_an_algorithm_of_the_users_own_that_says_so_works_on_all_at_once(tmp_path):
