@@ -9,6 +9,7 @@ import torch
 
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.local_step import LocalStep, overriding_hooks
+from lightning_fed.functional.local import difference
 from lightning_fed.hooks import Client, Update
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.transfer import overrides
@@ -66,7 +67,7 @@ class SequentialEngine(Engine):
         trainer.client, trainer.local_step, self.recorder.batch_size = None, 0, 1
         trainer.displacement = None
         vector.refresh()
-        self.delta.copy_(vector.data).sub_(trainer.origin)
+        difference(vector.data, trainer.origin, self.delta)
         start = self.start_gradients
         gradient = [start.gradient, start.loss] if start.method_level == "client" else []
         if self.divergence.found(client, self.delta, *gradient):

@@ -4,9 +4,23 @@ Vectors have shape (d,). w is the round's global model, w_i the client's weights
 its data, g̅ = Σ p_i g_i. Results go to ``out``, which is returned.
 """
 
+import torch
 from torch import Tensor
 
-__all__ = ["alignment", "control_variate", "linear_scaling_shift", "proximal_gradient"]
+__all__ = ["alignment", "control_variate", "difference", "linear_scaling_shift", "proximal_gradient"]
+
+
+def difference(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """Computes left - right in the precision of ``out``.
+
+    Args:
+        left: A vector.
+        right: Another one.
+        out: Receives the result, in a dtype at least as wide.
+    """
+    if left.dtype == right.dtype == out.dtype:
+        return torch.sub(left, right, out=out)  # one pass over the memory instead of two
+    return out.copy_(left).sub_(right)
 
 
 def proximal_gradient(weights: Tensor, origin: Tensor, out: Tensor) -> Tensor:
@@ -17,7 +31,7 @@ def proximal_gradient(weights: Tensor, origin: Tensor, out: Tensor) -> Tensor:
         origin: w.
         out: Receives the result, in a dtype at least as wide.
     """
-    return out.copy_(weights).sub_(origin)
+    return difference(weights, origin, out)
 
 
 def alignment(mean: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
@@ -30,7 +44,7 @@ def alignment(mean: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
         gradient: g_i.
         out: Receives the result.
     """
-    return out.copy_(mean).sub_(gradient)
+    return difference(mean, gradient, out)
 
 
 def linear_scaling_shift(mean: Tensor, gradient: Tensor, num_clients: int, lr: float, out: Tensor) -> Tensor:
