@@ -106,6 +106,8 @@ def make_trainer(side: Side, callbacks: list[Callback], **options: Any) -> Feder
     """
     if side.engine is not None and "engine" in signature(FederatedTrainer).parameters:
         options["engine"] = side.engine
+    if side.memory_format != "preserve":
+        options["memory_format"] = side.memory_format
     chosen: dict[str, Any] = {
         "accelerator": side.accelerator, "devices": side.devices, "precision": side.precision, "callbacks": callbacks,
         "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options,

@@ -7,6 +7,7 @@ from benchmarks.sides import PLAIN, PLAIN_FAST, Side
 __all__ = ["GPU_ROWS", "ROWS", "Row"]
 
 SEQUENTIAL, VECTORIZED = Side(engine="sequential"), Side(engine="vectorized")
+CHANNELS_LAST = Side(engine="sequential", memory_format="channels_last")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ def _method(name: str, aim: float, note: str = "") -> Row:
 ROWS = [
     Row("A-plain", "A", PLAIN, note="control: how far two equal sides are apart"),
     Row("A-sequential", "A", SEQUENTIAL, aim=0.92),
-    Row("A-sequential-fast", "A", SEQUENTIAL, PLAIN_FAST, 1.02),
+    Row("A-channels-last", "A", CHANNELS_LAST, aim=0.92),
+    Row("A-channels-last-fast", "A", CHANNELS_LAST, PLAIN_FAST, 1.02),
     Row("A-vectorized", "A", VECTORIZED),
     Row("A-2", "A", Side(engine="sequential", devices=2), aim=0.52),
     Row("B-plain", "B", PLAIN, note="control"),

@@ -36,6 +36,7 @@ class Side:
         devices: Processes that share the cohort.
         method: Aggregator and client algorithm of the framework, a key of ``framework.METHODS``.
         accelerator: ``cpu`` or ``gpu``.
+        memory_format: How the framework lays out the weights of convolutions.
         precision: ``32-true`` or ``bf16-mixed``, for which loops written by hand go under autocast.
     """
 
@@ -45,6 +46,7 @@ class Side:
     method: str = "fedavg"
     accelerator: str = "cpu"
     precision: str = "32-true"
+    memory_format: str = "preserve"
 
     @property
     def device(self) -> str:
@@ -57,6 +59,7 @@ class Side:
         words = [self.method] if self.method != "fedavg" else []
         words += [self.engine or "default engine"] if self.loop == "framework" else [self.loop.replace("_", " ")]
         words += [f"{self.devices} processes"] if self.devices > 1 else []
+        words += [self.memory_format] if self.memory_format != "preserve" else []
         words += [self.precision] if self.precision != "32-true" else []
         return ", ".join(words + (["GPU"] if self.accelerator == "gpu" else []))
 
