@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from lightning_fed.data import TensorSource
 from lightning_fed.hooks import Client
-from lightning_fed.seeding import Purpose, generator_for, seed_for
+from lightning_fed.seeding import Purpose, seed_for, seeds_for
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
@@ -77,7 +77,8 @@ class LaneBatches:
         self.clients = tuple(clients[at] for at in order)
         self.steps: list[int] = steps[order].tolist()
         self._in_epoch, self._last = in_epoch[order], last[order]
-        self._orders = [generator_for(self._seed, Purpose.SHUFFLE, c.round, c.id) for c in self.clients]
+        seeds = seeds_for(self._seed, Purpose.SHUFFLE, self.clients[0].round, [client.id for client in self.clients])
+        self._orders = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.gathers = type(source) is TensorSource and transfer is None  # a subclass may read otherwise
         self._rows = torch.zeros(len(clients), int(samples.max()), dtype=torch.int64)
         self._epochs: list[list[Any]] = [[] for _ in clients]

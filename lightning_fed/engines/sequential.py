@@ -11,7 +11,7 @@ from lightning_fed.engines.base import Engine
 from lightning_fed.engines.local_step import LocalStep, overriding_hooks
 from lightning_fed.functional.local import difference
 from lightning_fed.hooks import Client, Update
-from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.seeding import Purpose, seed_everywhere, seed_for, seeds_for
 from lightning_fed.transfer import overrides
 
 __all__ = ["SequentialEngine"]
@@ -43,15 +43,20 @@ class SequentialEngine(Engine):
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains one client after the other; see ``Engine.updates``."""
-        for client in clients:
+        at = clients[0].round if clients else 0, [client.id for client in clients]
+        seeds = seeds_for(self.trainer.seed, Purpose.LOCAL, *at)
+        orders = seeds_for(self.trainer.seed, Purpose.SHUFFLE, *at)
+        for client, seed, order_seed in zip(clients, seeds, orders, strict=True):
             if self.trainer.max_diverged:
                 self.recorder.mark()
-            update = self._train_client(client)
+            # One generator for all clients: to seed it is half the time of making one.
+            self.order_stream.manual_seed(order_seed)
+            update = self._train_client(client, seed)
             if update is not None and update.num_steps and update.distance:
                 yield update
 
-    def _train_client(self, client: Client) -> Update | None:
-        """Trains one client; None if it diverged and is left out."""
+    def _train_client(self, client: Client, seed: int) -> Update | None:
+        """Trains one client, whose streams have a seed; None if it diverged and is left out."""
         trainer, vector = self.trainer, self.trainer.vector
         vector.data.copy_(self.start)
         trainer.buffers.load(client)
@@ -59,7 +64,7 @@ class SequentialEngine(Engine):
         self.step_options.clear()
         self.start_gradients.load(client)
         trainer.origin, trainer.displacement = self.start, None
-        seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id))
+        seed_everywhere(seed)
         trainer.client = client
         for hook in self.client_start_hooks:
             hook(trainer, self.module, client)
@@ -115,12 +120,10 @@ class SequentialEngine(Engine):
     def _batches(self, client: Client) -> Iterator[tuple[Any, int, bool]]:
         """Yields (batch, index within the epoch, whether it is the epoch's last) over all local epochs."""
         trainer = self.trainer
-        # One generator for all clients: to seed it is half the time of making one.
-        order_stream = self.order_stream.manual_seed(seed_for(trainer.seed, Purpose.SHUFFLE, client.round, client.id))
         size, epoch = self.source.batch_size, 0
         last = -(-client.num_samples // size) - 1
         while trainer.local_epochs is None or epoch < trainer.local_epochs:
-            order = torch.randperm(client.num_samples, generator=order_stream)
+            order = torch.randperm(client.num_samples, generator=self.order_stream)
             # What is random in reading samples has streams of its own, apart for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
             seed = seed_for(trainer.seed, Purpose.READ, *at) if self.source.reads_are_seeded else 0

@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fed import seeding
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import Purpose, generator_for, numpy_generator_for, run_seed, seed_everywhere, seed_for
+from lightning_fed.seeding import (
+    Purpose,
+    generator_for,
+    numpy_generator_for,
+    run_seed,
+    seed_everywhere,
+    seed_for,
+    seeds_for,
+)
 
 # Values of the first release: a change here changes the numbers of every run there has been.
 KNOWN = {
@@ -35,6 +44,20 @@ def test_seeds_are_those_of_a_seed_sequence(seed: int, client: int, index: int |
     numbers = [seed, Purpose.LOCAL, 3, client, *([] if index is None else [index])]
     low, high = np.random.SeedSequence([int(number) for number in numbers]).generate_state(2)
     assert seed_for(seed, Purpose.LOCAL, 3, client, index) == (int(high) << 32 | int(low)) >> 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 20, 300])
+@pytest.mark.parametrize("numbers", [(0, 0), (7, 3), (2**32 - 1, 2**32 - 1), (2**32, 1), (5, 2**33)])
+def test_seeds_of_many_clients_are_those_of_each(numbers: tuple[int, int], count: int) -> None:
+    drawn = np.random.default_rng(count).integers(2**32, size=count).tolist()
+    for clients in ([*range(count)], drawn, [*drawn[:-1], 2**32 - 1], [*drawn, 2**32]):
+        seeds = [seed_for(numbers[0], Purpose.SHUFFLE, numbers[1], client) for client in clients]
+        assert seeds_for(numbers[0], Purpose.SHUFFLE, numbers[1], clients) == seeds
+
+
+def test_seeds_of_many_clients_are_hashed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeding, "seed_for", None)
+    assert len(set(seeds_for(0, Purpose.LOCAL, 1, range(1000)))) == 1000
 
 
 def test_purposes_keep_their_numbers() -> None:
