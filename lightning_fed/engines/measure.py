@@ -131,10 +131,16 @@ class StepProbe:
         """Measures the step of so many clients at once."""
         local, weights = self.trainer.local_optimizer, self._weights(count)
         assert local is not None
-        optimizer = FlatOptimizer(local.optimizer, self.trainer.vector, weights, torch.zeros_like(weights), fuse=True)
+        gradients = torch.zeros_like(weights)
+        optimizer = FlatOptimizer(local.optimizer, self.trainer.vector, weights, gradients, fuse=True)
         optimizer.start(count)
+
+        def step() -> None:
+            self._take(count, weights, gradients)
+            optimizer.step()
+
         with isolate_rng(), untouched(self.module):
-            return self._fastest(lambda: optimizer.step(self._take(count, weights)[0]))
+            return self._fastest(step)
 
     def lanes_that_fit(self) -> int:
         """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice."""
@@ -165,14 +171,17 @@ class StepProbe:
     def _weights(self, count: int) -> Tensor:
         return self.trainer.vector.data.expand(count, -1).clone()
 
-    def _take(self, count: int, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def _take(
+        self, count: int, weights: Tensor | None = None, gradients: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the gradients of ``count`` clients, all on the same batch; returns their buffers after it too."""
         run: Run = self.run
         batch = tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), run.batch)
         live = self.trainer.buffers.live.tensors()
         buffers = {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()}
         weights = self._weights(count) if weights is None else weights
-        gradients, _, _ = self.step(weights, buffers, batch, run.batch_idx, run.size)
+        gradients = torch.empty_like(weights) if gradients is None else gradients
+        self.step(weights, buffers, batch, run.batch_idx, run.size, gradients)
         return gradients, buffers
 
     def _fastest(self, step: Callable[[], Any]) -> float:

@@ -97,7 +97,7 @@ class VectorizedEngine(Engine):
             self._edit_gradients()
             if self.needs_distance:
                 options.append(self.optimizer.step_options)
-            lanes.optimizer.step(lanes.gradients[: lanes.active])
+            lanes.optimizer.step()
             self.optimizer.after_step(step + 1)
         trainer.local_step = 0
         return options
@@ -108,10 +108,10 @@ class VectorizedEngine(Engine):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             try:
-                gradients, logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size)
+                out = lanes.gradients[run.lanes]
+                logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
             except CannotStack as reason:
                 raise refusal(reason) from reason
-            lanes.take_gradients(run.lanes, gradients)
             log.add(run.lanes, logged, totals)
 
     def _edit_gradients(self) -> None:
