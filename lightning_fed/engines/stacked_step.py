@@ -22,15 +22,24 @@ from lightning_fed.transfer import accepts
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["MANY_CLIENTS", "CannotStack", "StackedStep", "refusal"]
+__all__ = ["MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "refusal"]
 
 
 class CannotStack(Exception):
     """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
 
 
-def refusal(reason: Exception) -> FederatedError:
+class CannotTrace(CannotStack):
+    """Says likewise why the step of many clients at once cannot be compiled."""
+
+
+def refusal(reason: CannotStack) -> FederatedError:
     """Says to the user why many clients cannot train at once, and what to change."""
+    if isinstance(reason, CannotTrace):
+        return FederatedError(
+            "Expected a `training_step` that can be compiled for many clients at once with `--trainer.compile true`, "
+            f"but {reason}: set `--trainer.compile false`, or `--trainer.engine sequential`."
+        )
     return FederatedError(
         f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {reason}: set "
         "`--trainer.engine sequential`."
@@ -175,11 +184,10 @@ def _note(touched: set[str], name: str) -> Any:
 
 def _shaped(columns: Tensor, like: Tensor) -> Tensor:
     """Views columns of flat vectors, shape (n, k), with a parameter's shape and memory layout, shape (n, ...)."""
-    if like.is_contiguous():
-        return columns.unflatten(1, like.shape) if like.ndim else columns.squeeze(1)
-    order = sorted(range(like.ndim), key=like.stride, reverse=True)
-    inverse = sorted(range(like.ndim), key=order.__getitem__)
-    return columns.unflatten(1, [like.shape[dim] for dim in order]).permute(0, *(dim + 1 for dim in inverse))
+    order = sorted(range(like.ndim), key=like.stride, reverse=True) if not like.is_contiguous() else range(like.ndim)
+    inverse = sorted(range(like.ndim), key=list(order).__getitem__)
+    viewed = columns.view(len(columns), *(like.shape[dim] for dim in order))
+    return viewed.permute(0, *(dim + 1 for dim in inverse))
 
 
 def _reads(function: Any, name: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.engines.base import Engine
+from lightning_fed.engines.compiled_step import CompiledStep, common_batch_sizes
 from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.lane_log import LaneLog
 from lightning_fed.engines.lanes import Lanes
@@ -35,7 +36,10 @@ class VectorizedEngine(Engine):
     def __init__(self, *args: Any, chunk_size: int) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
-        self.step = StackedStep(self.trainer, self.module)
+        self.step: StackedStep | CompiledStep = StackedStep(self.trainer, self.module)
+        if self.trainer.compile:
+            sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
+            self.step = CompiledStep(self.step, chunk_size, sizes)
         self.lanes = Lanes(self.trainer, min(chunk_size, self.trainer.cohort_size))
         self.started: dict[int, dict[str, Series]] = {}  # what each lane's start has logged
         self.gradient_hooks = overriding_hooks(self.trainer, "on_before_optimizer_step")
@@ -48,6 +52,11 @@ class VectorizedEngine(Engine):
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains chunk after chunk; see ``Engine.updates``."""
+        if isinstance(self.step, CompiledStep):
+            try:
+                self.step.start_round()
+            except CannotStack as reason:
+                raise refusal(reason) from reason
         for first in range(0, len(clients), self.chunk_size):
             yield from self._train_chunk(clients[first : first + self.chunk_size])
 
