@@ -12,6 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.pipes import Pipes, open_pipes
 
 if TYPE_CHECKING:
     from lightning_fed.strategy import ClientsStrategy
@@ -20,6 +21,8 @@ __all__ = ["LostProcess", "PeerFailure", "Processes"]
 
 _T = TypeVar("_T")
 _PACKET = 1 << 14
+# Up to so many bytes are added by one process for all; beyond, gloo lets each add a part.
+_SMALL = 1 << 22
 
 
 class PeerFailure(FederatedError):
@@ -45,6 +48,7 @@ class Processes:
     def __init__(self, strategy: ClientsStrategy | None = None) -> None:
         self._strategy = strategy
         self._are_apart = False
+        self._pipes: Pipes | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
         """Returns itself: metric objects of a module refer to it, and modules are copied."""
@@ -59,6 +63,15 @@ class Processes:
     def size(self) -> int:
         """Number of processes."""
         return 1 if self._strategy is None else self._strategy.world_size
+
+    def connect(self, timeout_s: float) -> None:
+        """Opens direct connections if all processes are of one machine; elsewhere gloo carries everything.
+
+        Args:
+            timeout_s: How long a process waits for another one that lives.
+        """
+        if self.size > 1:
+            self._pipes = open_pipes(self.rank, self.size, timeout_s, self._gather)
 
     def are_together(self) -> bool:
         """Whether there are several, and all do the same now."""
@@ -166,6 +179,8 @@ class Processes:
             return
         self._are_apart = False
         if not isinstance(error, Exception):  # a second Ctrl-C comes anywhere, perhaps amid a reduction
+            if self._pipes is not None:
+                self._pipes.close()
             dist.destroy_process_group()
             return
         sentence = str(error)
@@ -177,21 +192,25 @@ class Processes:
                 error.is_told = self.rank > 0
 
     def _gather(self, said: Any) -> list[Any]:
-        """Gathers objects: in one round trip what fits into a first packet, as nearly everything does."""
         content = pickle.dumps(said, protocol=5)
+        with _noticing(self._strategy):
+            everyone = self._gather_packets(content) if self._pipes is None else self._pipes.gather(content)
+        return [pickle.loads(each) for each in everyone]
+
+    def _gather_packets(self, content: bytes) -> list[bytes]:
+        """Gathers by gloo: in one round trip what fits into a first packet, as nearly everything does."""
         packet = torch.zeros(_PACKET, dtype=torch.uint8)
         packet[:8] = torch.tensor([len(content)]).view(torch.uint8)
         packet[8 : 8 + len(content)] = _bytes(content[: _PACKET - 8])
-        with _noticing(self._strategy):
-            packets = self._gather_alike(packet)
-            lengths = [int(each[:8].view(torch.int64)) for each in packets]
-            rests = [each[:0] for each in packets]
-            if longest := max(max(lengths) - (_PACKET - 8), 0):
-                rest = torch.zeros(longest, dtype=torch.uint8)
-                rest[: max(len(content) - (_PACKET - 8), 0)] = _bytes(content[_PACKET - 8 :])
-                rests = self._gather_alike(rest)
+        packets = self._gather_alike(packet)
+        lengths = [int(each[:8].view(torch.int64)) for each in packets]
+        rests = [each[:0] for each in packets]
+        if longest := max(max(lengths) - (_PACKET - 8), 0):
+            rest = torch.zeros(longest, dtype=torch.uint8)
+            rest[: max(len(content) - (_PACKET - 8), 0)] = _bytes(content[_PACKET - 8 :])
+            rests = self._gather_alike(rest)
         whole = (torch.cat([first[8:], rest])[:n] for first, rest, n in zip(packets, rests, lengths, strict=True))
-        return [pickle.loads(each.numpy().tobytes()) for each in whole]
+        return [each.numpy().tobytes() for each in whole]
 
     def _gather_alike(self, tensor: Tensor) -> list[Tensor]:
         everyone = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -206,7 +225,10 @@ class Processes:
         parts = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
         whole = parts[0] if len(parts) == 1 and parts[0].is_contiguous() else torch.cat([p.flatten() for p in parts])
         with _noticing(self._strategy):
-            dist.all_reduce(whole, how)
+            if self._pipes is not None and whole.device.type == "cpu" and whole.nbytes <= _SMALL:
+                self._pipes.reduce(whole, maximum=how is dist.ReduceOp.MAX)
+            else:
+                dist.all_reduce(whole, how)
         if whole is not parts[0]:
             for part, reduced in zip(parts, torch.split(whole, [p.numel() for p in parts]), strict=True):
                 part.copy_(reduced.view_as(part))
@@ -221,7 +243,7 @@ def _noticing(strategy: ClientsStrategy | None) -> Iterator[None]:
     """Turns what torch says when another process is gone into one sentence."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, EOFError, OSError) as error:
         who = "another one" if strategy is None else strategy.find_lost()
         raise LostProcess(
             f"Expected every process of the run to go on, but {who} has ended without a word (killed, or out of "

@@ -57,6 +57,7 @@ class ClientsStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         """Waits for all processes."""
         super().setup_environment()
+        self.processes.connect(self._timeout.total_seconds() if self._timeout is not None else 0.0)
         atexit.register(_part)
         self._launcher.joined.set()  # type: ignore[union-attr]  # made below
 

@@ -14,6 +14,7 @@ from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.lane_log import LaneLog
 from lightning_fed.engines.lanes import Lanes
 from lightning_fed.engines.local_step import overriding_hooks
+from lightning_fed.engines.memory import keep_freed_memory
 from lightning_fed.engines.stacked_step import CannotStack, StackedStep, refusal
 from lightning_fed.hooks import Client, Update
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
@@ -36,6 +37,8 @@ class VectorizedEngine(Engine):
     def __init__(self, *args: Any, chunk_size: int) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
+        if self.trainer.vector.device.type == "cpu":
+            keep_freed_memory()
         self.step: StackedStep | CompiledStep = StackedStep(self.trainer, self.module)
         if self.trainer.compile:
             sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
