@@ -1,6 +1,7 @@
 """What a run does, for one process and for two: each case returns what must not depend on their number."""
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -157,6 +158,23 @@ def taped(devices: int, folder: Path) -> Result:
     return {**result, "cohorts": tape.cohorts, "own": tape.batches}
 
 
+class Slow(FederatedCallback):
+    """Makes the second process slow."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        time.sleep(0.02 * trainer.global_rank)
+
+
+def measured(devices: int, folder: Path) -> Result:
+    """Clients of one size that keep control variates, in two processes of which one is slow."""
+    tape = Tape()
+    result = fit(
+        devices, SCAFFOLD(), Slow(), tape, data=make_data("equal"), max_rounds=8, clients_per_round=5,
+        balance="measured",
+    )  # fmt: skip
+    return {**result, "cohorts": tape.cohorts, "own": sorted(tape.batches)}
+
+
 class Diverging(Shifted):
     """Two clients end with NaN."""
 
@@ -290,6 +308,7 @@ CASES: dict[str, Case] = {
     "test": partial(call, what="test"),
     "predict": partial(call, what="predict"),
     "taped": taped,
+    "measured": measured,
     **{f"kept {where}": partial(kept, where=where, rounds=6) for where in ("device", "host", "disk")},
     "begun": partial(kept, where="device", rounds=3, at="begun"),
 }
