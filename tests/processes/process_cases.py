@@ -22,10 +22,11 @@ from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
-from lightning_fed.aggregators import FedAvg, FedGMA
+from lightning_fed.aggregators import FedAvg, FedGMA, FedNova
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.diagnostics import GradientDissimilarity
+from lightning_fed.engines import vectorized
 
 Result = dict[str, Any]
 
@@ -175,6 +176,24 @@ def measured(devices: int, folder: Path) -> Result:
     return {**result, "cohorts": tape.cohorts, "own": sorted(tape.batches)}
 
 
+def uneven(devices: int, folder: Path) -> Result:
+    """Many clients at once, of which one process gets nearly all, as they are small."""
+    made, capacities = vectorized.Lanes.__init__, []
+
+    def noting(lanes: vectorized.Lanes, trainer: Any, capacity: int) -> None:
+        made(lanes, trainer, capacity)
+        capacities.append(capacity)
+
+    data, counts = make_data("unequal"), (66, 4, 4, 4, 4, 4)
+    data.partitioner = BySizes(counts)
+    vectorized.Lanes.__init__ = noting
+    try:
+        result = fit(devices, SCAFFOLD(), FedNova(), data=data, engine="vectorized", chunk_size=6)
+    finally:
+        vectorized.Lanes.__init__ = made
+    return {**result, "own": capacities}
+
+
 class Diverging(Shifted):
     """Two clients end with NaN."""
 
@@ -309,6 +328,7 @@ CASES: dict[str, Case] = {
     "predict": partial(call, what="predict"),
     "taped": taped,
     "measured": measured,
+    "uneven": uneven,
     **{f"kept {where}": partial(kept, where=where, rounds=6) for where in ("device", "host", "disk")},
     "begun": partial(kept, where="device", rounds=3, at="begun"),
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError
 
 DOUBLE, SINGLE = 1e-10, 1e-5
-APART = ("taped", "measured", "begun", "too many diverged", "one diverged")  # see below
+APART = ("taped", "measured", "uneven", "begun", "too many diverged", "one diverged")  # see below
 ALIKE = [name for name in CASES if name not in APART]
 
 
@@ -79,6 +79,15 @@ def test_a_slow_process_gets_fewer_clients(pair: Pair) -> None:
     assert same(*everyone)
     assert distance({name: found for name, found in alone.items() if name != "own"}, everyone[0]) < DOUBLE
     assert (pair.folder / "stderr").read_text().count("`--trainer.balance measured` the clock decides") == 1
+
+
+def test_matrices_have_the_rows_of_a_share(pair: Pair) -> None:
+    """Half of the six clients' at first, and more in the process that gets five small ones."""
+    alone, everyone = pair.alone("uneven"), [found["uneven"] for found in pair.everyone]
+    assert [each.pop("own") for each in everyone] == [[3], [3, 5]]
+    assert alone["own"] == [6]
+    assert same(*everyone)
+    assert distance({name: found for name, found in alone.items() if name != "own"}, everyone[0]) < DOUBLE
 
 
 def test_clients_were_trained_by_both(pair: Pair) -> None:
