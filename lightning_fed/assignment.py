@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heapreplace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from lightning_fed.hooks import Client, Cohort
+from lightning_fed.parcels import pack, room_for, unpack
 
 if TYPE_CHECKING:
     from lightning_fed.buffers import GlobalBuffers
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assignment", "Trained", "assign_clients", "smooth_speeds"]
 
+_Move: TypeAlias = tuple[int, int]  # from one process to another
 # How far a process that has nothing to do comes nearer to the fastest in a round.
 _AGAIN = 0.1
 
@@ -175,13 +178,21 @@ class Assignment:
         """Moves what clients keep, from each process to each other one in turn; the rest forget what they had.
 
         What can fail on one process comes before the exchange, which tells the others, or after the last move: in
-        between they would wait for it for ever.
+        between they would wait for it for ever, so one that fails all the same breaks their wait.
         """
         rank, moving = self._processes.rank, self._moves()
-        parcels = {move: self._take(clients) for move, clients in moving.items() if move[0] == rank}
+        parcels = {move: pack(self._take(clients), move[1]) for move, clients in moving.items() if move[0] == rank}
+        arrived: list[tuple[int, Any]] = []
         if moving:
-            self._processes.exchange(None, "client state")
-        arrived = self._carry(parcels, moving)
+            own = {move: len(parcel) for move, parcel in parcels.items()}
+            sizes = {
+                move: size for part in self._processes.exchange(own, "client state") for move, size in part.items()
+            }
+            with self._processes.waited_for():
+                carried = self._carry(parcels, sizes)
+            while carried:
+                move, packed = carried.popitem()
+                arrived.extend(zip(moving[move], unpack(packed), strict=True))
         for target, share in enumerate(self._shares):
             if target != rank:
                 for client in share:
@@ -190,9 +201,9 @@ class Assignment:
         while arrived:  # each is let go of once it is kept
             self._give(*arrived.pop())
 
-    def _moves(self) -> dict[tuple[int, int], list[int]]:
+    def _moves(self) -> dict[_Move, list[int]]:
         """The clients whose state moves, by the process that has it and the one that needs it."""
-        moving: dict[tuple[int, int], list[int]] = {}
+        moving: dict[_Move, list[int]] = {}
         for target, share in enumerate(self._shares):
             for client in share:
                 source = self._holders.get(client.id, target)
@@ -203,17 +214,16 @@ class Assignment:
     def _take(self, clients: list[int]) -> list[Any]:
         return [[keeper.take(i) for keeper in self._keepers] for i in clients]
 
-    def _carry(
-        self, parcels: dict[tuple[int, int], list[Any]], moving: dict[tuple[int, int], list[int]]
-    ) -> list[tuple[int, Any]]:
-        """Sends this process's parcels, which are let go of; returns which clients came to it, each with its state."""
+    def _carry(self, parcels: dict[_Move, Tensor], sizes: dict[_Move, int]) -> dict[_Move, Tensor]:
+        """Sends this process's parcels, which are let go of; returns those that came to it."""
         rank = self._processes.rank
-        arrived: list[tuple[int, Any]] = []
-        for source, target in sorted(moving):
-            if rank in (source, target):
-                parcel = self._processes.hand_over(parcels.pop((source, target), None), source, target)
-                if rank == target:
-                    arrived.extend(zip(moving[source, target], parcel, strict=True))
+        arrived: dict[_Move, Tensor] = {}
+        for move in sorted(sizes):
+            if rank == move[0]:
+                self._processes.hand_over(parcels.pop(move), *move)
+            elif rank == move[1]:
+                arrived[move] = room_for(sizes[move])
+                self._processes.hand_over(arrived[move], *move)
         return arrived
 
     def _give(self, client: int, parts: list[Any]) -> None:
