@@ -250,6 +250,21 @@ def scheduled(devices: int, folder: Path) -> Result:
     return fit(devices, net=start(Scheduled), local_schedule="continue")
 
 
+def plateau(devices: int, folder: Path) -> Result:
+    """A schedule that follows what was logged lowers the learning rate in every process alike."""
+
+    class Watched(Shifted):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=torch.tensor(0.1, dtype=torch.float64), foreach=False)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "train/loss"}
+
+        def on_train_epoch_end(self) -> None:
+            self.log("rate", float(self.optimizers().param_groups[0]["lr"]))
+
+    return fit(devices, net=start(Watched), max_rounds=4)
+
+
 def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = False, at: str = "") -> Result:
     """Clients that keep control variates and buffers, drawn now here, now there."""
     result = fit(
@@ -304,6 +319,7 @@ CASES: dict[str, Case] = {
     "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
     "local steps": lambda devices, _: fit(devices, local_steps=3),
     "schedule": scheduled,
+    "plateau": plateau,
     "one client": lambda devices, _: fit(
         devices,
         FedGMA(p_means="prose", mask=MASKS["sand"]()),
@@ -346,6 +362,10 @@ def own_model(trainer: Any) -> None:
     trainer.weights[0] += trainer.global_rank
 
 
+def own_rate(trainer: Any) -> None:
+    trainer.local_optimizer.optimizer.param_groups[0]["lr"] = 0.05
+
+
 # For two processes alone: how each ends.
 MISTAKES: dict[str, Case] = {
     "fails on one": lambda devices, _: fit(devices, Acts("on_client_start", fail, ranks=(1,))),
@@ -359,6 +379,7 @@ MISTAKES: dict[str, Case] = {
         devices, Acts("on_round_end", lambda trainer: trainer.reduce_sum(trainer.weights), ranks=(1,))
     ),
     "another model": lambda devices, _: fit(devices, Acts("on_train_epoch_end", own_model)),
+    "another rate": lambda devices, _: fit(devices, Acts("on_round_start", own_rate, ranks=(1,))),
     "another split": different,
     "rows in a client's hook": lambda devices, _: fit(
         devices, Rows(), Acts("on_client_start", lambda trainer: trainer.start_gradients.rows)

@@ -54,6 +54,10 @@ def test_the_cases_tell_apart(pair: Pair) -> None:
     assert not same(pair.alone("none | FedAvg | none"), pair.everyone[0]["none | FedAvg | soft"])
 
 
+def test_the_rate_was_lowered(pair: Pair) -> None:
+    assert 0 < pair.alone("plateau")["logged"]["rate"] < 0.1
+
+
 def test_processes_train_disjoint_clients_on_the_batches_of_one(pair: Pair) -> None:
     alone, (first, second) = pair.alone("taped"), (found["taped"] for found in pair.everyone)
     assert first["cohorts"] == second["cohorts"] == alone["cohorts"]
@@ -129,6 +133,7 @@ ENDS = {
     "rows in a client's hook": "only in hooks that are called once in a round",
     "sums on one": "they differ: round, reduce_sum: a hook must not depend on the rank",
     "another model": "Expected all processes to hold the same global model after round 2",
+    "another rate": "Expected all processes to train by the same `lr` of the local optimizer after round 2",
     "another split": "Expected every process to make the same clients of the same data",
 }
 
