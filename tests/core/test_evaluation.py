@@ -105,8 +105,9 @@ def test_names_are_those_of_lightning(tmp_path):
 
 
 def test_a_single_named_set_is_logged_under_its_name(tmp_path):
+    module = Measured()
     named, unnamed = (
-        federated_trainer(tmp_path).test(Measured(), federated_data(test_dataset=dataset))[0]
+        federated_trainer(tmp_path).test(module, federated_data(test_dataset=dataset))[0]
         for dataset in ({"unseen": points(4)}, points(4))
     )
     assert named["test/acc/unseen"] == unnamed["test/acc"]

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "composition"))  # also where this is no test
 
@@ -137,6 +137,72 @@ def call(devices: int, folder: Path, what: str) -> Result:
     )  # fmt: skip
     torch.manual_seed(7 + trainer.global_rank)  # the first process's model counts
     return {"results": getattr(trainer, what)(Logging().double(), evaluated())}
+
+
+class Noisy(TensorDataset):
+    """Adds noise to a sample as it is read."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, number = super().__getitem__(index)
+        return x + torch.randn(5), number
+
+
+class Lazy(Sampler[int]):
+    """Draws each sample as it is asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        left = list(range(37))
+        while left:
+            yield left.pop(int(torch.randint(len(left), ())))
+
+    def __len__(self) -> int:
+        return 37
+
+
+class Shuffling(FederatedDataModule):
+    """Data loaders that draw from the global random stream, when they begin and for each sample."""
+
+    def val_dataloader(self) -> list[DataLoader[Any]]:
+        samples = Noisy(torch.randn(37, 5, generator=torch.Generator().manual_seed(2)), torch.arange(37))
+        return [
+            DataLoader(samples, batch_size=8, shuffle=True),
+            DataLoader(samples, batch_size=4, sampler=Lazy()),
+            DataLoader(samples, batch_size=5, shuffle=True),
+        ]
+
+    predict_dataloader = val_dataloader
+
+
+class Guessing(Shifted):
+    """Draws random numbers as it evaluates, and remembers the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int, list[int]]] = []
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.seen.append((self.trainer.round, dataloader_idx, batch[1].tolist()))
+        self.log("guess", self.predict_step(batch, batch_idx, dataloader_idx)[1].mean())
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("end", torch.rand(()))
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> tuple[Tensor, Tensor]:
+        x, numbers = batch
+        return numbers, self.layers(x.to(self.center) + np.random.rand()) * torch.rand(())  # noqa: NPY002
+
+
+def shuffled(devices: int, folder: Path) -> Result:
+    data = make_data("unequal")
+    data.__class__ = Shuffling
+    net = start(Guessing)
+    result = fit(devices, net=net, data=data, max_rounds=2)
+    trainer = FederatedTrainer(
+        accelerator="cpu", devices=devices, precision="64-true", logger=False, enable_progress_bar=False, seed=3,
+        default_root_dir="not-written",
+    )  # fmt: skip
+    seen = list(net.seen)
+    return {**result, "predicted": trainer.predict(net, data), "again": trainer.validate(net, data), "own": seen}
 
 
 class Tape(FederatedCallback):
@@ -342,6 +408,7 @@ CASES: dict[str, Case] = {
     "validate": partial(call, what="validate"),
     "test": partial(call, what="test"),
     "predict": partial(call, what="predict"),
+    "shuffled": shuffled,
     "taped": taped,
     "measured": measured,
     "uneven": uneven,

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError
 
 DOUBLE, SINGLE = 1e-10, 1e-5
-APART = ("taped", "measured", "uneven", "begun", "too many diverged", "one diverged")  # see below
+APART = ("taped", "measured", "uneven", "shuffled", "begun", "too many diverged", "one diverged")  # see below
 ALIKE = [name for name in CASES if name not in APART]
 
 
@@ -56,6 +56,19 @@ def test_the_cases_tell_apart(pair: Pair) -> None:
 
 def test_the_rate_was_lowered(pair: Pair) -> None:
     assert 0 < pair.alone("plateau")["logged"]["rate"] < 0.1
+
+
+def test_every_sample_is_evaluated_once_however_it_is_drawn(pair: Pair) -> None:
+    """In the batches of one process, with the numbers that its steps draw."""
+    alone, everyone = pair.alone("shuffled"), [found["shuffled"] for found in pair.everyone]
+    seen = [each.pop("own") for each in everyone]
+    assert sorted(seen[0] + seen[1]) == sorted(alone["own"])
+    for at in {(round, loader) for round, loader, _ in alone["own"]}:
+        numbers = [number for each in seen for *place, batch in each if tuple(place) == at for number in batch]
+        assert sorted(numbers) == list(range(37))
+    assert len({tuple(batch) for _, loader, batch in alone["own"] if loader == 0}) == 15  # other ones in each round
+    assert same(*everyone)
+    assert distance({name: found for name, found in alone.items() if name != "own"}, everyone[0]) < DOUBLE
 
 
 def test_processes_train_disjoint_clients_on_the_batches_of_one(pair: Pair) -> None:
