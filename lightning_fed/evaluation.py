@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -175,7 +175,7 @@ def _run_batches(
     takes_loader = accepts(step, "dataloader_idx", 3) if num_loaders > 1 else requires(step, "dataloader_idx")
     which = (index,) if num_loaders > 1 else ()
     rank, size = trainer.processes.rank, trainer.processes.size
-    most = batch_limit(limit, len(loader) if isinstance(loader, Sized) else None)
+    most = batch_limit(limit, _length(loader))
     for batch_idx, batch in enumerate(loader if resident else _read(trainer, name, loader, index)):
         if most is not None and batch_idx >= most:
             break
@@ -194,6 +194,14 @@ def _run_batches(
         trainer.call(f"on_{name}_batch_end", output, batch, batch_idx, *which)
         recorder.batch, recorder.batch_size = None, 1
         yield batch_idx, output
+
+
+def _length(loader: Any) -> int | None:
+    """Returns the number of batches; None where nobody knows, as of streams, whose loaders have ``__len__`` too."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # as Lightning takes it
+        return None
 
 
 def _read(trainer: FederatedTrainer, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
