@@ -108,6 +108,8 @@ def make_trainer(side: Side, callbacks: list[Callback], **options: Any) -> Feder
         options["engine"] = side.engine
     if side.memory_format != "preserve":
         options["memory_format"] = side.memory_format
+    if side.compile:
+        options["compile"] = True
     chosen: dict[str, Any] = {
         "accelerator": side.accelerator, "devices": side.devices, "precision": side.precision, "callbacks": callbacks,
         "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options,

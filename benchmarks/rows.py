@@ -7,6 +7,7 @@ from benchmarks.sides import PLAIN, PLAIN_FAST, Side
 __all__ = ["GPU_ROWS", "ROWS", "Row"]
 
 SEQUENTIAL, VECTORIZED = Side(engine="sequential"), Side(engine="vectorized")
+COMPILED = Side(engine="vectorized", compile=True)
 CHANNELS_LAST = Side(engine="sequential", memory_format="channels_last")
 
 
@@ -45,9 +46,11 @@ ROWS = [
     Row("A-2", "A", Side(engine="sequential", devices=2), aim=0.52),
     Row("B-plain", "B", PLAIN, note="control"),
     Row("B-vectorized", "B", VECTORIZED, aim=0.40),
+    Row("B-compiled", "B", COMPILED, aim=0.40),
     Row("B-sequential", "B", SEQUENTIAL, aim=1.15),
     Row("B-sequential-fast", "B", SEQUENTIAL, PLAIN_FAST),
     Row("B-2", "B", Side(engine="vectorized", devices=2), aim=0.25),
+    Row("B-2-compiled", "B", Side(engine="vectorized", devices=2, compile=True), aim=0.25),
     Row("C-sequential", "C", SEQUENTIAL, aim=1.02),
     Row("C-sequential-fast", "C", SEQUENTIAL, PLAIN_FAST, 1.02),
     Row("C-2", "C", Side(engine="sequential", devices=2), aim=0.55),

@@ -38,6 +38,7 @@ class Side:
         accelerator: ``cpu`` or ``gpu``.
         memory_format: How the framework lays out the weights of convolutions.
         precision: ``32-true`` or ``bf16-mixed``, for which loops written by hand go under autocast.
+        compile: Whether the framework compiles the local step.
     """
 
     loop: Loop = "framework"
@@ -47,6 +48,7 @@ class Side:
     accelerator: str = "cpu"
     precision: str = "32-true"
     memory_format: str = "preserve"
+    compile: bool = False
 
     @property
     def device(self) -> str:
@@ -58,6 +60,7 @@ class Side:
         """Names the side in tables."""
         words = [self.method] if self.method != "fedavg" else []
         words += [self.engine or "default engine"] if self.loop == "framework" else [self.loop.replace("_", " ")]
+        words += ["compiled"] if self.compile else []
         words += [f"{self.devices} processes"] if self.devices > 1 else []
         words += [self.memory_format] if self.memory_format != "preserve" else []
         words += [self.precision] if self.precision != "32-true" else []

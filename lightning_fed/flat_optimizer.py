@@ -99,15 +99,8 @@ class FlatOptimizer:
             tensor.data = weights[..., part]
             tensor.grad = gradients[..., part]
 
-    def step(self, gradients: Tensor | None = None) -> None:
-        """Takes one step with the hyper-parameters that the module's optimizer has now.
-
-        Args:
-            gradients: Gradients that lie elsewhere this time, of the rows that step.
-        """
-        if gradients is not None:
-            for part, tensor in self._parts:
-                tensor.grad = gradients[..., part]
+    def step(self) -> None:
+        """Takes one step with the hyper-parameters that the module's optimizer has now."""
         if self._by_hand and all(map(_is_plain, self._user.param_groups)):
             for own, group in zip(self._optimizer.param_groups, self._user.param_groups, strict=True):
                 for weights in own["params"]:

@@ -70,6 +70,8 @@ def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, bef
         _expect_hooks_that_stack(trainer, module)
         probe = StepProbe(trainer, module, source)
         draws = probe.expect_stackable()
+        if trainer.compile:
+            probe.expect_traceable()
     except CannotStack as reason:
         if trainer.engine == "vectorized":
             raise refusal(reason) from reason
@@ -120,8 +122,6 @@ def _expect_hooks_that_stack(trainer: FederatedTrainer, module: LightningModule)
             owner = getattr(method, "__self__", None)
             if not (isinstance(owner, FederatedCallback) and owner.stacks):
                 raise CannotStack(f"{_owner(method)} overrides `{hook}` without saying `stacks = True`")
-    if trainer.compile:
-        raise CannotStack("`--trainer.compile` compiles the step of one client")
     if trainer.accumulate_grad_batches > 1:
         raise CannotStack(f"`--trainer.accumulate_grad_batches` is {trainer.accumulate_grad_batches}")
     assert trainer.local_optimizer is not None

@@ -46,7 +46,7 @@ class Lanes:
 
     Attributes:
         weights: Live weights, shape (n, d).
-        gradients: The active lanes' gradients, shape (m, d) with m at least ``active``.
+        gradients: Their gradients at the current step, shape (n, d).
         buffers: Buffers by name, shape (n, ...).
         own_gradients: Gradients at w that clients asked for one by one, shape (n, d), empty until one does.
         optimizer: Steps the weights of the active lanes.
@@ -56,7 +56,7 @@ class Lanes:
     def __init__(self, trainer: FederatedTrainer, capacity: int) -> None:
         self.trainer, self.capacity, vector = trainer, capacity, trainer.vector
         self.weights = vector.data.new_empty(capacity, vector.numel)
-        self.gradients = self._gradients = torch.zeros_like(self.weights)
+        self.gradients = torch.zeros_like(self.weights)
         assert trainer.local_optimizer is not None
         self.optimizer = FlatOptimizer(
             trainer.local_optimizer.optimizer, vector, self.weights, self.gradients, fuse=True
@@ -135,15 +135,6 @@ class Lanes:
         if count < self.active:
             self.optimizer.narrow(count)
         self.active = count
-
-    def take_gradients(self, lanes: slice, gradients: Tensor) -> None:
-        """Takes over the gradients of some lanes at the current step, shape (m, d); without a copy if of all."""
-        if lanes == slice(0, self.active):
-            self.gradients = gradients
-        else:
-            if lanes.start == 0:
-                self.gradients = self._gradients
-            self.gradients[lanes].copy_(gradients)
 
     def gradient_points(self, lanes: slice) -> Tensor:
         """Returns the weights at which gradients of some lanes are taken, shape (m, d)."""

@@ -11,11 +11,12 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torchmetrics import Metric
 
+from lightning_fed.engines.compiled_step import CompiledStep
 from lightning_fed.engines.free_memory import free_bytes
-from lightning_fed.engines.lane_batches import LaneBatches, Run
+from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.stacked_step import CannotStack, StackedStep
 from lightning_fed.engines.untouched import holds_stacked_tensors, random_states, untouched
@@ -89,6 +90,19 @@ class StepProbe:
             self._expect_the_same_alone(gradients[0], {key: rows[0] for key, rows in buffers.items()})
         return draws
 
+    def expect_traceable(self) -> None:
+        """Traces the step of two clients.
+
+        Raises:
+            CannotTrace: If that fails.
+        """
+        weights, buffers, batch = self._inputs(2)
+        leaves, structure = tree_flatten(batch)
+        step = CompiledStep(self.step, 2, frozenset({self.run.size}))
+        with isolate_rng(), untouched(self.module):
+            inputs = [weights, torch.empty_like(weights), *buffers.values(), *leaves]
+            step.traced(inputs, list(buffers), structure, self.run.size)
+
     def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""
         vector = self.trainer.vector
@@ -114,9 +128,11 @@ class StepProbe:
         trainer, vector, local = self.trainer, self.trainer.vector, self.trainer.local_optimizer
         assert local is not None
 
+        training_step: Any = torch.compile(self.module.training_step) if trainer.compile else None
+
         def step() -> None:
             vector.zero_grad()
-            loss = self._loss_alone()
+            loss = self._loss_alone(training_step)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             local.optimizer.step()
 
@@ -129,12 +145,19 @@ class StepProbe:
 
     def seconds_together(self, count: int) -> float:
         """Measures the step of so many clients at once."""
-        local, weights = self.trainer.local_optimizer, self._weights(count)
+        local, (weights, buffers, batch) = self.trainer.local_optimizer, self._inputs(count)
         assert local is not None
-        optimizer = FlatOptimizer(local.optimizer, self.trainer.vector, weights, torch.zeros_like(weights), fuse=True)
+        gradients, size = torch.zeros_like(weights), self.run.size
+        take = CompiledStep(self.step, count, frozenset({size})) if self.trainer.compile else self.step
+        optimizer = FlatOptimizer(local.optimizer, self.trainer.vector, weights, gradients, fuse=True)
         optimizer.start(count)
+
+        def step() -> None:
+            take(weights, buffers, batch, self.run.batch_idx, size, gradients)
+            optimizer.step()
+
         with isolate_rng(), untouched(self.module):
-            return self._fastest(lambda: optimizer.step(self._take(count, weights)[0]))
+            return self._fastest(step)
 
     def lanes_that_fit(self) -> int:
         """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice."""
@@ -156,23 +179,26 @@ class StepProbe:
         sharing = self.trainer.processes.size if device.type == "cpu" else 1  # of one machine, as a rule
         return max(1, free_bytes(device) // sharing // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
-    def _loss_alone(self) -> Tensor:
+    def _loss_alone(self, training_step: Callable[..., Any] | None = None) -> Tensor:
         batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.run.batch)
         args = (batch, 0) if self.step.takes_batch_idx else (batch,)
         with recording(self.module, MetricRecorder()), self.step.precision.forward_context():
-            return loss_of(self.module.training_step(*args), self.module)
+            return loss_of((training_step or self.module.training_step)(*args), self.module)
 
-    def _weights(self, count: int) -> Tensor:
-        return self.trainer.vector.data.expand(count, -1).clone()
-
-    def _take(self, count: int, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the gradients of ``count`` clients, all on the same batch; returns their buffers after it too."""
-        run: Run = self.run
-        batch = tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), run.batch)
+    def _inputs(self, count: int) -> tuple[Tensor, dict[str, Tensor], Any]:
+        """Returns weights and buffers of ``count`` clients, and the same batch for each."""
         live = self.trainer.buffers.live.tensors()
-        buffers = {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()}
-        weights = self._weights(count) if weights is None else weights
-        gradients, _, _ = self.step(weights, buffers, batch, run.batch_idx, run.size)
+        return (
+            self.trainer.vector.data.expand(count, -1).clone(),
+            {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()},
+            tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), self.run.batch),
+        )
+
+    def _take(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the gradients of ``count`` clients, all on the same batch; returns their buffers after it too."""
+        weights, buffers, batch = self._inputs(count)
+        gradients = torch.empty_like(weights)
+        self.step(weights, buffers, batch, self.run.batch_idx, self.run.size, gradients)
         return gradients, buffers
 
     def _fastest(self, step: Callable[[], Any]) -> float:

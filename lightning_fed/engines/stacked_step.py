@@ -22,15 +22,24 @@ from lightning_fed.transfer import accepts
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["MANY_CLIENTS", "CannotStack", "StackedStep", "refusal"]
+__all__ = ["MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "refusal"]
 
 
 class CannotStack(Exception):
     """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
 
 
-def refusal(reason: Exception) -> FederatedError:
+class CannotTrace(CannotStack):
+    """Says likewise why the step of many clients at once cannot be compiled."""
+
+
+def refusal(reason: CannotStack) -> FederatedError:
     """Says to the user why many clients cannot train at once, and what to change."""
+    if isinstance(reason, CannotTrace):
+        return FederatedError(
+            "Expected a `training_step` that can be compiled for many clients at once with `--trainer.compile true`, "
+            f"but {reason}: set `--trainer.compile false`, or `--trainer.engine sequential`."
+        )
     return FederatedError(
         f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {reason}: set "
         "`--trainer.engine sequential`."
@@ -78,8 +87,8 @@ class StackedStep:
         self._gradients = vmap(grad(self._loss, has_aux=True), in_dims=(0, 0, 0, None), randomness="different")
 
     def __call__(
-        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int
-    ) -> tuple[Tensor, dict[str, Series], dict[str, Tensor]]:
+        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor
+    ) -> tuple[dict[str, Series], dict[str, Tensor]]:
         """Computes gradients.
 
         Args:
@@ -88,9 +97,10 @@ class StackedStep:
             batch: A batch of each; tensors of shape (n, b, ...).
             batch_idx: Number of the batch within its epoch.
             size: b.
+            out: Receives the gradients, shape (n, d).
 
         Returns:
-            The gradients, shape (n, d); what was logged by name; and its totals for each client, shape (n,).
+            What was logged by name, and its totals for each client, shape (n,).
 
         Raises:
             CannotStack: If a parameter that is trained has no gradient.
@@ -99,7 +109,11 @@ class StackedStep:
         self.recorder.batch_size = size
         self.touched.clear()
         with recording(self.module, self.recorder), self.precision.forward_context(), self._restoring():
-            gradients, (totals, replaced) = self._gradients(weights, buffers, batch, batch_idx)
+            # By parameter: as parts of one vector their gradients would be joined, a matrix larger than the cache.
+            pieces = tuple(self._pieces(weights))
+            gradients, (totals, replaced) = self._gradients(pieces, buffers, batch, batch_idx)
+        for place, gradient in zip(self._pieces(out), gradients, strict=True):
+            place.copy_(gradient)
         for name, value in replaced.items():  # by assignment; what is changed in place is in the rows already
             buffers[name].copy_(value)
         if len(self.touched) < len(self.sizes):
@@ -109,17 +123,18 @@ class StackedStep:
             )
         for series in self.recorder.series.values():  # nothing of vmap's own tensors may leave it
             series.total, series.last = None, 0.0
-        return gradients, self.recorder.series, totals
+        return self.recorder.series, totals
+
+    def _pieces(self, rows: Tensor) -> list[Tensor]:
+        """Views rows of the length of the flat vector as parameters, each of shape (n, ...)."""
+        columns = torch.split(rows, self.sizes, dim=1)
+        return [_shaped(part, like) for part, like in zip(columns, self.vector.parameters, strict=True)]
 
     def _loss(
-        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int
+        self, pieces: tuple[Tensor, ...], buffers: dict[str, Tensor], batch: Any, batch_idx: int
     ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
         """The loss of one client, the totals of what it logged and the buffers that it replaced."""
-        pieces = torch.split(weights, self.sizes)
-        for name, places, piece, like in zip(
-            self.vector.names, self.parameter_places, pieces, self.vector.parameters, strict=True
-        ):
-            value = _shaped(piece, like)
+        for name, places, value in zip(self.vector.names, self.parameter_places, pieces, strict=True):
             value.register_hook(_note(self.touched, name))  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for owner, key in places:
                 owner._parameters[key] = value  # type: ignore[assignment]  # stands in for a parameter
@@ -167,13 +182,12 @@ def _note(touched: set[str], name: str) -> Any:
     return lambda gradient: touched.add(name)
 
 
-def _shaped(piece: Tensor, like: Tensor) -> Tensor:
-    """Views a part of a flat vector with a parameter's shape and memory layout."""
-    if like.is_contiguous():
-        return piece.view(like.shape)
-    order = sorted(range(like.ndim), key=like.stride, reverse=True)
-    inverse = sorted(range(like.ndim), key=order.__getitem__)
-    return piece.view([like.shape[dim] for dim in order]).permute(inverse)
+def _shaped(columns: Tensor, like: Tensor) -> Tensor:
+    """Views columns of flat vectors, shape (n, k), with a parameter's shape and memory layout, shape (n, ...)."""
+    order = sorted(range(like.ndim), key=like.stride, reverse=True) if not like.is_contiguous() else range(like.ndim)
+    inverse = sorted(range(like.ndim), key=list(order).__getitem__)
+    viewed = columns.view(len(columns), *(like.shape[dim] for dim in order))
+    return viewed.permute(0, *(dim + 1 for dim in inverse))
 
 
 def _reads(function: Any, name: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.engines.base import Engine
+from lightning_fed.engines.compiled_step import CompiledStep, common_batch_sizes
 from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.lane_log import LaneLog
 from lightning_fed.engines.lanes import Lanes
@@ -35,7 +36,10 @@ class VectorizedEngine(Engine):
     def __init__(self, *args: Any, chunk_size: int) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
-        self.step = StackedStep(self.trainer, self.module)
+        self.step: StackedStep | CompiledStep = StackedStep(self.trainer, self.module)
+        if self.trainer.compile:
+            sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
+            self.step = CompiledStep(self.step, chunk_size, sizes)
         share = -(-self.trainer.cohort_size // self.trainer.processes.size)  # as a rule; of small clients it is more
         self.lanes = Lanes(self.trainer, min(chunk_size, share))
         self.started: dict[int, dict[str, Series]] = {}  # what each lane's start has logged
@@ -49,6 +53,11 @@ class VectorizedEngine(Engine):
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains chunk after chunk; see ``Engine.updates``."""
+        if isinstance(self.step, CompiledStep):
+            try:
+                self.step.start_round()
+            except CannotStack as reason:
+                raise refusal(reason) from reason
         for first in range(0, len(clients), self.chunk_size):
             yield from self._train_chunk(clients[first : first + self.chunk_size])
 
@@ -107,7 +116,7 @@ class VectorizedEngine(Engine):
             self._edit_gradients()
             if self.needs_distance:
                 options.append(self.optimizer.step_options)
-            lanes.optimizer.step(lanes.gradients[: lanes.active])
+            lanes.optimizer.step()
             self.optimizer.after_step(step + 1)
         trainer.local_step = 0
         return options
@@ -118,10 +127,10 @@ class VectorizedEngine(Engine):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             try:
-                gradients, logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size)
+                out = lanes.gradients[run.lanes]
+                logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
             except CannotStack as reason:
                 raise refusal(reason) from reason
-            lanes.take_gradients(run.lanes, gradients)
             log.add(run.lanes, logged, totals)
 
     def _edit_gradients(self) -> None:

@@ -106,11 +106,6 @@ def test_what_cannot_train_at_once_is_refused_in_one_sentence_and_auto_falls_bac
     agree(train(tmp_path, make, "sequential", *[callback() for callback in callbacks], **options), fallen, rtol=0)
 
 
-def test_a_compiled_step_is_that_of_one_client(tmp_path):
-    with pytest.raises(FederatedError, match="`--trainer.compile` compiles the step of one client"):
-        train(tmp_path, Model, "vectorized", compile=True)
-
-
 def test_an_algorithm_of_the_users_own_that_says_so_works_on_all_at_once(tmp_path):
     agree(*(train(tmp_path, Model, engine, AddsToAll()) for engine in ("sequential", "vectorized")))
     plain = train(tmp_path, Model, "vectorized")

@@ -1,0 +1,202 @@
+"""The gradients of many clients at once as one compiled graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from lightning_fed.engines.baked_state import BakedState
+from lightning_fed.engines.stacked_step import CannotStack, CannotTrace, StackedStep
+from lightning_fed.engines.untouched import random_states
+from lightning_fed.series import Series
+
+__all__ = ["CompiledStep", "common_batch_sizes"]
+
+# So often may the module change what a graph takes for constant; compiling takes seconds.
+_MOST_TRACES = 8
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A step of a number of clients on batches of one shape.
+
+    Attributes:
+        run: Computes, of weights, where gradients go, buffers and batch, what was logged: tensors of shape (n,).
+        series: How each logged name is shown and reduced.
+    """
+
+    run: Callable[..., list[Tensor]]
+    series: dict[str, Series]
+
+
+class CompiledStep:
+    """Does what ``StackedStep`` does, by a graph that is traced once, compiled, and compared with it before use.
+
+    A graph is for one number of clients and one size of batch. Clients go through it in blocks; a rest that does not
+    fill a block of a quarter of that size is filled up with copies, of no account. Rare sizes of batches are not
+    compiled: a client's last batch can have any size.
+
+    Args:
+        step: Computes the same uncompiled.
+        block: Clients in a block.
+        sizes: Sizes of batches to compile for.
+
+    Attributes:
+        reads_batch_idx: False: a graph cannot depend on it.
+        blocks: Times that a graph was run.
+    """
+
+    def __init__(self, step: StackedStep, block: int, sizes: frozenset[int]) -> None:
+        self.step, self.sizes = step, sizes
+        self._widths = sorted({block, -(-block // 4)}, reverse=True)
+        self.reads_batch_idx = False
+        self.blocks = self._traces = 0
+        self._graphs: dict[Any, _Graph] = {}
+        self._baked = BakedState(step.module)
+
+    def start_round(self) -> None:
+        """Forgets the graphs if the module has changed in what they take for constant.
+
+        Raises:
+            CannotTrace: If that happens again and again.
+        """
+        name = self._baked.changed()
+        if name is None:
+            return
+        self._traces += 1
+        if self._traces >= _MOST_TRACES:
+            raise CannotTrace(f"the module's attribute `{name}`, which it reads, has changed {self._traces} times")
+        self._graphs.clear()
+        self._baked = BakedState(self.step.module)
+
+    def __call__(
+        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor
+    ) -> tuple[dict[str, Series], dict[str, Tensor]]:
+        """Computes gradients; see ``StackedStep``."""
+        if size not in self.sizes:
+            return self.step(weights, buffers, batch, batch_idx, size, out)
+        leaves, structure = tree_flatten(batch)
+        tensors = [weights, out, *buffers.values(), *leaves]
+        graph, totals = None, []
+        for start, stop, width in self._blocks(len(weights)):
+            rows = [tensor[start:stop] for tensor in tensors]
+            inputs = rows if stop - start == width else [_filled(tensor, width) for tensor in rows]
+            graph = self._graph(inputs, list(buffers), structure, size)
+            with torch.no_grad():
+                logged = graph.run(*inputs)
+            if inputs is not rows:
+                for row, filled in zip(rows[1 : 2 + len(buffers)], inputs[1:], strict=False):
+                    row.copy_(filled[: stop - start])
+            totals.append([total[: stop - start] for total in logged])
+            self.blocks += 1
+        assert graph is not None
+        joined = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*totals, strict=True)]
+        return graph.series, dict(zip(graph.series, joined, strict=True))
+
+    def _blocks(self, count: int) -> Iterator[tuple[int, int, int]]:
+        """Divides clients into blocks: yields the first one, the one behind the last one, and the graph's number."""
+        start = 0
+        for width in self._widths:
+            while count - start >= width or (start < count and width == self._widths[-1]):
+                stop = min(start + width, count)
+                yield start, stop, width
+                start = stop
+
+    def _graph(self, inputs: list[Tensor], names: list[str], structure: Any, size: int) -> _Graph:
+        key = (structure, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._compiled(self.traced(inputs, names, structure, size), inputs)
+        return graph
+
+    def traced(self, inputs: list[Tensor], names: list[str], structure: Any, size: int) -> _Graph:
+        """Traces the step of some clients; their tensors are left as they are.
+
+        Args:
+            inputs: Weights, where gradients go, buffers, the leaves of the batch.
+            names: The buffers' names.
+            structure: How the leaves make a batch.
+            size: Samples in a batch.
+
+        Raises:
+            CannotTrace: If the step cannot be traced.
+        """
+        if self.step.reads_batch_idx:
+            raise CannotTrace("its training reads `batch_idx`, and a graph is the same for all batches")
+        series: dict[str, Series] = {}
+
+        def run(weights: Tensor, out: Tensor, *rest: Tensor) -> list[Tensor]:
+            batch = tree_unflatten(list(rest[len(names) :]), structure)
+            buffers = dict(zip(names, rest, strict=False))
+            logged, totals = self.step(weights, buffers, batch, 0, size, out)
+            series.update(logged)
+            return list(totals.values())
+
+        with isolate_rng(), self._baked.noting():
+            try:
+                graph = make_fx(run)(*(tensor.clone() for tensor in inputs))
+            except CannotStack:
+                raise
+            except Exception as error:  # whatever tracing, or the module under it, raises
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                raise CannotTrace(f"it cannot be traced ({lines[0].rstrip('.')})") from error
+        return _Graph(graph, series)
+
+    def _compiled(self, traced: _Graph, inputs: list[Tensor]) -> _Graph:
+        """Compiles a traced step, and compares what both compute.
+
+        Raises:
+            CannotTrace: If torch cannot compile it, or it computes something else.
+        """
+        # Random numbers from the same kernels as uncompiled ones, so that a seed gives the same.
+        compiled = torch.compile(traced.run, dynamic=False, options={"fallback_random": True})
+        ours, theirs = ([tensor.clone() for tensor in inputs] for _ in range(2))
+        with isolate_rng(), torch.no_grad():
+            before = random_states()
+            expected = [*traced.run(*theirs), *theirs]
+            draws = random_states() != before
+            try:
+                got = [*compiled(*ours), *ours]
+            except Exception as error:  # whatever the compiler raises
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                raise CannotTrace(f"torch.compile does not work here ({lines[0].rstrip('.')})") from error
+        if not draws and not all(_agree(*pair) for pair in zip(got, expected, strict=True)):
+            raise CannotTrace("torch.compile makes other gradients of it")
+        return _Graph(compiled, traced.series)
+
+
+def common_batch_sizes(samples: Any, batch_size: int) -> frozenset[int]:
+    """Returns the sizes that at least one batch in twenty has.
+
+    Args:
+        samples: Samples of each client, shape (n,), integer.
+        batch_size: Samples in a full batch; a client's last one may be smaller.
+    """
+    samples = np.asarray(samples)
+    samples = samples[samples > 0]
+    full, last = samples // batch_size, samples % batch_size
+    counts = np.bincount(last[last > 0], minlength=batch_size + 1)
+    counts[batch_size] = full.sum()
+    return frozenset(np.flatnonzero(counts * 20 >= max(counts.sum(), 1)).tolist())
+
+
+def _filled(rows: Tensor, count: int) -> Tensor:
+    """Appends copies of the first row until there are ``count``."""
+    return torch.cat([rows, rows[:1].expand(count - len(rows), *rows.shape[1:])])
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Says whether tensors agree as well as their dtype lets them."""
+    if not other.is_floating_point():
+        return torch.equal(one, other)
+    coarse = 0.1 if other.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    one, other = one.double(), other.double()
+    return not bool((one - other).norm() > coarse * other.norm() + 1e-6)  # also where both are NaN
