@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
@@ -17,6 +18,7 @@ from torchmetrics import Metric
 from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.options import batch_limit
 from lightning_fed.processes import Processes
+from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.setup import expect_module
 from lightning_fed.shared_logs import apart, gather_logged
 from lightning_fed.transfer import accepts, batch_transfer, overrides, requires
@@ -108,6 +110,7 @@ def evaluate(
             if index < len(loaders) - 1:  # the next set counts for itself
                 held += recorder.set_metrics_aside()
         recorder.take_metrics_back(held)
+        _seed(trainer, name, len(loaders))
         with recording(module, epoch):
             trainer.call(f"on_{name}_epoch_end")
         shared = epoch.compute()
@@ -135,6 +138,7 @@ def predict(trainer: FederatedTrainer, loaders: dict[str, Iterable[Any]], limit:
             with trainer.processes.apart():
                 own = dict(_run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
             outputs.append(_in_order(trainer.processes, own))
+        _seed(trainer, "predict", len(loaders))
         trainer.call("on_predict_epoch_end")
         trainer.call("on_predict_end")
     return outputs[0] if len(outputs) == 1 else outputs
@@ -155,7 +159,11 @@ def _run_batches(
     limit: int | float,
     recorder: MetricRecorder,
 ) -> Iterator[tuple[int, Any]]:
-    """Yields number and output of each batch of one data set; of several processes each takes batches in turn."""
+    """Yields number and output of each batch of one data set; of several processes each takes batches in turn.
+
+    What a step draws at random depends on its batch's number alone, and so does what is drawn to read a batch: all
+    processes shuffle alike, and the results are those of one.
+    """
     module = _module(trainer)
     resident = hasattr(loader, "to")
     if hasattr(loader, "to"):
@@ -167,12 +175,13 @@ def _run_batches(
     takes_loader = accepts(step, "dataloader_idx", 3) if num_loaders > 1 else requires(step, "dataloader_idx")
     which = (index,) if num_loaders > 1 else ()
     rank, size = trainer.processes.rank, trainer.processes.size
-    most = batch_limit(limit, len(loader) if isinstance(loader, Sized) else None)
-    for batch_idx, batch in enumerate(loader):
+    most = batch_limit(limit, _length(loader))
+    for batch_idx, batch in enumerate(loader if resident else _read(trainer, name, loader, index)):
         if most is not None and batch_idx >= most:
             break
         if batch_idx % size != rank:
             continue
+        _seed(trainer, name, index, 2 * batch_idx + 1)
         if resident:  # slices of the data itself, which a step may change in place
             batch = apply_to_collection(batch, Tensor, torch.clone)
         if transfer is not None:
@@ -185,6 +194,34 @@ def _run_batches(
         trainer.call(f"on_{name}_batch_end", output, batch, batch_idx, *which)
         recorder.batch, recorder.batch_size = None, 1
         yield batch_idx, output
+
+
+def _length(loader: Any) -> int | None:
+    """Returns the number of batches; None where nobody knows, as of streams, whose loaders have ``__len__`` too."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # as Lightning takes it
+        return None
+
+
+def _read(trainer: FederatedTrainer, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
+    """Yields the batches of a data loader, whatever is drawn from the global streams between them."""
+    _seed(trainer, name, index, 0)
+    batches = iter(loader)
+    for number in count(1):
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        yield batch
+        _seed(trainer, name, index, 2 * number)
+
+
+def _seed(trainer: FederatedTrainer, name: str, loader: int, place: int | None = None) -> None:
+    """Seeds the global streams for a place in an evaluation; rounds differ, other evaluations are alike."""
+    purpose = Purpose.PREDICT if name == "predict" else Purpose.EVALUATE
+    round = trainer.round if trainer.state.fn == TrainerFn.FITTING else 0
+    seed_everywhere(seed_for(trainer.seed, purpose, round, loader, place))
 
 
 def _in_order(processes: Processes, own: dict[int, Any]) -> list[Any]:

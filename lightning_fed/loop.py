@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 
+from lightning_fed.agreement import Standing, expect_same_standing, option_sums
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.communication import round_costs
 from lightning_fed.engines import make_engine
@@ -179,22 +180,19 @@ class RoundLoop:
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 
     def _agree(self) -> None:
-        """Lets all processes stop after the same round, and makes sure that they have the same model."""
+        """Lets all processes stop after the same round, and makes sure that they go on with the same model."""
         trainer, processes = self.trainer, self.trainer.processes
         if processes.size == 1:
             return
+        assert trainer.local_optimizer is not None
         model = float(trainer.weights.double().sum()).hex()
-        own = (self.stop.signum, trainer.should_stop, model)
-        signals, stops, models = zip(*processes.exchange(own, "round"), strict=True)
-        self.agreed = next((signum for signum in signals if signum is not None), None)
+        options = option_sums(trainer.local_optimizer.optimizer)
+        own = Standing(self.stop.signum, bool(trainer.should_stop), model, options)
+        everyone = processes.exchange(own, "round")
+        self.agreed = next((standing.signum for standing in everyone if standing.signum is not None), None)
         self.stop.signum = self.stop.signum or self.agreed
-        trainer.should_stop = any(stops)
-        if len(set(models)) > 1:
-            raise FederatedError(
-                f"Expected all processes to hold the same global model after round {trainer.round}, but they differ: a "
-                "callback must change it alike on each, without drawing from a stream of its own; or set "
-                "`--trainer.devices 1`."
-            )
+        trainer.should_stop = any(standing.should_stop for standing in everyone)
+        expect_same_standing(everyone, trainer.round)
 
     def _save(self, final: bool) -> None:
         """Writes the checkpoints that are due."""

@@ -42,6 +42,7 @@ def validate_options(options: dict[str, Any]) -> None:
     _expect_choice("engine", options["engine"], ("sequential", "vectorized", "auto"))
     _expect_choice("memory_format", options["memory_format"], ("preserve", "channels_last"))
     _expect_choice("client_states", options["client_states"], ("device", "host", "disk"))
+    _expect_balance(options["balance"], options["deterministic"])
     share = options["max_diverged"]
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
         raise _error("max_diverged", "a share in [0, 1)", share)
@@ -107,6 +108,15 @@ def _expect_numbers(options: dict[str, Any]) -> None:
         raise _error("seed", "an integer of at least 0", seed)
     if not isinstance(rounds, int) or rounds < 0:
         raise _error("fast_dev_run", "true, false or a number of rounds", rounds)
+
+
+def _expect_balance(balance: Any, deterministic: Any) -> None:
+    _expect_choice("balance", balance, ("samples", "measured"))
+    if balance == "measured" and deterministic is True:
+        raise FederatedError(
+            "Expected `--trainer.balance` to be samples under `--trainer.deterministic true`, got measured: it divides "
+            "the clients by the clock, which gives other last bits on another day; change one of the two."
+        )
 
 
 def _expect_places(root: Any, name: Any) -> None:

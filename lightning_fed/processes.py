@@ -150,19 +150,31 @@ class Processes:
                 for tensor in tensors:
                     dist.broadcast(tensor, source)
 
-    def hand_over(self, value: Any, source: int, target: int) -> Any:
-        """Brings a value from one process to another; called by these two, it begins with no exchange of its own.
+    def hand_over(self, tensor: Tensor, source: int, target: int) -> None:
+        """Copies a tensor on the CPU from one process to another; called by these two, it begins with no exchange.
 
-        Returns:
-            The value, on the process that it came to.
+        Args:
+            tensor: What the one gives, or what the other has room for it in.
+            source: The one that gives it.
+            target: The other.
         """
-        said = [value]
         with _noticing(self._strategy):
             if self.rank == source:
-                dist.send_object_list(said, target)
+                dist.send(tensor, target)
             else:
-                dist.recv_object_list(said, source)
-        return said[0]
+                dist.recv(tensor, source)
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Within the block others wait for this process, and not for what it says: if it fails it leaves them.
+
+        Their wait then ends as if this process had died.
+        """
+        try:
+            yield
+        except BaseException:
+            self._leave()
+            raise
 
     def gather_tensor(self, tensor: Tensor, group: Any = None) -> list[Tensor]:
         """Returns a tensor of each process, of any shape, as torchmetrics asks for it.
@@ -179,9 +191,7 @@ class Processes:
             return
         self._are_apart = False
         if not isinstance(error, Exception):  # a second Ctrl-C comes anywhere, perhaps amid a reduction
-            if self._pipes is not None:
-                self._pipes.close()
-            dist.destroy_process_group()
+            self._leave()
             return
         sentence = str(error)
         if not isinstance(error, FederatedError):
@@ -190,6 +200,13 @@ class Processes:
             self._gather(("", sentence, None))
             if isinstance(error, FederatedError):
                 error.is_told = self.rank > 0
+
+    def _leave(self) -> None:
+        """Closes all that the others could wait at."""
+        if self._pipes is not None:
+            self._pipes.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def _gather(self, said: Any) -> list[Any]:
         content = pickle.dumps(said, protocol=5)

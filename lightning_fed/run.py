@@ -16,11 +16,11 @@ import torch
 
 __all__ = ["Run", "create_run", "describe", "find_runs", "fingerprint", "open_run", "write_atomically"]
 
-# What does not change the numbers of a round: how long the run is, where it is kept, what is shown of it, and how many
-# processes share it.
+# What does not change the numbers of a round: how long the run is, where it is kept, what is shown of it, how many
+# processes share it, and how.
 _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",
-    "strategy",
+    "strategy", "balance",
 )  # fmt: skip
 
 

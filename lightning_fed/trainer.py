@@ -43,6 +43,8 @@ class FederatedTrainer(TrainerSession):
             one, or as many as torchrun has started.
         num_nodes: Machines to use.
         strategy: Fabric strategy: ``auto``, or ``clients`` for processes that share a cohort.
+        balance: How several processes divide a cohort: by the clients' ``samples``, or by these and the ``measured``
+            speed of each process, so that a slower one gets fewer; the last bits then differ from run to run.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
         memory_format: How ``fit`` lays out the weights of 2-D convolutions: as the module has them (``preserve``), or
             ``channels_last``, which mostly is faster and rounds otherwise; the module keeps it.
@@ -95,6 +97,7 @@ class FederatedTrainer(TrainerSession):
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
         strategy: str = "auto",
+        balance: Literal["samples", "measured"] = "samples",
         precision: str | int = "32-true",
         memory_format: Literal["preserve", "channels_last"] = "preserve",
         logger: Logger | list[Logger] | bool | None = None,
@@ -137,7 +140,7 @@ class FederatedTrainer(TrainerSession):
         set_determinism(deterministic)
         self.deterministic = deterministic
         self._options = {key: describe(value) for key, value in options.items()}
-        self.memory_format = memory_format
+        self.balance, self.memory_format = balance, memory_format
         self._seed = seed
         self.logger_choice: Any = logger
         self.default_root_dir = Path(default_root_dir)

@@ -9,6 +9,9 @@ from pathlib import Path
 # in processes that they start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Here, not within the first test that needs it: its log handler keeps the stderr that it finds when it is loaded, and
+# that of a test is closed with the test.
+import lightning.pytorch  # noqa: F401
 import pytest
 
 

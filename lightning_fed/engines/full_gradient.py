@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.engines.local_step import loss_of
+from lightning_fed.engines.reading import read_batches
 from lightning_fed.hooks import Client
 from lightning_fed.metrics import MetricRecorder, metric_states, recording
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
@@ -97,9 +98,7 @@ class FullGradient:
         total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         order = torch.arange(client.num_samples)
         size = self.trainer.full_gradient_batch_size or self.source.batch_size
-        # A source of the user's own need not know of other sizes than its own.
-        other = {} if size == self.source.batch_size else {"batch_size": size}
-        for index, batch in enumerate(self.source.batches(client.id, order, seed, **other)):
+        for index, batch in enumerate(read_batches(self.source, client.id, order, seed, size)):
             share = min(size, client.num_samples - index * size)
             if self.transfer is not None:
                 batch = self.transfer(batch, 0)

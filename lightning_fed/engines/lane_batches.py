@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
 from lightning_fed.data import TensorSource
+from lightning_fed.engines.reading import read_batches
 from lightning_fed.hooks import Client
 from lightning_fed.seeding import Purpose, seed_for, seeds_for
 
@@ -118,7 +119,9 @@ class LaneBatches:
             at = (client.round, client.id, step // int(self._in_epoch[lane]))
             seed = seed_for(self._seed, Purpose.READ, *at) if self._source.reads_are_seeded else 0
             # Read at once: a data loader has the batches of one client at a time under way.
-            batches = islice(self._source.batches(client.id, order, seed), self.steps[lane] - step)
+            batches = read_batches(self._source, client.id, order, seed)
+            if (left := self.steps[lane] - step) < self._in_epoch[lane]:
+                batches = islice(batches, left)
             self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
 
     def _gather(self, start: int, stop: int, index: Any, size: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torchmetrics import Metric
 
 from lightning_fed.engines.compiled_step import CompiledStep
+from lightning_fed.engines.free_memory import free_bytes
 from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.stacked_step import CannotStack, StackedStep
@@ -177,7 +177,7 @@ class StepProbe:
         vectors = 8 * self.trainer.vector.numel * self.trainer.weights.element_size()
         device = self.trainer.vector.device
         sharing = self.trainer.processes.size if device.type == "cpu" else 1  # of one machine, as a rule
-        return max(1, _free_bytes(device) // sharing // (2 * sum(kept.values()) + vectors + self._read_ahead))
+        return max(1, free_bytes(device) // sharing // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
     def _loss_alone(self, training_step: Callable[..., Any] | None = None) -> Tensor:
         batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.run.batch)
@@ -229,12 +229,3 @@ def _close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
 
 def _bytes(batch: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-
-
-def _free_bytes(device: torch.device) -> int:
-    """What may be filled: half of a GPU's free memory, a quarter of the machine's."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // 2
-    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
-    pages = next((name for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in names), None)
-    return 2**30 if pages is None else os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // 4

@@ -9,6 +9,7 @@ import torch
 
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.local_step import LocalStep, overriding_hooks
+from lightning_fed.engines.reading import read_batches
 from lightning_fed.functional.local import difference
 from lightning_fed.hooks import Client, Update
 from lightning_fed.seeding import Purpose, seed_everywhere, seed_for, seeds_for
@@ -127,7 +128,7 @@ class SequentialEngine(Engine):
             # What is random in reading samples has streams of its own, apart for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
             seed = seed_for(trainer.seed, Purpose.READ, *at) if self.source.reads_are_seeded else 0
-            for index, batch in enumerate(self.source.batches(client.id, order, seed)):
+            for index, batch in enumerate(read_batches(self.source, client.id, order, seed)):
                 self.recorder.batch_size = count = min(size, client.num_samples - index * size)
                 self.samples += count
                 yield (batch if self.transfer is None else self.transfer(batch, 0)), index, index == last

@@ -43,7 +43,8 @@ class VectorizedEngine(Engine):
         if self.trainer.compile:
             sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
             self.step = CompiledStep(self.step, chunk_size, sizes)
-        self.lanes = Lanes(self.trainer, min(chunk_size, self.trainer.cohort_size))
+        share = -(-self.trainer.cohort_size // self.trainer.processes.size)  # as a rule; of small clients it is more
+        self.lanes = Lanes(self.trainer, min(chunk_size, share))
         self.started: dict[int, dict[str, Series]] = {}  # what each lane's start has logged
         self.gradient_hooks = overriding_hooks(self.trainer, "on_before_optimizer_step")
         self.client_start_hooks = overriding_hooks(self.trainer, "on_client_start")
@@ -65,12 +66,21 @@ class VectorizedEngine(Engine):
 
     def _train_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         self.optimizer.start_client()
+        self._make_room(len(clients))
         batches = LaneBatches(self.trainer, self.source, self.transfer, clients, self.step.reads_batch_idx)
         log = LaneLog(len(clients))
         self._start_clients(batches, clients)
         options = self._run_steps(batches, log)
         self.samples += batches.samples
         yield from self._finish(batches, clients, log, options)
+
+    def _make_room(self, count: int) -> None:
+        """Makes the matrices anew, with more rows, where this process has more clients to train than ever before."""
+        if count > self.lanes.capacity:
+            del self.lanes  # first: there may not be room for both
+            self.lanes = Lanes(self.trainer, count)
+            if self.last_gradients is not None:
+                self.last_gradients = self.lanes.matrix()
 
     def _start_clients(self, batches: LaneBatches, clients: tuple[Client, ...]) -> None:
         """Lets every client start at the global model, or where hooks displace it, in ascending order of id."""

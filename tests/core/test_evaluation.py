@@ -8,7 +8,7 @@ import torch
 from core_parts import CLASSES, Classifier, federated_data, federated_trainer, points
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.data import FederatedDataModule
@@ -105,8 +105,9 @@ def test_names_are_those_of_lightning(tmp_path):
 
 
 def test_a_single_named_set_is_logged_under_its_name(tmp_path):
+    module = Measured()
     named, unnamed = (
-        federated_trainer(tmp_path).test(Measured(), federated_data(test_dataset=dataset))[0]
+        federated_trainer(tmp_path).test(module, federated_data(test_dataset=dataset))[0]
         for dataset in ({"unseen": points(4)}, points(4))
     )
     assert named["test/acc/unseen"] == unnamed["test/acc"]
@@ -299,3 +300,19 @@ def test_no_data_and_no_step(tmp_path):
         federated_trainer(tmp_path, check_test_every_n_rounds=1).fit(
             Classifier(), federated_data(test_dataset=points(4))
         )
+
+
+class Stream(IterableDataset):
+    """Samples that come one after the other: nobody knows how many."""
+
+    def __iter__(self) -> Any:
+        return iter(zip(*points(12, seed=1).tensors, strict=True))
+
+
+def test_a_loader_without_a_length_is_read_to_its_end(tmp_path):
+    module, streaming = Measured(), federated_data()
+    streaming.val_dataloader = lambda: DataLoader(Stream(), batch_size=5)
+    (found,) = federated_trainer(tmp_path).validate(module, streaming)
+    loss, acc = loss_and_accuracy(module, points(12, seed=1))
+    assert found["val/loss_epoch"] == pytest.approx(loss, rel=1e-5)
+    assert found["val/acc"] == pytest.approx(acc)

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lightning_fed import FederatedTrainer, Need, ReducedUpdate
+from lightning_fed import FederatedError, FederatedTrainer, Need, ReducedUpdate
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.data import IID, FederatedDataModule
 
@@ -124,3 +124,24 @@ def test_the_last_step_of_one_full_batch_is_the_gradient_at_the_start(tmp_path: 
         _fit(tmp_path, aggregator, rounds=1, kind=Linear, **options)
         given[point] = aggregator.given[0].gradient_mean.clone()
     torch.testing.assert_close(given["last_step"], given["start"], rtol=1e-10, atol=1e-14)
+
+
+def test_a_gradient_over_fewer_batches_than_promised_is_refused(tmp_path: Path) -> None:
+    """It would be taken for the one over all of the client's data."""
+    source = _data().train_source()
+    complete = source.batches
+
+    def short(*args: Any, batch_size: int | None = None) -> Any:
+        found = list(complete(*args, batch_size=batch_size))
+        return iter(found if batch_size is None else found[1:])
+
+    source.batches = short
+    data = _data()
+    data.train_source = lambda: source
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_rounds=1, callbacks=[Collecting(Need.GRADIENT_MEAN, "end")], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, default_root_dir=str(tmp_path),
+        full_gradient_batch_size=4,
+    )  # fmt: skip
+    with pytest.raises(FederatedError, match="batches of client 0 from the TensorSource .* in batches of 4, got"):
+        trainer.fit(Net(), data)

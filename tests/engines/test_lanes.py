@@ -3,17 +3,20 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_parts import CLASSES, FEATURES, SIZES, Model, agree, data, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_fed.aggregators import FedGMA
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
 from lightning_fed.engines import vectorized
 from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import Client, FederatedCallback
+from lightning_fed.sampling import ClientSampler
 from lightning_fed.seeding import Purpose, generator_for
 
 
@@ -154,3 +157,33 @@ def test_memory_follows_the_chunk_and_not_the_cohort(tmp_path, monkeypatch):
 
     assert peak(24, 4) == peak(12, 4)
     assert 2.5 < (peak(24, 12) - 2) / (peak(24, 4) - 2) < 3.5
+
+
+class InTurn(ClientSampler):
+    """Draws the client without samples in the first round, so that two others train in it and three in the next."""
+
+    def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
+        return np.array([(0, 2, 3), (1, 3, 4), (0, 4, 5)][round - 1])
+
+
+def test_matrices_that_grow_change_nothing(tmp_path, monkeypatch):
+    """As in a process that gets more clients in a later round than ever before; with all that has a row for each."""
+
+    def run(first: int) -> tuple[list[int], Any]:
+        made, capacities = vectorized.Lanes.__init__, []
+
+        def noting(self: Any, trainer: Any, capacity: int) -> None:
+            made(self, trainer, capacity if capacities else first)
+            capacities.append(self.capacity)
+
+        def adam(module: Any) -> Any:
+            return torch.optim.Adam(module.parameters(), lr=0.01)
+
+        parts, options = (FedGMA(gradient_at="last_step"), FedGA(0.3)), {"clients_per_round": 3, "sampler": InTurn()}
+        with monkeypatch.context() as patch:
+            patch.setattr(vectorized.Lanes, "__init__", noting)
+            return capacities, train(tmp_path, lambda: Model(optimizer=adam), "vectorized", *parts, **options)
+
+    (large, whole), (small, grown) = run(3), run(1)
+    assert (large, small) == ([3], [1, 2, 3])
+    agree(whole, grown, rtol=0.0)

@@ -1,5 +1,6 @@
 """What a module may do that many clients at once would get wrong: it is refused, or comes out right."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from lightning_fed.data import FederatedDataModule
+from lightning_fed.data import FederatedDataModule, TensorSource
 from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import Client, FederatedCallback
@@ -224,6 +225,41 @@ def test_no_more_is_read_than_trained_on():
     for step in range(4):
         list(batches.runs(step))
     assert counted.reads == 2 * 4 * 8
+
+
+class Another(TensorSource):
+    """Yields other batches than its sizes promise: the last is dropped, or comes twice, or there is none at all."""
+
+    def __init__(self, source: TensorSource, kind: str) -> None:
+        vars(self).update(vars(source))
+        self.kind = kind
+
+    def batches(self, *args: Any) -> Iterator[Any]:
+        found = list(super().batches(*args))
+        return iter({"fewer": found[:-1], "more": found + found[-1:], "none": []}[self.kind])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("options", [{"local_epochs": 2}, {"local_steps": 9}])
+@pytest.mark.parametrize(("kind", "got"), [("fewer", "2"), ("more", "more"), ("none", "0")])
+def test_another_number_of_batches_than_promised_is_told_in_a_sentence(tmp_path, engine, options, kind, got):
+    split = data(sizes=(20, 20))
+    source = Another(split.train_source(), kind)
+    split.train_source = lambda: source
+    sentence = f"Expected 3 batches of client 0 from the Another of `--data`, for its 20 samples .* got {got}: let"
+    with pytest.raises(FederatedError, match=sentence):
+        train(tmp_path, Model, engine, datamodule=split, **options)
+
+
+def test_no_more_batches_than_steps_are_asked_for(tmp_path):
+    """A source that would be short of batches which nobody needs is no mistake: one step of three batches."""
+    split = data(sizes=(20, 20))
+    source = Another(split.train_source(), "fewer")
+    split.train_source = lambda: source
+    one, other = (
+        train(tmp_path, Model, kind, datamodule=split, local_steps=1) for kind in ("sequential", "vectorized")
+    )
+    agree(one, other)
 
 
 class Ends(FederatedCallback):

@@ -27,6 +27,7 @@ def run_pair(folder: Path, *words: str) -> list[dict[str, Any]]:
         [sys.executable, str(SCRIPT), str(folder), *words], capture_output=True, text=True, cwd=folder, timeout=3600
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    (folder / "stderr").write_text(done.stderr)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 

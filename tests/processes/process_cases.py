@@ -1,7 +1,8 @@
 """What a run does, for one process and for two: each case returns what must not depend on their number."""
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "composition"))  # also where this is no test
 
@@ -21,10 +22,11 @@ from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
-from lightning_fed.aggregators import FedAvg, FedGMA
+from lightning_fed.aggregators import FedAvg, FedGMA, FedNova
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.diagnostics import GradientDissimilarity
+from lightning_fed.engines import vectorized
 
 Result = dict[str, Any]
 
@@ -137,6 +139,72 @@ def call(devices: int, folder: Path, what: str) -> Result:
     return {"results": getattr(trainer, what)(Logging().double(), evaluated())}
 
 
+class Noisy(TensorDataset):
+    """Adds noise to a sample as it is read."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, number = super().__getitem__(index)
+        return x + torch.randn(5), number
+
+
+class Lazy(Sampler[int]):
+    """Draws each sample as it is asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        left = list(range(37))
+        while left:
+            yield left.pop(int(torch.randint(len(left), ())))
+
+    def __len__(self) -> int:
+        return 37
+
+
+class Shuffling(FederatedDataModule):
+    """Data loaders that draw from the global random stream, when they begin and for each sample."""
+
+    def val_dataloader(self) -> list[DataLoader[Any]]:
+        samples = Noisy(torch.randn(37, 5, generator=torch.Generator().manual_seed(2)), torch.arange(37))
+        return [
+            DataLoader(samples, batch_size=8, shuffle=True),
+            DataLoader(samples, batch_size=4, sampler=Lazy()),
+            DataLoader(samples, batch_size=5, shuffle=True),
+        ]
+
+    predict_dataloader = val_dataloader
+
+
+class Guessing(Shifted):
+    """Draws random numbers as it evaluates, and remembers the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int, list[int]]] = []
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.seen.append((self.trainer.round, dataloader_idx, batch[1].tolist()))
+        self.log("guess", self.predict_step(batch, batch_idx, dataloader_idx)[1].mean())
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("end", torch.rand(()))
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> tuple[Tensor, Tensor]:
+        x, numbers = batch
+        return numbers, self.layers(x.to(self.center) + np.random.rand()) * torch.rand(())  # noqa: NPY002
+
+
+def shuffled(devices: int, folder: Path) -> Result:
+    data = make_data("unequal")
+    data.__class__ = Shuffling
+    net = start(Guessing)
+    result = fit(devices, net=net, data=data, max_rounds=2)
+    trainer = FederatedTrainer(
+        accelerator="cpu", devices=devices, precision="64-true", logger=False, enable_progress_bar=False, seed=3,
+        default_root_dir="not-written",
+    )  # fmt: skip
+    seen = list(net.seen)
+    return {**result, "predicted": trainer.predict(net, data), "again": trainer.validate(net, data), "own": seen}
+
+
 class Tape(FederatedCallback):
     """Records the cohorts, and the batches of each client by round."""
 
@@ -155,6 +223,41 @@ def taped(devices: int, folder: Path) -> Result:
     tape = Tape()
     result = fit(devices, tape, clients_per_round=4, local_epochs=2)
     return {**result, "cohorts": tape.cohorts, "own": tape.batches}
+
+
+class Slow(FederatedCallback):
+    """Makes the second process slow."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        time.sleep(0.02 * trainer.global_rank)
+
+
+def measured(devices: int, folder: Path) -> Result:
+    """Clients of one size that keep control variates, in two processes of which one is slow."""
+    tape = Tape()
+    result = fit(
+        devices, SCAFFOLD(), Slow(), tape, data=make_data("equal"), max_rounds=8, clients_per_round=5,
+        balance="measured",
+    )  # fmt: skip
+    return {**result, "cohorts": tape.cohorts, "own": sorted(tape.batches)}
+
+
+def uneven(devices: int, folder: Path) -> Result:
+    """Many clients at once, of which one process gets nearly all, as they are small."""
+    made, capacities = vectorized.Lanes.__init__, []
+
+    def noting(lanes: vectorized.Lanes, trainer: Any, capacity: int) -> None:
+        made(lanes, trainer, capacity)
+        capacities.append(capacity)
+
+    data, counts = make_data("unequal"), (66, 4, 4, 4, 4, 4)
+    data.partitioner = BySizes(counts)
+    vectorized.Lanes.__init__ = noting
+    try:
+        result = fit(devices, SCAFFOLD(), FedNova(), data=data, engine="vectorized", chunk_size=6)
+    finally:
+        vectorized.Lanes.__init__ = made
+    return {**result, "own": capacities}
 
 
 class Diverging(Shifted):
@@ -213,6 +316,21 @@ def scheduled(devices: int, folder: Path) -> Result:
     return fit(devices, net=start(Scheduled), local_schedule="continue")
 
 
+def plateau(devices: int, folder: Path) -> Result:
+    """A schedule that follows what was logged lowers the learning rate in every process alike."""
+
+    class Watched(Shifted):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=torch.tensor(0.1, dtype=torch.float64), foreach=False)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "train/loss"}
+
+        def on_train_epoch_end(self) -> None:
+            self.log("rate", float(self.optimizers().param_groups[0]["lr"]))
+
+    return fit(devices, net=start(Watched), max_rounds=4)
+
+
 def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = False, at: str = "") -> Result:
     """Clients that keep control variates and buffers, drawn now here, now there."""
     result = fit(
@@ -267,6 +385,7 @@ CASES: dict[str, Case] = {
     "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
     "local steps": lambda devices, _: fit(devices, local_steps=3),
     "schedule": scheduled,
+    "plateau": plateau,
     "one client": lambda devices, _: fit(
         devices,
         FedGMA(p_means="prose", mask=MASKS["sand"]()),
@@ -289,7 +408,10 @@ CASES: dict[str, Case] = {
     "validate": partial(call, what="validate"),
     "test": partial(call, what="test"),
     "predict": partial(call, what="predict"),
+    "shuffled": shuffled,
     "taped": taped,
+    "measured": measured,
+    "uneven": uneven,
     **{f"kept {where}": partial(kept, where=where, rounds=6) for where in ("device", "host", "disk")},
     "begun": partial(kept, where="device", rounds=3, at="begun"),
 }
@@ -307,6 +429,10 @@ def own_model(trainer: Any) -> None:
     trainer.weights[0] += trainer.global_rank
 
 
+def own_rate(trainer: Any) -> None:
+    trainer.local_optimizer.optimizer.param_groups[0]["lr"] = 0.05
+
+
 # For two processes alone: how each ends.
 MISTAKES: dict[str, Case] = {
     "fails on one": lambda devices, _: fit(devices, Acts("on_client_start", fail, ranks=(1,))),
@@ -320,6 +446,7 @@ MISTAKES: dict[str, Case] = {
         devices, Acts("on_round_end", lambda trainer: trainer.reduce_sum(trainer.weights), ranks=(1,))
     ),
     "another model": lambda devices, _: fit(devices, Acts("on_train_epoch_end", own_model)),
+    "another rate": lambda devices, _: fit(devices, Acts("on_round_start", own_rate, ranks=(1,))),
     "another split": different,
     "rows in a client's hook": lambda devices, _: fit(
         devices, Rows(), Acts("on_client_start", lambda trainer: trainer.start_gradients.rows)

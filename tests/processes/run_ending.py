@@ -4,12 +4,15 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from process_cases import SCAFFOLD, FederatedCallback, FederatedError, fit
 
+from lightning_fed import parcels
 from lightning_fed.client_states import ClientStates
+from lightning_fed.processes import Processes
 
 HOW, FOLDER = sys.argv[1:]
 
@@ -39,6 +42,29 @@ def refuse(name: str, rank: int) -> None:
     setattr(ClientStates, name, refusing)
 
 
+def spoil(what: str, rank: int) -> None:
+    """Lets a process fail as what clients keep is packed, as it arrives, or as there is no room for it."""
+    if int(os.environ.get("LOCAL_RANK", "0")) != rank:
+        return
+    if what == "pack":
+        take = ClientStates.take
+        ClientStates.take = lambda states, client: {**take(states, client), "foreign": lambda: None}
+    elif what == "room":
+
+        def none(*args: Any, **options: Any) -> Any:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+        parcels.torch = SimpleNamespace(**{**vars(torch), "empty": none})
+    else:
+
+        def full(processes: Processes, *args: Any) -> Any:
+            if processes.rank == args[-1]:
+                raise MemoryError("no room for what arrives")
+            return hand_over(processes, *args)
+
+        hand_over, Processes.hand_over = Processes.hand_over, full
+
+
 def run(name: str, *callbacks: Any, devices: Any = 2, **others: Any) -> None:
     options = {"logger": [], "enable_checkpointing": True, "default_root_dir": FOLDER, "name": name, **others}
     try:
@@ -60,6 +86,9 @@ def main() -> None:
         run("run", Ends(signal.SIGKILL, int(rank)))
     elif act in ("take", "give"):
         refuse(act, int(rank))
+        run("run", SCAFFOLD(), clients_per_round=4, client_states="host", max_rounds=12)
+    elif act in ("pack", "arrive", "room"):
+        spoil(act, int(rank))
         run("run", SCAFFOLD(), clients_per_round=4, client_states="host", max_rounds=12)
     else:
         run("run", devices="auto" if act == "torchrun" else 2)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError
 
 DOUBLE, SINGLE = 1e-10, 1e-5
-APART = ("taped", "begun", "too many diverged", "one diverged")  # see below
+APART = ("taped", "measured", "uneven", "shuffled", "begun", "too many diverged", "one diverged")  # see below
 ALIKE = [name for name in CASES if name not in APART]
 
 
@@ -54,6 +54,23 @@ def test_the_cases_tell_apart(pair: Pair) -> None:
     assert not same(pair.alone("none | FedAvg | none"), pair.everyone[0]["none | FedAvg | soft"])
 
 
+def test_the_rate_was_lowered(pair: Pair) -> None:
+    assert 0 < pair.alone("plateau")["logged"]["rate"] < 0.1
+
+
+def test_every_sample_is_evaluated_once_however_it_is_drawn(pair: Pair) -> None:
+    """In the batches of one process, with the numbers that its steps draw."""
+    alone, everyone = pair.alone("shuffled"), [found["shuffled"] for found in pair.everyone]
+    seen = [each.pop("own") for each in everyone]
+    assert sorted(seen[0] + seen[1]) == sorted(alone["own"])
+    for at in {(round, loader) for round, loader, _ in alone["own"]}:
+        numbers = [number for each in seen for *place, batch in each if tuple(place) == at for number in batch]
+        assert sorted(numbers) == list(range(37))
+    assert len({tuple(batch) for _, loader, batch in alone["own"] if loader == 0}) == 15  # other ones in each round
+    assert same(*everyone)
+    assert distance({name: found for name, found in alone.items() if name != "own"}, everyone[0]) < DOUBLE
+
+
 def test_processes_train_disjoint_clients_on_the_batches_of_one(pair: Pair) -> None:
     alone, (first, second) = pair.alone("taped"), (found["taped"] for found in pair.everyone)
     assert first["cohorts"] == second["cohorts"] == alone["cohorts"]
@@ -64,6 +81,30 @@ def test_processes_train_disjoint_clients_on_the_batches_of_one(pair: Pair) -> N
     assert min(map(len, trained)) >= 3
     for key, batches in {**first["own"], **second["own"]}.items():
         assert same(batches, alone["own"][key])
+
+
+def test_a_slow_process_gets_fewer_clients(pair: Pair) -> None:
+    """Once it has shown its speed; the rest is that of one process, what clients keep included."""
+    alone, everyone = pair.alone("measured"), [found["measured"] for found in pair.everyone]
+    trained = [set(each.pop("own")) for each in everyone]
+    assert trained[0].isdisjoint(trained[1])
+    assert trained[0] | trained[1] == set(alone["own"])
+    assert [sum(at == 1 for at, _ in each) for each in trained] == [3, 2]
+    later = [sum(at > 1 for at, _ in each) for each in trained]
+    assert sum(later) == 35
+    assert later[1] < 12
+    assert same(*everyone)
+    assert distance({name: found for name, found in alone.items() if name != "own"}, everyone[0]) < DOUBLE
+    assert (pair.folder / "stderr").read_text().count("`--trainer.balance measured` the clock decides") == 1
+
+
+def test_matrices_have_the_rows_of_a_share(pair: Pair) -> None:
+    """Half of the six clients' at first, and more in the process that gets five small ones."""
+    alone, everyone = pair.alone("uneven"), [found["uneven"] for found in pair.everyone]
+    assert [each.pop("own") for each in everyone] == [[3], [3, 5]]
+    assert alone["own"] == [6]
+    assert same(*everyone)
+    assert distance({name: found for name, found in alone.items() if name != "own"}, everyone[0]) < DOUBLE
 
 
 def test_clients_were_trained_by_both(pair: Pair) -> None:
@@ -105,6 +146,7 @@ ENDS = {
     "rows in a client's hook": "only in hooks that are called once in a round",
     "sums on one": "they differ: round, reduce_sum: a hook must not depend on the rank",
     "another model": "Expected all processes to hold the same global model after round 2",
+    "another rate": "Expected all processes to train by the same `lr` of the local optimizer after round 2",
     "another split": "Expected every process to make the same clients of the same data",
 }
 
