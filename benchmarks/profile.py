@@ -2,8 +2,8 @@
 
     python -m benchmarks.profile B-vectorized
 
-trains the row's side alone, with a clock around each part. With several processes it is the first one's time. Parts that
-call each other are not subtracted from one another; what a clock costs, about 0.3 µs a call, is in the part around it.
+trains the row's side alone, with a clock around each part; of several processes the first one's count. Parts that call
+each other are not subtracted from one another, and what a clock costs, about 0.3 µs a call, is in the part around it.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -94,9 +95,7 @@ def profile(key: str, rounds: int) -> tuple[float, dict[str, float]]:
     trainer.fit(make_model(work), make_datamodule(work, work.data()))
     if trainer.global_rank > 0:
         raise SystemExit
-    times = [
-        after - before for before, after in zip(clocks.starts[_WARM_UP:], clocks.starts[_WARM_UP + 1 :], strict=False)
-    ]
+    times = [after - before for before, after in pairwise(clocks.starts[_WARM_UP:])]
     return 1e3 * statistics.median(times), {name: 1e3 * s / rounds for name, s in clocks.seconds.items() if s}
 
 
@@ -108,9 +107,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     median, parts = profile(given.row, given.rounds)
-    print(
-        f"{given.row}: {median:.2f} ms a round (median of {given.rounds})\n\n| part | ms a round | of it |\n| --- | --- | --- |"
-    )
+    print(f"{given.row}: {median:.2f} ms a round (median of {given.rounds})\n")
+    print("| part | ms a round | of it |\n| --- | --- | --- |")
     for name in PARTS:
         if name in parts:
             print(f"| {name} | {parts[name]:.2f} | {parts[name] / parts['round']:.0%} |")

@@ -1,8 +1,12 @@
 """Both sides of a row do the same work: steps, samples, and weights where the order of samples cannot matter."""
 
+import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +184,13 @@ def test_loops_by_hand_go_under_autocast_and_keep_float32_weights(loop: Any) -> 
     difference = (weights_of(by_hand) - weights_of(exact)).abs().max()
     assert weights_of(by_hand).dtype == torch.float32
     assert 1e-7 < difference < 1e-2
+
+
+def test_the_parts_of_a_round_are_timed() -> None:
+    words = [sys.executable, "-m", "benchmarks.profile", "B-vectorized", "--rounds", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = re.findall(r"^\| ([a-z ]+) \| ([0-9.]+) \|", done.stdout, re.MULTILINE)
+    parts = {name: float(ms) for name, ms in rows}
+    assert {"gradients of many clients", "gathering batches", "optimizer"} < set(parts)
+    assert 0 < parts["gradients of many clients"] < parts["training the cohort"] < parts["round"]
