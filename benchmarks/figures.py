@@ -34,6 +34,7 @@ def _row(key: str, result: dict[str, Any]) -> list[str]:
         f"{result['against']} {milliseconds(result['against_seconds'])}",
         f"{result['ratio']:.2f} ×",
         f"{result['ratio_min']:.2f} – {result['ratio_max']:.2f}",
+        *([f"{result['again']:.2f} ×"] if "again" in result else []),
         "" if result["aim"] is None else f"{result['aim']:.2f}",
     ]
 
@@ -41,8 +42,13 @@ def _row(key: str, result: dict[str, Any]) -> list[str]:
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """Writes rows as a Markdown table."""
     head = ["row", "a round of", "against", "ratio", "from – to", "aim"]
+    if any("again" in result for result in rows.values()):
+        head.insert(5, "second run")
     lines = [_line(head), _line(["---"] * len(head))]
-    return "".join(lines + [_line(_row(key, result)) for key, result in rows.items()])
+    cells = [_row(key, result) for key, result in rows.items()]
+    for row in cells:
+        row[-1:-1] = [""] * (len(head) - len(row))
+    return "".join(lines + [_line(row) for row in cells])
 
 
 def figures_table(figures: dict[str, dict[str, Any]]) -> str:
@@ -126,13 +132,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="what benchmarks.run or benchmarks.peers has written")
     parser.add_argument("--write-docs", action="store_true", help="write into docs/performance.md and docs/images")
+    parser.add_argument("--again", type=Path, help="what a second run of the same has written")
     arguments = parser.parse_args()
-    show(arguments.results, arguments.write_docs)
+    show(arguments.results, arguments.write_docs, arguments.again)
 
 
-def show(path: Path, write_docs: bool) -> None:
-    """Prints and draws a run's results; its file's name is that of its marks in the page."""
+def show(path: Path, write_docs: bool, again: Path | None = None) -> None:
+    """Prints and draws a run's results; its file's name is that of its marks in the page.
+
+    Args:
+        path: What the run has written.
+        write_docs: Whether to write into the page.
+        again: What a second run has written, whose ratios stand beside.
+    """
     results = json.loads(path.read_text())
+    for key, row in json.loads(again.read_text())["rows"].items() if again is not None else ():
+        if key in results["rows"] and "ratio" in row:
+            results["rows"][key]["again"] = row["ratio"]
     image = f"{path.stem}-ratios.png"
     text = docs_text(results, image)
     print(f"\n{text}")

@@ -31,7 +31,16 @@ PEERS = {
     "fedlab": ("fedlab", "fedlab"),
 }
 _REASONS = Path(sys.prefix) / "peers-not-installed.json"
-_ENGINES = {"A": "sequential", "B": "vectorized", "C": "sequential"}
+# The ways in which this framework trains a work, by the end of the row's name.
+_WAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "A": {"": {"engine": "sequential"}, "-channels-last": {"engine": "sequential", "memory_format": "channels_last"}},
+    "B": {
+        "": {"engine": "vectorized"},
+        "-compiled": {"engine": "vectorized", "compile": True},
+        "-sequential": {"engine": "sequential"},
+    },
+    "C": {"": {"engine": "sequential"}},
+}
 
 
 def install() -> None:
@@ -62,9 +71,8 @@ def rows_of(key: str) -> list[Row]:
     rows = []
     for devices in (1, 2):
         end = "" if devices == 1 else "-2"
-        rows.append(Row(f"{key}-lightning_fed{end}", key, Side(engine=_ENGINES[key], devices=devices)))
-        if _ENGINES[key] == "vectorized":
-            rows.append(Row(f"{key}-lightning_fed-sequential{end}", key, Side(engine="sequential", devices=devices)))
+        for way, options in _WAYS[key].items():
+            rows.append(Row(f"{key}-lightning_fed{way}{end}", key, Side(devices=devices, **options)))
         rows += [Row(f"{key}-flower{end}", key, Side("flower", devices=devices))]
         rows += [Row(f"{key}-pfl{end}", key, Side("pfl", devices=devices))]
     return [*rows, Row(f"{key}-fedlab", key, Side("fedlab"))]
@@ -88,7 +96,7 @@ def main() -> int:
     """Runs the rows, writes JSON, a table and a plot; returns 1 if a row has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--install", action="store_true", help="install the peers into this environment, and end")
-    parser.add_argument("--works", nargs="+", default=["A", "B"], choices=list(_ENGINES))
+    parser.add_argument("--works", nargs="+", default=["A", "B"], choices=list(_WAYS))
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--repeats", type=int, help="repeats of every row; by default 15, and 5 for work C")
     parser.add_argument("--output", type=Path, default=Path("runs/bench/peers.json"))

@@ -65,6 +65,18 @@ def test_a_former_run_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "bench-ratios.png").stat().st_size > 1000
 
 
+def test_a_second_run_stands_beside_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, ratio in (("bench", 0.8), ("again", 0.7)):
+        rows = {"A-sequential": {**FOUND, "ratio": ratio}, "A-2": SKIPPED}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**RESULTS, "rows": rows}))
+    figures.show(tmp_path / "bench.json", write_docs=False, again=tmp_path / "again.json")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| row", "| A-"))]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert cells[0] == ["row", "a round of", "against", "ratio", "from – to", "second run", "aim"]
+    assert cells[1][3:] == ["0.80 ×", "0.50 – 1.50", "0.70 ×", "0.92"]
+    assert cells[2][-1] == "" and len(cells[2]) == 7
+
+
 def test_every_aim_of_a_row_is_a_ratio() -> None:
     assert all(row.aim is None or 0 < row.aim < 2 for row in ROWS + GPU_ROWS)
 
