@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-__all__ = ["container_bytes", "free_bytes"]
+__all__ = ["container_bytes", "free_bytes", "machine_bytes"]
 
 # The files of a control group: its limit, its use, and what of that are files which the kernel drops when asked.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -19,11 +19,23 @@ def free_bytes(device: torch.device) -> int:
     """Returns half of a GPU's free memory, or a quarter of what the machine and the container have left."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 2
-    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
-    pages = next((name for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in names), None)
-    machine = 2**32 if pages is None else os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    machine = machine_bytes()
     container = container_bytes()
     return (machine if container is None else min(machine, container)) // 4
+
+
+def machine_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Returns what the machine can give without swapping; where it does not say so, all that it has.
+
+    Args:
+        meminfo: Says on Linux how much there is; memory of files that are merely cached is available.
+    """
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        has_pages = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if has_pages else 2**32
 
 
 def container_bytes(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -74,7 +74,7 @@ def test_a_second_run_stands_beside_the_first(tmp_path: Path, capsys: pytest.Cap
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert cells[0] == ["row", "a round of", "against", "ratio", "from – to", "second run", "aim"]
     assert cells[1][3:] == ["0.80 ×", "0.50 – 1.50", "0.70 ×", "0.92"]
-    assert cells[2][-1] == "" and len(cells[2]) == 7
+    assert (cells[2][-1], len(cells[2])) == ("", 7)
 
 
 def test_every_aim_of_a_row_is_a_ratio() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_fed.engines import free_memory
-from lightning_fed.engines.free_memory import container_bytes, free_bytes
+from lightning_fed.engines.free_memory import container_bytes, free_bytes, machine_bytes
 
 V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), (
     "memory.max", "memory.current", "inactive_file",
@@ -76,3 +76,12 @@ def test_a_quarter_of_what_the_container_leaves(monkeypatch: pytest.MonkeyPatch)
     assert free_bytes(torch.device("cpu")) == 1024 < free
     monkeypatch.setattr(free_memory, "container_bytes", lambda: 2**62)
     assert 1024 < free_bytes(torch.device("cpu")) < 2**60
+
+
+def test_cached_files_of_the_machine_are_free_too(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(
+        "MemTotal:  24000 kB\nMemFree:  100 kB\nMemAvailable:  9000 kB\nHugePages_Total: 0\n"
+    )
+    assert machine_bytes(tmp_path / "meminfo") == 9000 * 1024
+    total = machine_bytes(tmp_path / "of another system")
+    assert GIB // 4 < machine_bytes() <= total
