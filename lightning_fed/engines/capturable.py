@@ -29,10 +29,10 @@ _STEP_HOOKS = (
 )  # fmt: skip
 # What a trainer says that is the same over a whole run.
 _CONSTANT = frozenset((
-    "accelerator", "accumulate_grad_batches", "datamodule", "default_root_dir", "device_ids", "evaluating",
+    "accumulate_grad_batches", "datamodule", "default_root_dir", "device_ids", "evaluating",
     "fast_dev_run", "global_rank", "gradient_clip_algorithm", "gradient_clip_val", "is_global_zero", "local_epochs",
     "local_rank", "local_steps", "log_dir", "max_epochs", "max_rounds", "node_rank", "num_devices", "num_nodes",
-    "precision", "predicting", "sanity_checking", "seed", "strategy", "testing", "training", "validating", "world_size",
+    "precision", "predicting", "sanity_checking", "seed", "testing", "training", "validating", "world_size",
 ))  # fmt: skip
 
 

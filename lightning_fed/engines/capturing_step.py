@@ -107,9 +107,15 @@ class CapturingStep(LocalStep):
         """
         name, states, counts = type(self.module).__name__, random_states(), self._update_counts()
         watch = ModuleWatch(self.module, self.vector.device)
-        self.graphs.warm_up(work)
+        failure: Exception | None = None
+        try:
+            self.graphs.warm_up(work)
+        except Exception as error:  # Metric objects may be why, as they look at their values
+            failure = error
         if self._update_counts() != counts:
             raise CannotCapture(f"{name} updates torchmetrics objects in `training_step`, which a graph does not")
+        if failure is not None:
+            raise failure
         if (changed := watch.changed()) is not None:
             raise CannotCapture(f"{name} changes its `{changed}` in `training_step`, which a graph does not")
         if (stream := drawn_on_host(states, random_states(), self.vector.device)) is not None:

@@ -121,7 +121,7 @@ def _still(trainer: FederatedTrainer, module: LightningModule, source: Any, befo
     trial, why = _tried(trainer, module, source)
     if trial is not None:
         return before
-    return {"engine": "sequential", "reason": f"the run before was captured{why or '; this one is not on a GPU'}"}
+    return {"engine": "sequential", "reason": f"the run before was captured{why or ', and this one is not on a GPU'}"}
 
 
 def _tried(trainer: FederatedTrainer, module: LightningModule, source: Any) -> tuple[CaptureTrial | None, str]:

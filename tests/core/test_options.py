@@ -48,6 +48,7 @@ BAD: dict[str, list[Any]] = {
     "engine": ["parallel", None, True],
     "chunk_size": [0, -1, 1.5, "10", True],
     "compile": ["yes", None, 2],
+    "cuda_graphs": ["yes", None, 2],
     "memory_format": ["contiguous", None, True],
     "accumulate_grad_batches": [*COUNT, None, {0: 2}],
     "deterministic": ["maybe", None, 3],
@@ -88,7 +89,7 @@ GOOD: list[dict[str, Any]] = [
     {"name": "group/gma"}, {"name": "v1..2"}, {"seed": 0}, {"check_test_every_n_rounds": 1},
     {"sampler": UniformSampler()}, {"logger": True}, {"logger": False}, {"logger": CSVLogger("x")},
     {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
-    {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3},
+    {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3}, {"cuda_graphs": True},
     {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
     {"full_gradient_weight_decay": True}, {"memory_format": "channels_last"},
 ]  # fmt: skip
