@@ -76,18 +76,16 @@ class CapturingStep(LocalStep):
         inputs = [None if leaf is None else leaf.detach().clone() for leaf in leaves]
         work = partial(self._work, tree_unflatten(inputs, structure), first)
         name = type(self.module).__name__
-        with self.trying():
-            try:
+        try:
+            with self.trying():
                 self._expect_repeatable(work)
-                replay, (log, reached, output, loss) = self.graphs.capture(work)
-            except (CannotCapture, FederatedError):
-                raise
-            except Exception as error:  # whatever torch, or the module under it, raises
-                raise CannotCapture(
-                    f"`training_step` of {name} cannot be captured ({first_sentence(error)})"
-                ) from error
-        captured = Captured(structure, inputs, log, reached, output, loss, replay)
-        self.expect_same(captured, leaves, first)
+                again, (log, reached, output, loss) = self.graphs.capture(work)
+            captured = Captured(structure, inputs, log, reached, output, loss, again)
+            self.expect_same(captured, leaves, first)
+        except (CannotCapture, FederatedError):
+            raise
+        except Exception as error:  # whatever torch, or the module under it, raises
+            raise CannotCapture(f"`training_step` of {name} cannot be captured ({first_sentence(error)})") from error
         return captured
 
     def _expect_inputs(self, leaves: list[Any]) -> None:

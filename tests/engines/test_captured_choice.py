@@ -114,6 +114,27 @@ def test_trials_are_really_timed_and_leave_nothing_changed(tmp_path, monkeypatch
     agree(*runs, rtol=0)
 
 
+class Looks(FederatedCallback):
+    """Compares what training begins with to what the model was built with."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.moved = not torch.equal(trainer.vector.data, trainer.weights)
+        self.stepped = len(trainer.local_optimizer.optimizer.state)
+        self.flat_step = trainer.local_optimizer.flat_step
+        self.gradient = float(trainer.vector.grad.abs().sum())
+
+
+@with_graphs
+def test_weights_and_the_optimizer_are_as_before_a_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice.StepProbe, "seconds_alone", lambda probe: 1e9)
+    monkeypatch.setattr(choice.StepProbe, "seconds_together", lambda probe, count: 0.0)
+    looks = Looks()
+    momentum = Model(optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9))
+    run = train(tmp_path, lambda: momentum, "auto", looks)
+    assert run.trainer.engine_choice["engine"] == "vectorized"
+    assert (looks.moved, looks.stepped, looks.flat_step, looks.gradient) == (False, 0, None, 0.0)
+
+
 @with_graphs
 def test_a_resumed_run_keeps_graphs_as_long_as_they_can_be_had(tmp_path, monkeypatch, told):
     class Ends(FederatedCallback):

@@ -113,6 +113,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "python": (stepping(lambda m, loss, b, i: loss * random.random()), "draws from Python's random stream"),
     # Python that the stand-in does not see, and torch on a GPU would not either: the comparison does.
     "constant": (stepping(lambda m, loss, b, i: loss * float(b[0].numpy()[0, 0])), "gives another gradient in a graph"),
+    "constant of the weights": (
+        stepping(lambda m, loss, b, i: loss * float(m.net[0].weight.detach().numpy()[0, 0])),
+        "gives another gradient in a graph",
+    ),
     "logged constant": (
         stepping(lambda m, loss, b, i: m.log("x", float(b[0].numpy()[0, 0]))), "another value logged as `x` in a graph"
     ),

@@ -194,6 +194,23 @@ def test_gradients_that_only_some_batches_of_a_window_reach_are_stepped(tmp_path
     both(tmp_path, Short, accumulate_grad_batches=2)
 
 
+class Varies(LeavesOut):
+    """Which parameters get a gradient depends on the shape of a batch, which its first label says."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return [x[:, : 3 + int(y[0])], y]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = F.pad(batch[0], (0, FEATURES - batch[0].shape[1]))
+        net = self.net if batch[0].shape[1] == 4 else self.net[:1]
+        return F.cross_entropy(net(x)[:, :CLASSES], batch[1])
+
+
+def test_what_a_batch_reaches_is_its_own_whatever_window_it_was_captured_in(tmp_path):
+    both(tmp_path, Varies, accumulate_grad_batches=2, local_epochs=3, max_rounds=4)
+
+
 calls: list[tuple[int, ...]] = []
 
 
