@@ -36,7 +36,7 @@ def validate_options(options: dict[str, Any]) -> None:
         _expect_choice("gradient_clip_algorithm", options["gradient_clip_algorithm"], ("norm", "value"))
     _expect_choice("local_schedule", options["local_schedule"], ("restart", "continue"))
     _expect_choice("deterministic", options["deterministic"], (True, False, "warn"))
-    for name in ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay", "compile"):
+    for name in ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay", "compile", "cuda_graphs"):
         _expect_choice(name, options[name], (True, False))
     _expect_choice("full_gradient_mode", options["full_gradient_mode"], ("eval", "train"))
     _expect_choice("engine", options["engine"], ("sequential", "vectorized", "auto"))
@@ -49,6 +49,11 @@ def validate_options(options: dict[str, Any]) -> None:
     if options["local_epochs"] is not None and options["local_steps"] is not None:
         raise FederatedError(
             "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
+        )
+    if options["cuda_graphs"] and options["engine"] != "sequential":
+        raise FederatedError(
+            "Expected `--trainer.cuda_graphs true` with `--trainer.engine sequential`, as a graph is the step of one "
+            f"client and auto tries it by itself, got {options['engine']}: leave one of the two out."
         )
     _expect_numbers(options)
     _expect_places(options["default_root_dir"], options["name"])

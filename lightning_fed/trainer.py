@@ -59,6 +59,8 @@ class FederatedTrainer(TrainerSession):
             (``vectorized``), with the same results up to rounding; ``auto`` measures which is faster.
         chunk_size: Clients that train at once in the vectorized engine; as many as fit into memory by default.
         compile: Whether ``training_step`` of a client that trains alone goes through ``torch.compile``.
+        cuda_graphs: Whether the gradient of a client that trains alone is captured as a CUDA graph and replayed; what
+            cannot be captured is refused.
         local_epochs: Passes of a client over its data in a round; 1 unless ``local_steps`` is given.
         local_steps: Optimizer steps of a client in a round, instead of epochs.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
@@ -110,6 +112,7 @@ class FederatedTrainer(TrainerSession):
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
         chunk_size: int | None = None,
         compile: bool = False,
+        cuda_graphs: bool = False,
         local_epochs: int | None = None,
         local_steps: int | None = None,
         local_schedule: Literal["restart", "continue"] = "restart",
@@ -146,7 +149,8 @@ class FederatedTrainer(TrainerSession):
         self.default_root_dir = Path(default_root_dir)
         self.max_rounds, self.max_time = max_rounds, max_time
         self.clients_per_round = clients_per_round
-        self.engine, self.chunk_size, self.compile = engine, chunk_size, compile
+        self.engine, self.chunk_size = engine, chunk_size
+        self.compile, self.cuda_graphs = compile, cuda_graphs
         self.local_steps = local_steps
         self.local_epochs = 1 if local_epochs is None and local_steps is None else local_epochs
         self.local_schedule = local_schedule

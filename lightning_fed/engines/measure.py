@@ -28,7 +28,7 @@ from lightning_fed.transfer import batch_transfer
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["StepProbe"]
+__all__ = ["StepProbe", "close", "fastest", "first_sentence"]
 
 _REPEATS = 3
 
@@ -56,7 +56,7 @@ class StepProbe:
                 (self.run,) = list(batches.runs(0))
                 self._draws = random_states() != self._before
             except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
-                raise CannotStack(f"its batches cannot be put side by side ({_first_sentence(error)})") from error
+                raise CannotStack(f"its batches cannot be put side by side ({first_sentence(error)})") from error
         in_epoch = -(-client.num_samples // self.run.size)
         self._read_ahead = 0 if batches.gathers else in_epoch * _bytes(self.run.batch)
 
@@ -78,7 +78,7 @@ class StepProbe:
                 raise
             except Exception as error:  # whatever vmap, or the module under it, raises
                 self._expect_metrics_untouched(counts)
-                raise CannotStack(f"{name} does not go through torch.func.vmap ({_first_sentence(error)})") from error
+                raise CannotStack(f"{name} does not go through torch.func.vmap ({first_sentence(error)})") from error
             self._expect_metrics_untouched(counts)
             if kept := holds_stacked_tensors(self.module):
                 raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
@@ -114,7 +114,7 @@ class StepProbe:
                 (gradient, vector.grad),
                 *((buffers[k], b) for k, b in self.trainer.buffers.live.tensors().items()),
             ]
-            same = all(_close(a, b, vector.dtype) for a, b in pairs)
+            same = all(close(a, b, vector.dtype) for a, b in pairs)
         vector.zero_grad()
         if not same:
             raise CannotStack(f"{type(self.module).__name__} gives another gradient, or other buffers, under vmap")
@@ -202,25 +202,31 @@ class StepProbe:
         return gradients, buffers
 
     def _fastest(self, step: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(_REPEATS + 1):  # the first one is slower
-            started = time.perf_counter()
-            step()
-            if self.trainer.vector.device.type == "cuda":
-                torch.cuda.synchronize(self.trainer.vector.device)
-            times.append(time.perf_counter() - started)
-        return min(times[1:])
+        return fastest(step, self.trainer.vector.device)
 
     def _update_counts(self) -> list[int]:
         return [metric._update_count for metric in self.module.modules() if isinstance(metric, Metric)]
 
 
-def _first_sentence(error: Exception) -> str:
+def fastest(step: Callable[[], Any], device: torch.device) -> float:
+    """Returns the seconds of the fastest of a few steps."""
+    times = []
+    for _ in range(_REPEATS + 1):  # the first one is slower
+        started = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
+
+
+def first_sentence(error: Exception) -> str:
+    """Returns how the message of an error begins, for a part of a sentence."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].split(". ")[0].rstrip(".")
 
 
-def _close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     """Says whether tensors agree as well as the dtype of the weights lets them."""
     coarse = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-2
     one, other = one.double(), other.double()
