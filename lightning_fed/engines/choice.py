@@ -161,7 +161,9 @@ def _by_time(
         draws: Whether the model draws random numbers in training.
         without: Why one of the two is None.
     """
-    seconds = {"alone": trial.seconds_alone() if probe is None and trial is not None else probe.seconds_alone()}  # type: ignore[union-attr]  # one of them is there
+    timed = probe if probe is not None else trial
+    assert timed is not None
+    seconds = {"alone": timed.seconds_alone()}
     told = [f"{1e6 * seconds['alone']:.0f} µs alone"]
     if trial is not None:
         seconds["graph"] = trial.seconds_captured()

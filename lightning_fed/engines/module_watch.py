@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from torch import Tensor, device, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 __all__ = ["ModuleWatch"]
 
@@ -33,7 +33,7 @@ class ModuleWatch:
         self._tensors: list[tuple[str, Tensor, tuple[Any, ...]]] = []
         self._device = on
         for part in module.modules():
-            if isinstance(part, Metric):
+            if _is_metric(part):
                 continue
             own = vars(part)
             self._remember(own, [key for key in own if key not in _THEIRS])
@@ -44,7 +44,7 @@ class ModuleWatch:
         self._sizes.append((entries, _size(entries)))
         for key in keys:
             value = entries[key]
-            if isinstance(value, Metric):
+            if _is_metric(value):
                 continue
             self._values.append((entries, key, value))
             if isinstance(value, Tensor):
@@ -72,6 +72,11 @@ class ModuleWatch:
             if self._state(tensor) != state:
                 return key
         return None
+
+
+def _is_metric(value: Any) -> bool:
+    """Says whether something is a Metric object, or a collection of them, which keeps its own state too."""
+    return isinstance(value, (Metric, MetricCollection))
 
 
 def _same(one: Any, other: Any) -> bool:

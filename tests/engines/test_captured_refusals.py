@@ -274,6 +274,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str | None]] = {
     "moved": (lambda m: setattr(m.net[0].weight, "data", m.net[0].weight.data.clone()), "weight"),
     "part": (lambda m: setattr(m, "net", nn.Linear(1, 1)), "net"),
     "metric": (lambda m: m.mean.update(1.0), None),
+    "collection of metrics": (lambda m: m.scores.update(1.0), None),
     "log": (lambda m: vars(m).update(log=print), None),
 }  # fmt: skip
 
@@ -283,6 +284,7 @@ def test_a_watch_names_what_has_changed(name):
     module: Any = Model()
     module.number, module.flag, module.numbers, module.table = 1.5, True, [1, 2], {"a": 1}
     module.tensor, module.mean = torch.zeros(2), torchmetrics.MeanMetric()
+    module.scores = torchmetrics.MetricCollection([torchmetrics.MeanMetric(), torchmetrics.SumMetric()])
     watch = ModuleWatch(module, torch.device("cpu"))
     change, expected = CHANGES[name]
     change(module)

@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import torchmetrics
 from engine_parts import CLASSES, FEATURES, SIZES, Model, agree, data, train, vectors
 from graph_parts import captured_as_plain as both
 from graph_parts import made  # noqa: F401  # a fixture
@@ -18,6 +19,7 @@ from lightning_fed.aggregators import FedAvg, FedDynServer, FedGMA
 from lightning_fed.client_algorithms import SCAFFOLD, FedDyn, FedGA, FedProx, StatelessSCAFFOLD
 from lightning_fed.data import CropFlip
 from lightning_fed.hooks import FederatedCallback
+from lightning_fed.models import CNN, MLP, CharLSTM, Classifier, ImageClassifier, LeNet, LogisticRegression, ResNet18
 
 pytestmark = pytest.mark.usefixtures("made")
 
@@ -127,15 +129,23 @@ def test_batch_norm(tmp_path, buffers):
     both(tmp_path, norm, lambda: FedAvg(buffers=buffers), make_data=lambda: data(sizes=sizes))
 
 
-def images() -> Any:
+def images(side: int, **options: Any) -> Any:
     rng = torch.Generator().manual_seed(3)
-    x = torch.randn(sum(SIZES), 1, 6, 6, generator=rng)
-    return data(TensorDataset(x, torch.randint(CLASSES, (sum(SIZES),), generator=rng)), augmentation=CropFlip(1))
+    x = torch.randn(sum(SIZES), 1, side, side, generator=rng)
+    whole = TensorDataset(x, torch.randint(CLASSES, (sum(SIZES),), generator=rng))
+    return data(whole, val_dataset=whole, **options)
+
+
+def windows() -> Any:
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randint(12, (sum(SIZES), 7), generator=rng)
+    whole = TensorDataset(x, torch.randint(12, (sum(SIZES),), generator=rng))
+    return data(whole, val_dataset=whole)
 
 
 @pytest.mark.parametrize("layout", ["preserve", "channels_last"])
 def test_convolutions_of_augmented_images(tmp_path, layout):
-    both(tmp_path, conv, make_data=images, memory_format=layout)
+    both(tmp_path, conv, make_data=lambda: images(6, augmentation=CropFlip(1)), memory_format=layout)
 
 
 class Read(Dataset):
@@ -156,6 +166,43 @@ class OfDicts(Model):
 
 def test_batches_of_a_data_loader(tmp_path):
     both(tmp_path, OfDicts, make_data=lambda: data(Read()), max_rounds=2)
+
+
+PACKAGE = {
+    "LogisticRegression": lambda: ImageClassifier(LogisticRegression(64, CLASSES), CLASSES),
+    "MLP": lambda: ImageClassifier(MLP(64, num_classes=CLASSES), CLASSES),
+    "LeNet": lambda: ImageClassifier(LeNet(CLASSES, image_size=12), CLASSES),
+    "CNN": lambda: ImageClassifier(CNN(CLASSES, channels=(4,), image_size=8), CLASSES),
+    "CharLSTM": lambda: Classifier(CharLSTM(12, embedding_dim=3, hidden_size=4), 12),
+    "ResNet18": lambda: ImageClassifier(ResNet18(CLASSES, in_channels=1), CLASSES),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "ResNet18" else ()) for n in PACKAGE])
+def test_every_model_of_the_package_is_captured_once_for_each_shape(tmp_path, name, request):
+    make_data = windows if name == "CharLSTM" else lambda: images(12 if name == "LeNet" else 8)
+    run = both(tmp_path, PACKAGE[name], make_data=make_data, max_rounds=3)
+    assert "val/acc" in run.logged
+    sizes = run.trainer.source.sizes
+    shapes = {min(8, size - first) for size in sizes.tolist() for first in range(0, size, 8)}
+    assert len(request.getfixturevalue("made")[-1].tapes) == len(shapes)
+
+
+class Validates(Model):
+    """Collections of metrics keep books of their own while a model is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = torchmetrics.MetricCollection([torchmetrics.MeanMetric(), torchmetrics.MaxMetric()])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.scores.update(self.net(batch[0]).mean())
+        self.log("val/x", self.scores["MeanMetric"])
+
+
+def test_metrics_of_evaluation_lead_to_no_new_captures(tmp_path, request):
+    both(tmp_path, Validates, make_data=lambda: data(sizes=(16, 24), val_dataset=vectors()))
+    assert len(request.getfixturevalue("made")[-1].tapes) == 1
 
 
 ALGORITHMS = {
