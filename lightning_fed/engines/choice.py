@@ -86,6 +86,8 @@ def _as_asked(trainer: FederatedTrainer, module: LightningModule, source: Any) -
 
 def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, before: dict[str, Any] | None) -> Any:
     """Decides; where the run's former part has measured (``before``) only whether its choice still works."""
+    if trainer.engine == "vectorized" and before is not None and before["engine"] != "vectorized":
+        before = None  # it was another way then, and this one is asked for now
     if before is not None and before["engine"] == "sequential":
         return _still(trainer, module, source, before) if before.get("cuda_graphs") else before
     probe, draws, refused = None, False, ""

@@ -175,6 +175,19 @@ def test_a_resumed_run_keeps_the_choice(tmp_path, monkeypatch):
     assert first.trainer.engine_choice["engine"] == "vectorized"
 
 
+def test_a_resumed_run_gets_the_engine_that_is_asked_for(tmp_path, monkeypatch):
+    kept = {"enable_checkpointing": True, "logger": []}
+    monkeypatch.setattr(choice.StepProbe, "seconds_alone", lambda probe: 0.0)
+    first = train(tmp_path, Model, "auto", max_rounds=1, name="run", **kept)
+    assert first.trainer.engine_choice["engine"] == "sequential"
+    used: list[str] = []
+    monkeypatch.setattr(VectorizedEngine, "updates", _noting(VectorizedEngine, used))
+    first.trainer.max_rounds, first.trainer.engine = 2, "vectorized"
+    first.trainer.fit(Model(), data(), ckpt_path=str(first.trainer.run.checkpoints / "last.ckpt"))
+    assert first.trainer.engine_choice["engine"] == "vectorized"
+    assert used == ["vectorized"]
+
+
 def test_the_choice_is_written_below_the_config(tmp_path, capsys):
     from lightning_fed.cli import main
 
