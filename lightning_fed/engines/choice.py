@@ -82,7 +82,10 @@ def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, bef
     size = trainer.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
     if trainer.engine == "vectorized":
         return {"engine": "vectorized", "chunk_size": size, "reason": "it was asked for"}
-    wins, why = _by_rule(trainer, draws) if trainer.deterministic else _by_time(probe, size, draws)
+    try:
+        wins, why = _by_rule(trainer, draws) if trainer.deterministic else _by_time(probe, size, draws)
+    except CannotStack as reason:  # of a step that can be traced and not compiled
+        wins, why = False, str(reason)
     return {"engine": "vectorized" if wins else "sequential", "chunk_size": size, "reason": why}
 
 

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from lightning_fed.engines.compiled_step import CompiledStep
 from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.local_step import loss_of
-from lightning_fed.engines.stacked_step import CannotStack, StackedStep
+from lightning_fed.engines.stacked_step import CannotStack, StackedStep, first_sentence
 from lightning_fed.engines.untouched import holds_stacked_tensors, random_states, untouched
 from lightning_fed.flat_optimizer import FlatOptimizer
 from lightning_fed.hooks import Client
@@ -56,7 +56,7 @@ class StepProbe:
                 (self.run,) = list(batches.runs(0))
                 self._draws = random_states() != self._before
             except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
-                raise CannotStack(f"its batches cannot be put side by side ({_first_sentence(error)})") from error
+                raise CannotStack(f"its batches cannot be put side by side ({first_sentence(error)})") from error
         in_epoch = -(-client.num_samples // self.run.size)
         self._read_ahead = 0 if batches.gathers else in_epoch * _bytes(self.run.batch)
 
@@ -78,7 +78,7 @@ class StepProbe:
                 raise
             except Exception as error:  # whatever vmap, or the module under it, raises
                 self._expect_metrics_untouched(counts)
-                raise CannotStack(f"{name} does not go through torch.func.vmap ({_first_sentence(error)})") from error
+                raise CannotStack(f"{name} does not go through torch.func.vmap ({first_sentence(error)})") from error
             self._expect_metrics_untouched(counts)
             if kept := holds_stacked_tensors(self.module):
                 raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
@@ -213,11 +213,6 @@ class StepProbe:
 
     def _update_counts(self) -> list[int]:
         return [metric._update_count for metric in self.module.modules() if isinstance(metric, Metric)]
-
-
-def _first_sentence(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].split(". ")[0].rstrip(".")
 
 
 def _close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
