@@ -18,6 +18,8 @@ from lightning_fed.engines.stacked_step import CannotTrace
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 
+pytest_plugins = ["compiled_parts"]
+
 
 class Loss:
     """Not a module."""

@@ -18,6 +18,8 @@ from lightning_fed.engines.compiled_step import common_batch_sizes
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
 
+pytest_plugins = ["compiled_parts"]
+
 # BatchNorm has no statistics of one sample.
 EVEN = tuple(size if size != 25 else 26 for size in SIZES)
 compiler = pytest.mark.skipif(
