@@ -73,10 +73,13 @@ class BakedState:
         """Notes what is touched within the block.
 
         Raises:
-            CannotTrace: If the trainer is read, which is another one in every round, or an attribute that was touched
-                has changed at the end of the block.
+            CannotTrace: If the trainer is read, which is another one in every round, if an attribute that was touched
+                has changed at the end of the block, or if a part keeps its attributes where nobody sees them read.
         """
         self._parts = {id(part): part for part in self._module.modules()}
+        for name, part in self._module.named_modules():
+            if isinstance(part, torch.jit.ScriptModule):
+                raise CannotTrace(f"its part `{name}` is a ScriptModule, whose attributes torch reads out of sight")
         for part in self._parts.values():
             for name in _ALWAYS:
                 self._note(part, name)

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from engine_parts import CLASSES, Model, agree, compiled_agrees, data, train
+from engine_parts import CLASSES, FEATURES, Model, agree, compiled_agrees, data, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -207,6 +207,10 @@ class Appends(Model):
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
 
+def scripted() -> Model:
+    return Model(nn.Sequential(nn.Linear(FEATURES, CLASSES), torch.jit.script(nn.Tanh())))
+
+
 class Forgets(Model):
     def __init__(self) -> None:
         super().__init__()
@@ -225,6 +229,7 @@ REFUSED = {
     "counts": (Counts, "changes its attribute `calls`"),
     "writes": (Writes, "changes its attribute `seen`"),
     "appends": (Appends, "changes its attribute `all_seen`"),
+    "script": (scripted, "part `net.1` is a ScriptModule"),
     "deletes": (Forgets, "changes its attribute `first`"),
 }
 
