@@ -58,7 +58,8 @@ class FederatedTrainer(TrainerSession):
         engine: How a cohort trains: its clients one after another (``sequential``), or many at once
             (``vectorized``), with the same results up to rounding; ``auto`` measures which is faster.
         chunk_size: Clients that train at once in the vectorized engine; as many as fit into memory by default.
-        compile: Whether ``training_step`` of a client that trains alone goes through ``torch.compile``.
+        compile: Whether ``training_step`` goes through ``torch.compile``: that of a client that trains alone, or one
+            graph of the steps of many at once, which takes what Python reads of the module for constant.
         cuda_graphs: Whether the gradient of a client that trains alone is captured as a CUDA graph and replayed; what
             cannot be captured is refused.
         local_epochs: Passes of a client over its data in a round; 1 unless ``local_steps`` is given.

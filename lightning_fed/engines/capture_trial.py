@@ -17,7 +17,8 @@ from lightning_fed.engines.capturable import expect_capturable
 from lightning_fed.engines.captured_step import CapturedStep
 from lightning_fed.engines.graphs import CannotCapture
 from lightning_fed.engines.local_step import LocalStep
-from lightning_fed.engines.measure import fastest, first_sentence
+from lightning_fed.engines.measure import fastest
+from lightning_fed.engines.stacked_step import first_sentence
 from lightning_fed.metrics import MetricRecorder, recording
 from lightning_fed.transfer import batch_transfer
 

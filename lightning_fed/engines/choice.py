@@ -16,9 +16,9 @@ from lightning_fed.engines.capture_trial import CaptureTrial
 from lightning_fed.engines.captured_step import CapturedStep
 from lightning_fed.engines.graphs import CannotCapture
 from lightning_fed.engines.local_step import LocalStep, overriding_hooks
-from lightning_fed.engines.measure import StepProbe, first_sentence
+from lightning_fed.engines.measure import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.stacked_step import CannotStack, refusal
+from lightning_fed.engines.stacked_step import CannotStack, first_sentence, refusal
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.errors import FederatedError
 from lightning_fed.flat_optimizer import ELEMENTWISE
@@ -112,7 +112,12 @@ def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, bef
     trial, why = (None, "") if trainer.deterministic else _tried(trainer, module, source)
     if trial is None and probe is None:
         return {"engine": "sequential", "reason": refused + why}
-    return _by_time(probe, trial, size, draws, refused if probe is None else why)
+    try:
+        return _by_time(probe, trial, size, draws, refused if probe is None else why)
+    except CannotStack as reason:  # of a step that can be traced and not compiled
+        if trial is None:
+            return {"engine": "sequential", "reason": str(reason)}
+        return _by_time(None, trial, size, draws, str(reason))
 
 
 def _chunk_size(trainer: FederatedTrainer, probe: StepProbe) -> int:

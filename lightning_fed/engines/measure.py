@@ -18,7 +18,7 @@ from lightning_fed.engines.compiled_step import CompiledStep
 from lightning_fed.engines.free_memory import free_bytes
 from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.local_step import loss_of
-from lightning_fed.engines.stacked_step import CannotStack, StackedStep
+from lightning_fed.engines.stacked_step import CannotStack, StackedStep, first_sentence
 from lightning_fed.engines.untouched import holds_stacked_tensors, random_states, untouched
 from lightning_fed.flat_optimizer import FlatOptimizer
 from lightning_fed.hooks import Client
@@ -218,12 +218,6 @@ def fastest(step: Callable[[], Any], device: torch.device) -> float:
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - started)
     return min(times[1:])
-
-
-def first_sentence(error: Exception) -> str:
-    """Returns how the message of an error begins, for a part of a sentence."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].split(". ")[0].rstrip(".")
 
 
 def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:

@@ -22,7 +22,7 @@ from lightning_fed.transfer import accepts
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "refusal"]
+__all__ = ["MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "first_sentence", "refusal"]
 
 
 class CannotStack(Exception):
@@ -44,6 +44,12 @@ def refusal(reason: CannotStack) -> FederatedError:
         f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {reason}: set "
         "`--trainer.engine sequential`."
     )
+
+
+def first_sentence(error: Exception) -> str:
+    """Takes from what torch says what fits into a sentence."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].split(". ")[0].rstrip(".")
 
 
 class _ManyClients:

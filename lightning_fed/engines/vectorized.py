@@ -40,11 +40,11 @@ class VectorizedEngine(Engine):
         if self.trainer.vector.device.type == "cpu":
             keep_freed_memory()
         self.step: StackedStep | CompiledStep = StackedStep(self.trainer, self.module)
-        if self.trainer.compile:
-            sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
-            self.step = CompiledStep(self.step, chunk_size, sizes)
         share = -(-self.trainer.cohort_size // self.trainer.processes.size)  # as a rule; of small clients it is more
         self.lanes = Lanes(self.trainer, min(chunk_size, share))
+        if self.trainer.compile:
+            sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
+            self.step = CompiledStep(self.step, self.lanes.capacity, sizes)
         self.started: dict[int, dict[str, Series]] = {}  # what each lane's start has logged
         self.gradient_hooks = overriding_hooks(self.trainer, "on_before_optimizer_step")
         self.client_start_hooks = overriding_hooks(self.trainer, "on_client_start")
@@ -56,11 +56,6 @@ class VectorizedEngine(Engine):
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains chunk after chunk; see ``Engine.updates``."""
-        if isinstance(self.step, CompiledStep):
-            try:
-                self.step.start_round()
-            except CannotStack as reason:
-                raise refusal(reason) from reason
         for first in range(0, len(clients), self.chunk_size):
             yield from self._train_chunk(clients[first : first + self.chunk_size])
 
@@ -112,10 +107,12 @@ class VectorizedEngine(Engine):
         first = min(client.id for client in batches.clients)
         seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, batches.clients[0].round, first))
         lanes.optimizer.start(len(batches.clients))
+        # Code of the user's own may run between steps, which graphs have to follow.
+        may_change = bool(self.gradient_hooks) or not batches.gathers
         for step in range(batches.steps[0]):
             trainer.local_step = step
             lanes.narrow(batches.active(step))
-            self._take_gradients(batches, log, step)
+            self._take_gradients(batches, log, step, refresh=may_change or step == 0)
             self._edit_gradients()
             if self.needs_distance:
                 options.append(self.optimizer.step_options)
@@ -124,12 +121,14 @@ class VectorizedEngine(Engine):
         trainer.local_step = 0
         return options
 
-    def _take_gradients(self, batches: LaneBatches, log: LaneLog, step: int) -> None:
+    def _take_gradients(self, batches: LaneBatches, log: LaneLog, step: int, refresh: bool) -> None:
         lanes = self.lanes
         for run in batches.runs(step):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             try:
+                if refresh and isinstance(self.step, CompiledStep):
+                    self.step.refresh()
                 out = lanes.gradients[run.lanes]
                 logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
             except CannotStack as reason:

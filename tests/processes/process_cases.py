@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -331,6 +332,12 @@ def plateau(devices: int, folder: Path) -> Result:
     return fit(devices, net=start(Watched), max_rounds=4)
 
 
+def compiled(devices: int, folder: Path) -> Result:
+    """Graphs of each process's own; compiling them would take seconds."""
+    with patch("torch.compile", lambda graph, **_: graph):
+        return fit(devices, SCAFFOLD(), data=make_data("unequal"), engine="vectorized", chunk_size=2, compile=True)
+
+
 def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = False, at: str = "") -> Result:
     """Clients that keep control variates and buffers, drawn now here, now there."""
     result = fit(
@@ -381,6 +388,7 @@ CASES: dict[str, Case] = {
             ("FedDyn", "FedDynServer"),
         )
     },
+    "compiled": compiled,
     "float32": partial(compose, client="SCAFFOLD", rule="FedAdam", mask="soft", precision="32-true"),
     "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
     "local steps": lambda devices, _: fit(devices, local_steps=3),
