@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -124,22 +124,27 @@ class BakedState:
         """Freezes an attribute of a part itself, else that of its class, which its own would go before."""
         own = vars(part)
         if name in own:
-            return self._frozen(own[name], set())
+            return self._frozen(own[name], {})
         for kind in type(part).__mro__:
             if name in vars(kind):
                 found = vars(kind)[name]
-                return self._frozen(_in_slot(found, part), set())
+                return self._frozen(_in_slot(found, part), {})
         return None
 
-    def _frozen(self, value: Any, seen: set[int]) -> Any:
-        """Returns what two values have in common exactly if a traced step cannot tell them apart."""
+    def _frozen(self, value: Any, seen: dict[int, Any]) -> Any:
+        """Returns what two values have in common exactly if a traced step cannot tell them apart.
+
+        Args:
+            value: The value.
+            seen: What it is part of, by id; kept here, so that no id is given away meanwhile.
+        """
         if isinstance(value, _PLAIN):
             return type(value), repr(value)  # NaN equals itself
         if isinstance(value, Tensor) and _is_number(value):
             return _Same(value), repr(value.item())
         if id(value) in self._parts or id(value) in seen or isinstance(value, _BY_IDENTITY):
             return _Same(value)
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, np.ndarray):
             return value.shape, value.dtype.str, blake2b(value.tobytes()).digest()
         if isinstance(value, dict):
@@ -151,9 +156,7 @@ class BakedState:
         if isinstance(value, MethodType):
             return _Same(value.__func__), self._frozen(value.__self__, seen)
         state = _state(value)
-        if state is not None:
-            return _Same(value), self._frozen(state, seen)
-        return (type(value), value) if isinstance(value, Hashable) else _Same(value)
+        return (type(value), [self._frozen(each, seen) for each in state]) if state else _Same(value)
 
 
 class _Same:
@@ -210,16 +213,11 @@ def _is_number(tensor: Tensor) -> bool:
     return is_one and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def _state(value: Any) -> dict[str, Any] | None:
-    """Returns the attributes of an object, None if it has no place for any."""
-    slots = [name for kind in type(value).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
-    held = {name: getattr(value, name) for name in slots if hasattr(value, name) and not name.startswith("__")}
-    if hasattr(value, "__dict__"):
-        held.update(vars(value))
-    elif not slots:
-        return None
-    return held
-
-
-def _listed(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+def _state(value: Any) -> list[Any]:
+    """Returns what makes up an object: its attributes, and what pickling would keep, such as where a stream stands."""
+    state: list[Any] = [vars(value)] if hasattr(value, "__dict__") else []
+    try:
+        state.append(value.__reduce_ex__(2))
+    except Exception:  # noqa: BLE001  # whatever an object raises that cannot be pickled
+        return state
+    return state

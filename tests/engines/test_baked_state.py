@@ -1,5 +1,7 @@
 """What a graph takes for constant: where it changes, the graph is traced anew, or the step is refused."""
 
+import itertools
+import random
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -32,6 +34,15 @@ class Loss:
 
     def scaled(self) -> float:
         return self.by
+
+
+class Slots:
+    """Has no ``__dict__``."""
+
+    __slots__ = ("by",)
+
+    def __init__(self) -> None:
+        self.by = 1.0
 
 
 class Slotted(nn.Module):
@@ -67,7 +78,8 @@ class Tempered(Model):
         self.array, self.one = np.ones(1), torch.ones(())
         self.many, self.replaced = torch.ones(CLASSES), torch.ones(CLASSES)
         self.loss, self.slotted, self.inner = Loss(), Slotted(), Inner()
-        self.method, self.unregistered = self.loss.scaled, [Slotted()]
+        self.slots = Slots()
+        self.method, self.unregistered = self.loss.scaled, [Inner()]
         self.last: nn.Module = nn.Identity()
         self.frozen = nn.Parameter(torch.ones(CLASSES), requires_grad=False)
 
@@ -110,6 +122,7 @@ WAYS: dict[str, tuple[Callable[[Tempered], Any], Callable[[Tempered], Any]]] = {
     "attribute that goes": (lambda m: getattr(m, "number", 2.0), lambda m: delattr(m, "number")),
     "object": (lambda m: m.loss.by, lambda m: setattr(m.loss, "by", 2.0)),
     "method of an object": (lambda m: m.method(), lambda m: setattr(m.loss, "by", 2.0)),
+    "object with slots": (lambda m: m.slots.by, lambda m: setattr(m.slots, "by", 2.0)),
     "slot": (lambda m: m.slotted(torch.ones(())) ** -1, lambda m: setattr(m.slotted, "by", 2.0)),
     "module in a list": (lambda m: m.unregistered[0].by, lambda m: setattr(m.unregistered[0], "by", 2.0)),
     "inner module": (lambda m: m.inner(torch.ones(())) ** -1, lambda m: setattr(m.inner, "by", 2.0)),
@@ -207,6 +220,24 @@ class Appends(Model):
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
 
+class Draws(Model):
+    """Has a stream of its own."""
+
+    def __init__(self, stream: Any, draw: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.stream, self.draw = stream, draw
+
+    def training_step(self, batch: Any, _: int) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1]) * self.draw(self.stream)
+
+
+def streams(name: str) -> Draws:
+    if name == "count":
+        return Draws(itertools.count(1), next)
+    stream = random.Random(3) if name == "random" else np.random.default_rng(3)
+    return Draws(stream, lambda stream: stream.random())
+
+
 def scripted() -> Model:
     return Model(nn.Sequential(nn.Linear(FEATURES, CLASSES), torch.jit.script(nn.Tanh())))
 
@@ -291,6 +322,17 @@ def test_a_second_block_forgets_nothing_of_the_first():
         pass
     module.by, module.other = 1.0, 2.0
     assert baked.changed() == "other"
+
+
+@pytest.mark.parametrize("name", ["NumPy", "random", "count"])
+def test_a_stream_of_its_own_is_seen_to_go_on(name):
+    module = streams(name)
+    baked = BakedState(module)
+    with baked.noting():
+        assert module.stream is not None
+    assert baked.changed() is None
+    with pytest.raises(CannotTrace, match="changes its attribute `stream`"), baked.noting():
+        module.draw(module.stream)
 
 
 def test_objects_that_hold_each_other_are_compared_once():
