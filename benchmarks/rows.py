@@ -52,7 +52,7 @@ ROWS = [
     Row("B-2", "B", Side(engine="vectorized", devices=2), aim=0.25),
     Row("B-2-compiled", "B", Side(engine="vectorized", devices=2, compile=True), aim=0.25),
     Row("C-sequential", "C", SEQUENTIAL, aim=1.02),
-    Row("C-sequential-fast", "C", SEQUENTIAL, PLAIN_FAST, 1.02),
+    Row("C-channels-last-fast", "C", CHANNELS_LAST, PLAIN_FAST, 1.02),
     Row("C-2", "C", Side(engine="sequential", devices=2), aim=0.55),
     _method("gma", 1.02),
     _method("fedyogi+gma", 1.02),
