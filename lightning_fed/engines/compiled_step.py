@@ -131,7 +131,8 @@ class CompiledStep:
                 start = stop
 
     def _graph(self, inputs: list[Tensor], names: list[str], structure: Any, size: int) -> _Graph:
-        key = (size, structure, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs))
+        # By its text: older versions of torch give structures no hash.
+        key = (size, repr(structure), tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs))
         graph = self._graphs.get(key)
         if graph is None:
             if sum(other[0] == size for other in self._graphs) >= _MOST_SHAPES * len(self._widths):

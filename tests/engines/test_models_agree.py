@@ -171,7 +171,7 @@ def test_clipping_is_that_of_each_client(tmp_path, algorithm):
     both(tmp_path, Model, **options)
 
 
-@pytest.mark.parametrize(("precision", "rtol"), [("32-true", 1e-5), ("bf16-mixed", 2e-2), ("bf16-true", 5e-2)])
+@pytest.mark.parametrize(("precision", "rtol"), [("32-true", 1e-5), ("bf16-mixed", 2e-2), ("bf16-true", 8e-2)])
 def test_other_precisions(tmp_path, precision, rtol):
     sequential = train(tmp_path, Model, "sequential", precision=precision)
     vectorized = train(tmp_path, Model, "vectorized", precision=precision)
