@@ -50,7 +50,7 @@ def test_a_signal_to_one_process_stops_all_after_the_round(tmp_path: Path) -> No
     assert saved_rounds(tmp_path) == [2, 2]
 
 
-@pytest.mark.parametrize("how", ["take 1", "give 1"])
+@pytest.mark.parametrize("how", ["take 1", pytest.param("give 1", marks=pytest.mark.slow)])
 def test_a_failure_as_client_state_moves_ends_all(tmp_path: Path, how: str) -> None:
     """The other process has something to receive too, for which it must not wait."""
     ended = run(how, tmp_path)
@@ -67,6 +67,7 @@ def test_client_state_that_cannot_be_packed_ends_all(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_no_room_for_client_state_ends_all(tmp_path: Path) -> None:
     """While another process waits for it to be taken, who cannot be told why."""
     ended = run("room 0", tmp_path)
