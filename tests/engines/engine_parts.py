@@ -48,6 +48,21 @@ class Model(pl.LightningModule):
         return self.make_optimizer(self)
 
 
+class LogsEverything(Model):
+    """Logs in every way."""
+
+    def logged(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Returns loss and logits."""
+        logits = self.net(batch[0])
+        loss = F.cross_entropy(logits, batch[1])
+        hits = (logits.argmax(1) == batch[1]).double()
+        self.log("train/acc", hits.mean(), on_step=True, on_epoch=True)
+        self.log("train/hits", hits.sum(), reduce_fx="sum")
+        self.log_dict({"train/least": logits.min(), "train/five": 5.0}, reduce_fx="min")
+        self.log("train/most", logits.max(), reduce_fx=torch.max)
+        return loss, logits
+
+
 class Cohorts(FederatedCallback):
     """Collects who entered each round, and with what."""
 

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-from engine_parts import CLASSES, FEATURES, SIZES, Model, agree, data, train, vectors
+from engine_parts import CLASSES, FEATURES, SIZES, LogsEverything, Model, agree, data, train, vectors
 from graph_parts import captured_as_plain as both
 from graph_parts import made  # noqa: F401  # a fixture
 from torch import Tensor, nn
@@ -62,17 +62,11 @@ class LeavesOut(Model):
         return F.cross_entropy(self.net[:1](batch[0])[:, :CLASSES], batch[1])
 
 
-class Logs(Model):
-    """Logs in every way, and returns a dict."""
+class Logs(LogsEverything):
+    """Logs one name at full batches alone."""
 
     def training_step(self, batch: Any) -> Any:
-        logits = self.net(batch[0])
-        loss = F.cross_entropy(logits, batch[1])
-        hits = (logits.argmax(1) == batch[1]).double()
-        self.log("train/acc", hits.mean(), on_step=True, on_epoch=True)
-        self.log("train/hits", hits.sum(), reduce_fx="sum")
-        self.log_dict({"train/least": logits.min(), "train/five": 5.0}, reduce_fx="min")
-        self.log("train/most", logits.max(), reduce_fx=torch.max)
+        loss, logits = self.logged(batch)
         if len(batch[0]) == 8:
             self.log("train/full", loss, batch_size=2, on_step=True, on_epoch=True)
         return {"loss": loss, "logits": logits}

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from engine_parts import CLASSES, FEATURES, SIZES, Model, agree, both, compiled_agrees, data, train
-from test_models_agree import MODELS, PACKAGE, images
+from package_models import PACKAGE, images
+from test_models_agree import MODELS
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -5,25 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_parts import CLASSES, FEATURES, SIZES, BySizes, Model, agree, both, data, train, vectors
+from engine_parts import CLASSES, FEATURES, SIZES, BySizes, LogsEverything, Model, agree, both, data, train, vectors
+from package_models import PACKAGE
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from lightning_fed.data import CropFlip, FederatedDataModule
-from lightning_fed.models import CNN, MLP, CharLSTM, Classifier, ImageClassifier, LeNet, LogisticRegression, ResNet18
-
-
-def images(side: int, channels: int = 1, classes: int = CLASSES) -> FederatedDataModule:
-    rng = torch.Generator().manual_seed(3)
-    x = torch.randn(sum(SIZES), channels, side, side, generator=rng)
-    return data(TensorDataset(x, torch.randint(classes, (sum(SIZES),), generator=rng)))
-
-
-def windows() -> FederatedDataModule:
-    rng = torch.Generator().manual_seed(3)
-    x = torch.randint(12, (sum(SIZES), 7), generator=rng)
-    return data(TensorDataset(x, torch.randint(12, (sum(SIZES),), generator=rng)))
 
 
 class Tied(Model):
@@ -38,17 +26,11 @@ class Tied(Model):
         return F.cross_entropy(self.head(self.net(batch[0])), batch[1])
 
 
-class Logs(Model):
-    """Logs in every way, and returns a dict."""
+class Logs(LogsEverything):
+    """Logs one name at one batch alone."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        logits = self.net(batch[0])
-        loss = F.cross_entropy(logits, batch[1])
-        hits = (logits.argmax(1) == batch[1]).double()
-        self.log("train/acc", hits.mean(), on_step=True, on_epoch=True)
-        self.log("train/hits", hits.sum(), reduce_fx="sum")
-        self.log_dict({"train/least": logits.min(), "train/five": 5.0}, reduce_fx="min")
-        self.log("train/most", logits.max(), reduce_fx=torch.max)
+        loss, logits = self.logged(batch)
         self.log("train/loss", 2 * loss, batch_size=1)
         if batch_idx == 1:
             self.log("train/second", loss)
@@ -115,16 +97,6 @@ MODELS = {
 def test_modules_of_the_users_own(tmp_path, model, options):
     sizes = tuple(size if size != 25 else 26 for size in SIZES)
     both(tmp_path, MODELS[model], make_data=lambda: data(sizes=sizes), **options)
-
-
-PACKAGE = {
-    "LogisticRegression": (lambda: ImageClassifier(LogisticRegression(64, CLASSES), CLASSES), lambda: images(8)),
-    "MLP": (lambda: ImageClassifier(MLP(64, num_classes=CLASSES), CLASSES), lambda: images(8)),
-    "LeNet": (lambda: ImageClassifier(LeNet(CLASSES, image_size=12), CLASSES), lambda: images(12)),
-    "CNN": (lambda: ImageClassifier(CNN(CLASSES, channels=(4,), image_size=8), CLASSES), lambda: images(8)),
-    "ResNet18": (lambda: ImageClassifier(ResNet18(CLASSES), CLASSES), lambda: images(8, 3)),
-    "CharLSTM": (lambda: Classifier(CharLSTM(12, embedding_dim=3, hidden_size=4), 12), windows),
-}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "ResNet18" else ()) for n in PACKAGE])

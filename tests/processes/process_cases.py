@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "composition"))  # also where this is no test
+sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("composition", "engines"))
 
 from client_parts import ALONE, CLIENT_LIMITS, CLIENTS, TOGETHER
 from composition_parts import BATCH, MASKED, MASKS, RULES, SIZES, UNMASKED, BySizes, Draws, Net, make_data
 from lightning.pytorch.callbacks import EarlyStopping
+from package_models import PACKAGE, SMALL
 from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
-from lightning_fed.aggregators import FedAvg, FedGMA, FedNova
+from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA, FedNova
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.diagnostics import GradientDissimilarity
@@ -332,6 +333,13 @@ def plateau(devices: int, folder: Path) -> Result:
     return fit(devices, net=start(Watched), max_rounds=4)
 
 
+def of_the_package(devices: int, folder: Path, name: str, **options: Any) -> Result:
+    """A model of the package, with an aggregator and a client algorithm that keep something."""
+    make, make_data = PACKAGE[name]
+    torch.manual_seed(7)
+    return fit(devices, FedAdam(lr=0.1), SCAFFOLD(), net=make(), data=make_data(), **options)
+
+
 def compiled(devices: int, folder: Path) -> Result:
     """Graphs of each process's own; compiling them would take seconds."""
     with patch("torch.compile", lambda graph, **_: graph):
@@ -388,6 +396,8 @@ CASES: dict[str, Case] = {
             ("FedDyn", "FedDynServer"),
         )
     },
+    **{f"model | {name}": partial(of_the_package, name=name) for name in SMALL},
+    **{f"vectorized model | {name}": partial(of_the_package, name=name, engine="vectorized") for name in SMALL},
     "compiled": compiled,
     "float32": partial(compose, client="SCAFFOLD", rule="FedAdam", mask="soft", precision="32-true"),
     "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
