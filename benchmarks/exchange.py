@@ -2,7 +2,8 @@
 
     python -m benchmarks.exchange
 
-compares gloo with direct connections (`lightning_fed.pipes`). The cost is the time of work and exchange, less the work.
+compares gloo with direct connections (`lightning_fed.distributed.connections`). The cost is the time of work and
+exchange, less the work.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from lightning_fed.pipes import Pipes, open_pipes
+from lightning_fed.distributed.connections import Pipes, open_pipes
 
 __all__ = ["main", "mean_cost"]
 

@@ -21,16 +21,16 @@ from benchmarks.framework import METHODS, make_datamodule, make_model, make_trai
 from benchmarks.rows import ROWS
 from benchmarks.work import WORKS
 from lightning_fed import FederatedCallback
+from lightning_fed.core.optimizer.flat import FlatOptimizer
+from lightning_fed.distributed.processes import Processes
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.compiled_step import CompiledStep
-from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.stacked_step import StackedStep
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.flat_optimizer import FlatOptimizer
-from lightning_fed.loop import RoundLoop
-from lightning_fed.processes import Processes
+from lightning_fed.engines.vectorized.batches import LaneBatches
+from lightning_fed.engines.vectorized.compiled_step import CompiledStep
+from lightning_fed.engines.vectorized.step import StackedStep
+from lightning_fed.trainer.loop import RoundLoop
 
 __all__ = ["PARTS", "Clocks", "profile"]
 

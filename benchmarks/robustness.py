@@ -21,9 +21,9 @@ from lightning.pytorch import Callback, LightningModule
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer, Update
 from lightning_fed.aggregators import CoordinateMedian, FedAvg, GeometricMedian, Krum, MultiKrum, TrimmedMean
 from lightning_fed.callbacks import ClipUpdates
+from lightning_fed.core.seeding import Purpose, generator_for
 from lightning_fed.data import IID, Digits
 from lightning_fed.models import MLP, ImageClassifier
-from lightning_fed.seeding import Purpose, generator_for
 
 CLIENTS = 20
 ATTACKS = ("none", "sign flip", "noise", "scaled")

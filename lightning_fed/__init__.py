@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
     from lightning_fed.errors import FederatedError
-    from lightning_fed.hooks import Client, Cohort, FederatedCallback, Update
-    from lightning_fed.reduction import Need, ReducedUpdate
+    from lightning_fed.hooks import FederatedCallback
     from lightning_fed.trainer import FederatedTrainer
 
 __all__ = [
@@ -23,14 +23,14 @@ __version__ = "0.1.0"
 
 # Loaded on first use: commands that need no trainer, such as `lightning-fed report`, start without Lightning.
 _HOME = {
-    "Client": "hooks",
-    "Cohort": "hooks",
+    "Client": "core.updates",
+    "Cohort": "core.updates",
     "FederatedCallback": "hooks",
     "FederatedError": "errors",
     "FederatedTrainer": "trainer",
-    "Need": "reduction",
-    "ReducedUpdate": "reduction",
-    "Update": "hooks",
+    "Need": "core.updates",
+    "ReducedUpdate": "core.updates",
+    "Update": "core.updates",
 }
 
 

@@ -28,84 +28,17 @@ checkpointing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from lightning.pytorch import Callback, LightningModule
-from torch import Tensor
+
+from lightning_fed.core.updates import Client, Cohort, StartGradient, Update
 
 if TYPE_CHECKING:
-    from lightning_fed.reduction import ReducedUpdate
+    from lightning_fed.core.updates import ReducedUpdate
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["Client", "Cohort", "FederatedCallback", "StartGradient", "Update"]
-
-StartGradient: TypeAlias = Literal["none", "client", "cohort"]
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client in one round.
-
-    Attributes:
-        id: Client id in [0, N).
-        num_samples: Training samples of the client, s_i, at least 1 (a client without samples is skipped).
-        round: Round index, from 1.
-    """
-
-    id: int
-    num_samples: int
-    round: int
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """The clients drawn for one round.
-
-    Attributes:
-        round: Round index, from 1.
-        clients: Those that train, in ascending order of id.
-        skipped: Ids drawn but left out because they hold no samples.
-    """
-
-    round: int
-    clients: tuple[Client, ...]
-    skipped: tuple[int, ...] = ()
-
-    @property
-    def num_samples(self) -> int:
-        """Training samples over the cohort, Σ s_i."""
-        return sum(client.num_samples for client in self.clients)
-
-
-@dataclass
-class Update:
-    """What one client sends back.
-
-    Attributes:
-        client: The client.
-        delta: δ_i, tensor of shape (d,) in the dtype of the global vector (float32 or wider): w_i minus the point that
-            the client started from, which is w unless a client algorithm displaced it. It is a buffer reused for the
-            next client: clone what must outlive the hook.
-        num_steps: Optimizer steps taken, K_i.
-        buffers: The client's buffers after training, by name; live tensors of the module, not copies.
-        weight: Aggregation weight before normalisation (samples or 1), set by the aggregator's weighting.
-        distance: a_i, what the client's optimizer does in K_i steps to a scalar whose gradient is always 1, weight
-            decay off (K_i times the learning rate for plain SGD); computed where ``Need.NORMALIZED_MEAN`` or a client
-            algorithm asks for it.
-        gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
-            ``delta`` and reused like it; None unless asked for.
-        loss: f_i, the client's mean loss where g_i was taken, shape ().
-    """
-
-    client: Client
-    delta: Tensor
-    num_steps: int
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    weight: float = 1.0
-    distance: float = 1.0
-    gradient: Tensor | None = None
-    loss: Tensor | None = None
+__all__ = ["FederatedCallback"]
 
 
 class FederatedCallback(Callback):

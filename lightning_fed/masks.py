@@ -1,15 +1,52 @@
-"""The mask of gradient masked averaging."""
+"""Masks that go over any server rule."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
 
+from lightning_fed.checks import is_number
+from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import FederatedError
-from lightning_fed.functional.masks import sign_agreement_mask, vote_threshold
-from lightning_fed.masks.base import Mask
-from lightning_fed.reduction import Need, ReducedUpdate
+from lightning_fed.functional.masks import (
+    magnitude_agreement,
+    magnitude_agreement_mask,
+    sand_mask,
+    sign_agreement_mask,
+    vote_threshold,
+)
 
-__all__ = ["SignAgreement"]
+__all__ = ["MagnitudeAgreement", "Mask", "SANDMask", "SignAgreement"]
+
+
+class Mask(ABC):
+    """Scales each coordinate of the server's step: w <- w + η_g m ⊙ u.
+
+    A subclass names what it needs of the cohort in ``needs`` and computes m from it. Masks act on trainable parameters
+    only, never on buffers.
+    """
+
+    needs: Need = Need.NOTHING
+
+    def prepare(self, sizes: Sequence[int]) -> None:
+        """Called before ``compute`` with the number of elements of each parameter, in the order of the flat vector."""
+        self.sizes = tuple(sizes)
+
+    @abstractmethod
+    def compute(self, update: ReducedUpdate) -> Tensor:
+        """Computes the mask.
+
+        Args:
+            update: The cohort's reduced update, holding what ``needs`` asked for.
+
+        Returns:
+            m, shape (d,), in the dtype of the global vector.
+        """
+
+    def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
+        """Returns scalars to log for the round, by name."""
+        return {"mask/mean": mask.mean()}
 
 
 class SignAgreement(Mask):
@@ -66,3 +103,71 @@ class SignAgreement(Mask):
         if self.votes == "equal":
             return update.sign_sum, update.num_clients
         return update.weighted_sign_sum, sum(client.num_samples for client in update.clients)
+
+
+class MagnitudeAgreement(Mask):
+    """Lets through coordinates on which the clients' updates do not cancel each other.
+
+    A = |Σ_i δ_i| / Σ_i |δ_i| (0/0 = 0) over the clients that entered the round, unweighted; m = 1 where A >= τ, else A
+    (soft) or 0 (binary). The votes of ``SignAgreement``, each as large as the client's step: the paper on gradient
+    masked averaging (Tenison et al., TMLR 2023) leaves magnitudes to future work. τ = 0 is the unmasked rule, bit for
+    bit; a client whose updates are larger counts for more.
+
+    Args:
+        threshold: τ in [0, 1].
+        binary: Whether coordinates below the threshold are dropped instead of scaled by A.
+
+    Raises:
+        FederatedError: If the threshold is outside [0, 1].
+    """
+
+    needs = Need.SUM | Need.ABS_SUM
+
+    def __init__(self, threshold: float = 0.4, binary: bool = False) -> None:
+        vote_threshold(threshold, 1)
+        self.threshold = threshold
+        self.binary = binary
+
+    def compute(self, update: ReducedUpdate) -> Tensor:
+        """Computes m from Σ δ_i and Σ |δ_i|."""
+        return magnitude_agreement_mask(update.sum, update.abs_sum, self.threshold, self.binary)
+
+    def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
+        """Returns the mean of the mask and the share of coordinates whose agreement is below τ."""
+        below = magnitude_agreement(update.sum, update.abs_sum) < self.threshold
+        return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
+
+
+class SANDMask(Mask):
+    """Lets through coordinates on whose sign and size the clients agree (Shahtalebi et al., "SAND-mask", 2021).
+
+    m = max(0, tanh(k (A - τ) / Var_i δ_i)) with A = |(1/n) Σ_i sign(δ_i)| and the unbiased variance over the clients
+    that entered the round, both unweighted; then m is divided by 1e-10 + mean(m) within each parameter tensor, as
+    DomainBed does. No value of τ is the unmasked rule.
+
+    Args:
+        threshold: τ in [0, 1]. Coordinates of A <= τ are dropped, so 1, DomainBed's default, drops all of them.
+        k: Steepness, above 0; DomainBed's default is 10. Its scale is that of the squared updates: far above it every
+            coordinate of A > τ counts alike, far below it only the differences in A and in variance do.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    needs = Need.SIGN_SUM | Need.VARIANCE
+
+    def __init__(self, threshold: float = 0.4, k: float = 10.0) -> None:
+        vote_threshold(threshold, 1)
+        if not is_number(k, above=0):
+            raise FederatedError(f"Expected `--aggregator.mask.k` to be above 0 and finite, got {k}.")
+        self.threshold = threshold
+        self.k = k
+
+    def compute(self, update: ReducedUpdate) -> Tensor:
+        """Computes m from Σ sign(δ_i), the variance, n and the sizes given to ``prepare``."""
+        return sand_mask(update.sign_sum, update.variance, update.num_clients, self.threshold, self.k, self.sizes)
+
+    def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
+        """Returns the mean of the mask, near 1 by construction, and the share of coordinates of A < τ."""
+        below = update.sign_sum.abs() < vote_threshold(self.threshold, update.num_clients)
+        return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}

@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import Purpose, numpy_generator_for
 
 __all__ = ["ClientSampler", "UniformSampler", "WeightedSampler", "cohort_size"]
 

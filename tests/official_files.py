@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from lightning_fed.data import emnist
+from lightning_fed.data.datasets import emnist
 
 Images = npt.NDArray[np.uint8]
 

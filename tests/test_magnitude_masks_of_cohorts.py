@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, Update
 from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask
-from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
 
 
 def reduced(deltas: Tensor, mask: Mask) -> ReducedUpdate:

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, Update
 from lightning_fed.masks import SignAgreement
-from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
 
 
 def cohort(sign_sum: list[float], clients: int) -> ReducedUpdate:

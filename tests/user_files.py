@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fed.data.speech import LETTERS
+from lightning_fed.data.readers.plays import LETTERS
 
 
 def write_leaf(path: Path, entries: Mapping[str, Any], **changes: Any) -> Path:

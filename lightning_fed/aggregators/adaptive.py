@@ -6,9 +6,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_fed.aggregators.stateful import StatefulAggregator, expect_decay, expect_positive
+from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.server import fedadagrad_step, fedadam_step, fedyogi_step
-from lightning_fed.reduction import ReducedUpdate
 
 __all__ = ["AdaptiveAggregator", "FedAdagrad", "FedAdam", "FedYogi", "MomentAggregator"]
 

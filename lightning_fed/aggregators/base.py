@@ -10,10 +10,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.checks import is_number
+from lightning_fed.core.updates import Client, Need, ReducedUpdate, StartGradient
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, FederatedCallback, StartGradient
+from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import Mask
-from lightning_fed.reduction import Need, ReducedUpdate
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.checks import is_number
+from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import FederatedError
-from lightning_fed.functional.corrective import corrective_weights, weighted_gradients
+from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.inner_products import gram_matrix
-from lightning_fed.reduction import Need, ReducedUpdate
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
-from lightning_fed.reduction import ReducedUpdate
+from lightning_fed.core.updates import ReducedUpdate
 
 __all__ = ["FedAvg"]
 

@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_fed.aggregators.stateful import StatefulAggregator, expect_decay
+from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.functional.server import fedavgm_step
-from lightning_fed.reduction import ReducedUpdate
 
 __all__ = ["FedAvgM"]
 

@@ -6,9 +6,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_fed.aggregators.stateful import StatefulAggregator, expect_positive
+from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.server import feddyn_step
-from lightning_fed.reduction import ReducedUpdate
 
 __all__ = ["FedDynServer"]
 

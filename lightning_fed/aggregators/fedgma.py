@@ -10,10 +10,9 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.checks import is_number
+from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.fedgma import gradient_and_mask
-from lightning_fed.hooks import Cohort, Update
-from lightning_fed.reduction import Need, ReducedUpdate
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
-from lightning_fed.functional.distance import optimizer_distance
+from lightning_fed.core.updates import Need, ReducedUpdate
+from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.server import fednova_step
-from lightning_fed.reduction import Need, ReducedUpdate
 
 __all__ = ["FedNova"]
 

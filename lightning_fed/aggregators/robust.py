@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.checks import is_count, is_number
+from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.robust import (
     check_krum,
@@ -17,7 +18,6 @@ from lightning_fed.functional.robust import (
     krum_select,
     trimmed_mean,
 )
-from lightning_fed.reduction import Need, ReducedUpdate
 
 if TYPE_CHECKING:
     pass

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 
 from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError
-from lightning_fed.reduction import ReducedUpdate
 
 __all__ = ["ServerOptimizer"]
 

@@ -12,7 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
-from lightning_fed.state import dump_state, save_checkpoint
+from lightning_fed.runs.checkpoints import save_checkpoint
+from lightning_fed.trainer.checkpointing import dump_state
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

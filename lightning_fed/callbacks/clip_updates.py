@@ -8,9 +8,10 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_fed.checks import is_number
+from lightning_fed.core.updates import Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.inner_products import wide_dtype
-from lightning_fed.hooks import FederatedCallback, Update
+from lightning_fed.hooks import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import LightningModule
 from tqdm import tqdm
 
-from lightning_fed.hooks import Cohort, FederatedCallback, Update
+from lightning_fed.core.updates import Cohort, Update
+from lightning_fed.hooks import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -5,10 +5,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lightning_fed.cli.entry import main
+from lightning_fed.cli.main import main
 
 if TYPE_CHECKING:
-    from lightning_fed.cli.app import FederatedCLI
+    from lightning_fed.cli.federated_cli import FederatedCLI
 
 __all__ = ["FederatedCLI", "main"]
 
@@ -16,7 +16,7 @@ __all__ = ["FederatedCLI", "main"]
 def __getattr__(name: str) -> Any:
     """Loads ``FederatedCLI`` when it is asked for."""
     if name == "FederatedCLI":
-        from lightning_fed.cli.app import FederatedCLI
+        from lightning_fed.cli.federated_cli import FederatedCLI
 
         return FederatedCLI
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,12 +9,12 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_fed.cli.app import FederatedCLI
+from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.cli.parser import FederatedArgumentParser
+from lightning_fed.core.files import write_atomically
 from lightning_fed.data import FederatedDataModule, split_figures
-from lightning_fed.data.overview import overview
+from lightning_fed.data.summary.overview import overview
 from lightning_fed.errors import FederatedError
-from lightning_fed.run import write_atomically
 from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["main"]

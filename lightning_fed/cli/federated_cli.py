@@ -9,15 +9,15 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 # Short class names (`--aggregator FedAvg`) resolve only for classes that are loaded.
 import lightning_fed.callbacks
+import lightning_fed.callbacks.diagnostics
 import lightning_fed.client_algorithms
 import lightning_fed.data
-import lightning_fed.diagnostics
 import lightning_fed.masks
 import lightning_fed.models
 import lightning_fed.sampling  # noqa: F401  # loaded for its class names alone
 from lightning_fed.aggregators import Aggregator, FedAvg
-from lightning_fed.cli.errors import exit_with
-from lightning_fed.cli.links import fill_from_data, linked_arguments
+from lightning_fed.cli.data_links import fill_from_data, linked_arguments
+from lightning_fed.cli.exits import exit_with
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.errors import FederatedError

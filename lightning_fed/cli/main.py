@@ -5,7 +5,7 @@ import re
 import sys
 import warnings
 
-from lightning_fed.cli.errors import debug_mode, mistakes_in_one_sentence
+from lightning_fed.cli.exits import debug_mode, mistakes_in_one_sentence
 
 __all__ = ["main"]
 
@@ -28,7 +28,7 @@ def main(args: list[str] | None = None) -> None:
 
 def _run(words: list[str]) -> None:
     if words[:1] == ["report"]:
-        from lightning_fed.report.command import main as report
+        from lightning_fed.cli.report_command import main as report
 
         raise SystemExit(report(words[1:]))
     _hide_parser_deprecations()
@@ -37,7 +37,7 @@ def _run(words: list[str]) -> None:
         from lightning_fed.cli.data_command import main as data
 
         raise SystemExit(data(words[1:]))
-    from lightning_fed.cli.app import FederatedCLI
+    from lightning_fed.cli.federated_cli import FederatedCLI
 
     FederatedCLI(words)
 

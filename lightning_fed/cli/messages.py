@@ -6,7 +6,7 @@ import re
 from jsonargparse import ArgumentParser
 
 from lightning_fed.cli.findings import Finding, find
-from lightning_fed.cli.known import (
+from lightning_fed.cli.suggestions import (
     class_options,
     classes_for,
     command_options,

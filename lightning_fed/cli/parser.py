@@ -12,9 +12,9 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.class_change import class_rules
-from lightning_fed.cli.errors import debugging, exit_with
-from lightning_fed.cli.links import leave_to_the_data, mark_as_linked
-from lightning_fed.cli.sentences import explain
+from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
+from lightning_fed.cli.exits import debugging, exit_with
+from lightning_fed.cli.messages import explain
 from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["FederatedArgumentParser"]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.report.load import Method, Run, group_runs, load_runs
-from lightning_fed.report.plots import curves_figure
-from lightning_fed.report.tables import Row, format_table, lower_is_better, method_rows, write_csv
+from lightning_fed.runs.report.load import Method, Run, group_runs, load_runs
+from lightning_fed.runs.report.plots import curves_figure
+from lightning_fed.runs.report.tables import Row, format_table, lower_is_better, method_rows, write_csv
 
 __all__ = ["choose_metric", "main"]
 

@@ -8,9 +8,9 @@ from lightning.pytorch import LightningModule
 
 from lightning_fed.aggregators.feddyn import FedDynServer
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import proximal_gradient
-from lightning_fed.hooks import Client, Update
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

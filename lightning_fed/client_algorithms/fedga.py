@@ -10,9 +10,9 @@ from torch.optim import ASGD, Adafactor
 
 from lightning_fed.checks import is_count, is_number
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.updates import Client, StartGradient, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import alignment
-from lightning_fed.hooks import Client, StartGradient, Update
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.client_algorithms.feddyn import FedDyn
+from lightning_fed.core.updates import Client, StartGradient, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.functional.distance import optimizer_distance
+from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.local import alignment, control_variate, proximal_gradient
-from lightning_fed.hooks import Client, StartGradient, Update
 
 if TYPE_CHECKING:
-    from lightning_fed.reduction import ReducedUpdate
+    from lightning_fed.core.updates import ReducedUpdate
     from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightning_fed.client_algorithms.fedga import FedGA
+from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import linear_scaling_shift
-from lightning_fed.hooks import Client, Update
 
 if TYPE_CHECKING:
-    from lightning_fed.reduction import ReducedUpdate
+    from lightning_fed.core.updates import ReducedUpdate
     from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["GradAlign", "LinearScaling"]

@@ -6,8 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.hooks import Client
-from lightning_fed.reduction import ReducedUpdate
+from lightning_fed.core.updates import Client, ReducedUpdate
 
 __all__ = ["BufferSet", "GlobalBuffers"]
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.run import write_atomically
 
 __all__ = ["FOLDER", "ClientStates"]
 

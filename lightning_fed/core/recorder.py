@@ -14,8 +14,8 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_fed.core.logged_values import LogOptions, Series, scalar
 from lightning_fed.errors import FederatedError
-from lightning_fed.series import LogOptions, Series, scalar
 
 __all__ = ["LoggedMetrics", "MetricRecorder", "metric_states", "recording"]
 

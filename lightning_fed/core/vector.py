@@ -2,7 +2,7 @@
 
 The trainable parameters of a model live in one contiguous vector w of shape (d,); every ``nn.Parameter`` and its
 gradient is a view. Loading a model is one copy and an update one subtraction. Frozen parameters are not part of the
-vector, tied parameters appear once, buffers are kept apart (``lightning_fed.buffers``).
+vector, tied parameters appear once, buffers are kept apart (``lightning_fed.core.buffers``).
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,20 +1,21 @@
 """Data of a federated run: any data set, a partitioner, and batches of one client at a time."""
 
-from lightning_fed.data.arrays import Arrays
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip
 from lightning_fed.data.bundled import BundledDataModule
-from lightning_fed.data.cifar import CIFAR10, CIFAR100
-from lightning_fed.data.colored_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.data.digits import Digits
+from lightning_fed.data.datasets.arrays import Arrays
+from lightning_fed.data.datasets.cifar import CIFAR10, CIFAR100
+from lightning_fed.data.datasets.colored_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
+from lightning_fed.data.datasets.digits import Digits
+from lightning_fed.data.datasets.emnist import EMNIST
+from lightning_fed.data.datasets.femnist import FEMNIST
+from lightning_fed.data.datasets.image_files import ImageDataModule
+from lightning_fed.data.datasets.mnist import MNIST, FashionMNIST
+from lightning_fed.data.datasets.shakespeare import Shakespeare
+from lightning_fed.data.datasets.tiny_imagenet import TinyImageNet
+from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.division import Division, HeldOut
-from lightning_fed.data.emnist import EMNIST
-from lightning_fed.data.femnist import FEMNIST
-from lightning_fed.data.figures import samples_figure, sizes_figure, split_figure, split_figures
-from lightning_fed.data.idx import read_idx
-from lightning_fed.data.images import ImageDataModule
 from lightning_fed.data.loading import Datasets
-from lightning_fed.data.mnist import MNIST, FashionMNIST
 from lightning_fed.data.partitioners import (
     IID,
     ByUser,
@@ -27,13 +28,12 @@ from lightning_fed.data.partitioners import (
     QuantityDirichlet,
     Shards,
 )
-from lightning_fed.data.shakespeare import Shakespeare
+from lightning_fed.data.readers.idx import read_idx
+from lightning_fed.data.readers.text_windows import TextWindows
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.data.sources import BatchSource, EvalBatches, LoaderSource, TensorSource
 from lightning_fed.data.split import Split
-from lightning_fed.data.text_windows import TextWindows
-from lightning_fed.data.tiny_imagenet import TinyImageNet
-from lightning_fed.data.user_data import UserDataModule
+from lightning_fed.data.summary.figures import samples_figure, sizes_figure, split_figure, split_figures
 
 __all__ = [
     "IID",

@@ -10,10 +10,10 @@ from torch.nn.functional import pad
 from torch.utils.data import default_collate
 from typing_extensions import Self
 
+from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.data.checks import check_count
 from lightning_fed.data.sources import BatchSource, map_inputs
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import Purpose, seed_for
 
 __all__ = ["AugmentedSource", "Augmentation", "AugmentingCollate", "CropFlip"]
 

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Subset, default_collate
 
+from lightning_fed.core.seeding import run_seed
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
 from lightning_fed.data.checks import check_count
-from lightning_fed.data.described import DescribedData, Divided
+from lightning_fed.data.description import DescribedData, Divided
 from lightning_fed.data.division import DivisionOptions, HeldOut, ValSplit, divide
 from lightning_fed.data.identity import name_skew, name_targets
 from lightning_fed.data.inspection import AnyDataset, find_conversion
@@ -28,7 +29,6 @@ from lightning_fed.data.skews.views import NumberedRows, SkewedSets
 from lightning_fed.data.sources import BatchSource, LoaderSource, TensorSource
 from lightning_fed.data.user_tests import JoinedBatches, UserTests
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import run_seed
 
 __all__ = ["FederatedDataModule"]
 

@@ -11,11 +11,11 @@ from lightning.pytorch import LightningDataModule
 
 from lightning_fed.data.division import Division
 from lightning_fed.data.inspection import input_shape
+from lightning_fed.data.label_statistics import LabelCounts, label_statistics
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.skews import FeatureSkew
 from lightning_fed.data.skews.views import SkewedSets
 from lightning_fed.data.split import Split
-from lightning_fed.data.statistics import LabelCounts, label_statistics
 
 __all__ = ["DescribedData", "Divided"]
 

@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data.checks import check_fraction
 from lightning_fed.data.partitioners import Partitioner
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import Purpose, numpy_generator_for
 
 __all__ = ["CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "divide"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lightning_fed.core.describe import describe
 from lightning_fed.data.skews import FeatureSkew
-from lightning_fed.run import describe
 
 __all__ = ["name_skew", "name_targets"]
 

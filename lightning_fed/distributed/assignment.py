@@ -12,12 +12,12 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_fed.hooks import Client, Cohort
-from lightning_fed.parcels import pack, room_for, unpack
+from lightning_fed.core.updates import Client, Cohort
+from lightning_fed.distributed.parcels import pack, room_for, unpack
 
 if TYPE_CHECKING:
-    from lightning_fed.buffers import GlobalBuffers
-    from lightning_fed.client_states import ClientStates
+    from lightning_fed.core.buffers import GlobalBuffers
+    from lightning_fed.core.client_states import ClientStates
     from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["Assignment", "Trained", "assign_clients", "smooth_speeds"]

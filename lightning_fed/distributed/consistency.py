@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Standing", "expect_same_standing", "option_sums"]
+__all__ = ["Standing", "expect_same_data", "expect_same_standing", "option_sums", "share_model"]
 
 
 class Standing(NamedTuple):
@@ -67,3 +72,32 @@ def expect_same_standing(everyone: list[Standing], round: int) -> None:
                 f"Expected all processes to train by the same `{name}` of the local optimizer after round {round}, but "
                 f"they differ: {ending}"
             )
+
+
+def expect_same_data(processes: Processes, seed: int, sizes: Any, split_hash: str | None) -> None:
+    """Checks that all processes have made the same clients.
+
+    Raises:
+        FederatedError: If they have not.
+    """
+    facts = (seed, hashlib.sha256(np.asarray(sizes).tobytes()).hexdigest(), split_hash)
+    if len(set(processes.exchange(facts, "data"))) > 1:
+        raise FederatedError(
+            "Expected every process to make the same clients of the same data, but the splits differ: each process "
+            "runs the whole script, so seed what it draws (`--seed_everything`, `seed_everything` at its top), or set "
+            "`--trainer.devices 1`."
+        )
+
+
+@torch.no_grad()
+def share_model(processes: Processes, module: LightningModule) -> None:
+    """Gives all processes the parameters and buffers of the first one's module."""
+    if processes.size > 1:
+        tensors = [*module.parameters(), *module.buffers()]
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if any(other != shapes for other in processes.exchange(shapes, "model")):
+            raise FederatedError(
+                "Expected every process to build the same model, but their parameters differ in shape: `--model` must "
+                "not depend on the rank; or set `--trainer.devices 1`."
+            )
+        processes.broadcast(*tensors)

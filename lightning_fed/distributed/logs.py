@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lightning.pytorch import LightningModule
 from torchmetrics import Metric
 
+from lightning_fed.core.logged_values import LogOptions, Series
+from lightning_fed.core.recorder import MetricRecorder
+from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
-from lightning_fed.metrics import MetricRecorder
-from lightning_fed.processes import Processes
-from lightning_fed.series import LogOptions, Series
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

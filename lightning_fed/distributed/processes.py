@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from lightning_fed.distributed.connections import Pipes, open_pipes
 from lightning_fed.errors import FederatedError
-from lightning_fed.pipes import Pipes, open_pipes
 
 if TYPE_CHECKING:
-    from lightning_fed.strategy import ClientsStrategy
+    from lightning_fed.distributed.strategy import ClientsStrategy
 
 __all__ = ["LostProcess", "PeerFailure", "Processes"]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_fed.hooks import Client
-from lightning_fed.processes import Processes
-from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer, is_averaged
-from lightning_fed.shared_logs import logged_here, merge_logged
+from lightning_fed.core.reduction import RoundReducer, is_averaged
+from lightning_fed.core.updates import Client, Need, ReducedUpdate
+from lightning_fed.distributed.logs import logged_here, merge_logged
+from lightning_fed.distributed.processes import Processes
 
 if TYPE_CHECKING:
     from lightning_fed.engines import Engine

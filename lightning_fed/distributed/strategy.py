@@ -23,7 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn import Module
 
-from lightning_fed.processes import Processes
+from lightning_fed.distributed.processes import Processes
 
 __all__ = ["NAME", "ClientsStrategy"]
 

@@ -11,19 +11,19 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from lightning_fed.assignment import Assignment
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.overrides import batch_transfer
+from lightning_fed.core.recorder import MetricRecorder
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
+from lightning_fed.distributed.assignment import Assignment
+from lightning_fed.distributed.logs import apart
+from lightning_fed.distributed.reducer import gather_training
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.engines.start_gradients import StartGradients
-from lightning_fed.functional.distance import optimizer_distance
-from lightning_fed.gather import gather_training
-from lightning_fed.hooks import Client, Cohort, Update
-from lightning_fed.metrics import MetricRecorder
-from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
-from lightning_fed.shared_logs import apart
-from lightning_fed.transfer import batch_transfer
+from lightning_fed.functional.fednova import optimizer_distance
 
 if TYPE_CHECKING:
     from lightning_fed.data import BatchSource

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from lightning.pytorch import LightningModule
 
+from lightning_fed.core.overrides import overrides
 from lightning_fed.engines.graphs import CannotCapture
 from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.errors import FederatedError
-from lightning_fed.transfer import overrides
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -12,15 +12,15 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from lightning_fed.core.overrides import batch_transfer
+from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.engines import graphs
 from lightning_fed.engines.capturable import expect_capturable
 from lightning_fed.engines.captured_step import CapturedStep
 from lightning_fed.engines.graphs import CannotCapture
 from lightning_fed.engines.local_step import LocalStep
-from lightning_fed.engines.measure import fastest
-from lightning_fed.engines.stacked_step import first_sentence
-from lightning_fed.metrics import MetricRecorder, recording
-from lightning_fed.transfer import batch_transfer
+from lightning_fed.engines.preflight import fastest
+from lightning_fed.engines.vectorized.step import first_sentence
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

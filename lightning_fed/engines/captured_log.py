@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fed.core.logged_values import scalar
+from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.engines.capturable import UNREAD
 from lightning_fed.engines.graphs import CannotCapture
-from lightning_fed.metrics import MetricRecorder
-from lightning_fed.series import scalar
 
 __all__ = ["CapturedLog"]
 

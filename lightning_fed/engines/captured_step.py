@@ -9,11 +9,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.engines.capturable import capture_refusal, runs_between_steps
 from lightning_fed.engines.capturing_step import Captured, CapturingStep
 from lightning_fed.engines.graphs import CannotCapture, CudaGraphs
 from lightning_fed.engines.module_watch import ModuleWatch
-from lightning_fed.metrics import MetricRecorder
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

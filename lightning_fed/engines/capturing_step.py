@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_map, tree_unflatten
 from torchmetrics import Metric
 
+from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.engines.capturable import UNREAD, drawn_on_host, guarded
 from lightning_fed.engines.captured_log import CapturedLog
 from lightning_fed.engines.graphs import CannotCapture, CudaGraphs
 from lightning_fed.engines.local_step import LocalStep
-from lightning_fed.engines.measure import close
 from lightning_fed.engines.module_watch import ModuleWatch
-from lightning_fed.engines.stacked_step import first_sentence
-from lightning_fed.engines.untouched import random_states, untouched
+from lightning_fed.engines.preflight import close
+from lightning_fed.engines.trial import random_states, untouched
+from lightning_fed.engines.vectorized.step import first_sentence
 from lightning_fed.errors import FederatedError
-from lightning_fed.metrics import MetricRecorder, recording
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -9,6 +9,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from lightning_fed.core.optimizer.flat import ELEMENTWISE
+from lightning_fed.core.overrides import overrides
 from lightning_fed.engines import graphs
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.capturable import capture_refusal
@@ -16,14 +18,12 @@ from lightning_fed.engines.capture_trial import CaptureTrial
 from lightning_fed.engines.captured_step import CapturedStep
 from lightning_fed.engines.graphs import CannotCapture
 from lightning_fed.engines.local_step import LocalStep, overriding_hooks
-from lightning_fed.engines.measure import StepProbe
+from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.stacked_step import CannotStack, first_sentence, refusal
 from lightning_fed.engines.vectorized import VectorizedEngine
+from lightning_fed.engines.vectorized.step import CannotStack, first_sentence, refusal
 from lightning_fed.errors import FederatedError
-from lightning_fed.flat_optimizer import ELEMENTWISE
 from lightning_fed.hooks import FederatedCallback
-from lightning_fed.transfer import overrides
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

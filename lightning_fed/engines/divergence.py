@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lightning_fed.core.recorder import MetricRecorder
+from lightning_fed.core.updates import Client
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client
-from lightning_fed.metrics import MetricRecorder
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

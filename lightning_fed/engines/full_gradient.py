@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_fed.core.overrides import accepts
+from lightning_fed.core.recorder import MetricRecorder, metric_states, recording
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.core.updates import Client
+from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.engines.local_step import loss_of
-from lightning_fed.engines.reading import read_batches
-from lightning_fed.hooks import Client
-from lightning_fed.metrics import MetricRecorder, metric_states, recording
-from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.transfer import accepts
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

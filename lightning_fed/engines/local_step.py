@@ -12,10 +12,10 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 from torch.optim import LBFGS
 
+from lightning_fed.core.overrides import accepts, overrides
+from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
-from lightning_fed.metrics import MetricRecorder
-from lightning_fed.transfer import accepts, overrides
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

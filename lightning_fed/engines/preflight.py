@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torchmetrics import Metric
 
-from lightning_fed.engines.compiled_step import CompiledStep
+from lightning_fed.core.optimizer.flat import FlatOptimizer
+from lightning_fed.core.overrides import batch_transfer
+from lightning_fed.core.recorder import MetricRecorder, recording
+from lightning_fed.core.updates import Client
 from lightning_fed.engines.free_memory import free_bytes
-from lightning_fed.engines.lane_batches import LaneBatches
 from lightning_fed.engines.local_step import loss_of
-from lightning_fed.engines.stacked_step import CannotStack, StackedStep, first_sentence
-from lightning_fed.engines.untouched import holds_stacked_tensors, random_states, untouched
-from lightning_fed.flat_optimizer import FlatOptimizer
-from lightning_fed.hooks import Client
-from lightning_fed.metrics import MetricRecorder, recording
-from lightning_fed.transfer import batch_transfer
+from lightning_fed.engines.trial import holds_stacked_tensors, random_states, untouched
+from lightning_fed.engines.vectorized.batches import LaneBatches
+from lightning_fed.engines.vectorized.compiled_step import CompiledStep
+from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

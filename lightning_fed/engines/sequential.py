@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from lightning_fed.core.overrides import overrides
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seeds_for
+from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
+from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.engines.local_step import LocalStep, overriding_hooks
-from lightning_fed.engines.reading import read_batches
 from lightning_fed.functional.local import difference
-from lightning_fed.hooks import Client, Update
-from lightning_fed.seeding import Purpose, seed_everywhere, seed_for, seeds_for
-from lightning_fed.transfer import overrides
 
 __all__ = ["SequentialEngine"]
 

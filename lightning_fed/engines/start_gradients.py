@@ -10,9 +10,10 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.updates import Client, Cohort, StartGradient
+from lightning_fed.distributed.reducer import gather_rows
 from lightning_fed.engines.full_gradient import FullGradient
-from lightning_fed.gather import gather_rows
-from lightning_fed.hooks import Client, Cohort, FederatedCallback, StartGradient
+from lightning_fed.hooks import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

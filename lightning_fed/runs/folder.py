@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_fed.core.files import write_atomically
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Run", "create_run", "describe", "find_runs", "fingerprint", "open_run", "write_atomically"]
+__all__ = ["Run", "create_run", "find_runs", "fingerprint", "open_run"]
 
 # What does not change the numbers of a round: how long the run is, where it is kept, what is shown of it, how many
 # processes share it, and how.
@@ -76,41 +77,6 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def describe(value: Any) -> Any:
-    """Turns constructor arguments, and objects built from such, into primitives that name them.
-
-    An object is named by its class and those attributes that bear the name of one of its constructor's arguments.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, dict):
-        return {str(key): describe(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [describe(item) for item in value]
-    if isinstance(value, type) or hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    names = {
-        name
-        for base in type(value).__mro__[:-1]
-        if "__init__" in vars(base)
-        for name in signature(vars(base)["__init__"]).parameters
-    }
-    own = vars(value) if hasattr(value, "__dict__") else {}
-    simple = {name: describe(own[name]) for name in sorted(names) if name in own and _is_simple(own[name])}
-    return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": simple}
-
-
-def _is_simple(value: Any) -> bool:
-    """Leaves out data sets, modules and tensors, which have no short name."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return len(value) < 100 and all(map(_is_simple, value))
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return True
-    return type(value).__module__.startswith("lightning_fed.") and not isinstance(value, torch.nn.Module)
-
-
 def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int) -> Run:
     """Makes a new folder ``root/name/version_K`` with the smallest free K and writes its ``run.json``."""
     parent = root / name
@@ -159,12 +125,3 @@ def find_runs(root: Path, name: str, fingerprint: str) -> list[Run]:
     return sorted(same, key=newest, reverse=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that it holds either the old content or the new, whenever the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -15,7 +15,8 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.run import Run, write_atomically
+from lightning_fed.core.files import write_atomically
+from lightning_fed.runs.folder import Run
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "read_rows"]
 

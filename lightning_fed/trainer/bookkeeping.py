@@ -16,12 +16,14 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.describe import describe
+from lightning_fed.core.files import write_atomically
+from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
-from lightning_fed.facade import TrainerFacade
-from lightning_fed.run import Run, create_run, describe, fingerprint, write_atomically
-from lightning_fed.runlog import RunLog
-from lightning_fed.state import find_checkpoint
-from lightning_fed.vector import ParameterVector
+from lightning_fed.runs.checkpoints import find_checkpoint
+from lightning_fed.runs.folder import Run, create_run, fingerprint
+from lightning_fed.runs.log import RunLog
+from lightning_fed.trainer.facade import TrainerFacade
 
 __all__ = ["RunKeeping"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
-from lightning_fed.reduction import Need, ReducedUpdate
+from lightning_fed.core.updates import Need, ReducedUpdate
 
 if TYPE_CHECKING:
     from lightning_fed.engines import Engine

@@ -15,13 +15,12 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
-from lightning_fed.options import batch_limit
-from lightning_fed.processes import Processes
-from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.setup import expect_module
-from lightning_fed.shared_logs import apart, gather_logged
-from lightning_fed.transfer import accepts, batch_transfer, overrides, requires
+from lightning_fed.core.overrides import accepts, batch_transfer, overrides, requires
+from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.distributed.logs import apart, gather_logged
+from lightning_fed.distributed.processes import Processes
+from lightning_fed.trainer.options import batch_limit, expect_module
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

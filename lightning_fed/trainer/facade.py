@@ -14,10 +14,10 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fed.core.optimizer.local import LocalOptimizer
+from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.errors import FederatedError
-from lightning_fed.lightning_names import LightningNames
-from lightning_fed.metrics import LoggedMetrics
-from lightning_fed.optimizers import LocalOptimizer
+from lightning_fed.trainer.lightning_names import LightningNames
 
 __all__ = ["TrainerFacade"]
 

@@ -13,9 +13,9 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import RunningStage, TrainerState, TrainerStatus
 from torch import Tensor
 
+from lightning_fed.distributed.processes import Processes
+from lightning_fed.distributed.strategy import ClientsStrategy
 from lightning_fed.errors import FederatedError
-from lightning_fed.processes import Processes
-from lightning_fed.strategy import ClientsStrategy
 
 __all__ = ["LightningNames"]
 

@@ -10,19 +10,18 @@ import numpy as np
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 
-from lightning_fed.agreement import Standing, expect_same_standing, option_sums
 from lightning_fed.callbacks import FederatedCheckpoint
-from lightning_fed.communication import round_costs
+from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.core.updates import Client, Cohort, ReducedUpdate
+from lightning_fed.distributed.consistency import Standing, expect_same_standing, option_sums
+from lightning_fed.distributed.reducer import make_reducer
 from lightning_fed.engines import make_engine
 from lightning_fed.errors import FederatedError
-from lightning_fed.evaluation import evaluate
-from lightning_fed.gather import make_reducer
-from lightning_fed.hooks import Client, Cohort
-from lightning_fed.metrics import LoggedMetrics, MetricRecorder, recording
-from lightning_fed.reduction import ReducedUpdate
-from lightning_fed.runlog import RunLog
-from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.signals import StopRequest
+from lightning_fed.runs.log import RunLog
+from lightning_fed.trainer.costs import round_costs
+from lightning_fed.trainer.evaluation import evaluate
+from lightning_fed.trainer.signals import StopRequest
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

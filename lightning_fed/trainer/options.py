@@ -6,13 +6,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import ClientSampler
 
-__all__ = ["batch_limit", "validate_options"]
+__all__ = ["batch_limit", "expect_datamodule", "expect_module", "validate_options"]
 
 
 def validate_options(options: dict[str, Any]) -> None:
@@ -158,3 +160,52 @@ def _expect_duration(duration: Any) -> None:
 def _expect_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
     if value not in known:
         raise _error(name, f"one of {', '.join(map(str, known))}", value)
+
+
+def expect_module(module: Any, step: str) -> None:
+    """Checks that a module can run here.
+
+    Args:
+        module: What the user gave as the model.
+        step: The step it must have, such as ``training_step``.
+
+    Raises:
+        FederatedError: If it is no LightningModule, lacks the step, or optimizes by itself.
+    """
+    name = type(module).__name__
+    if not isinstance(module, LightningModule):
+        foreign = any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__)
+        hint = ": derive it from lightning.pytorch's, not from the package pytorch_lightning's" if foreign else ""
+        raise FederatedError(f"Expected `--model` to be a LightningModule, got {name}{hint}.")
+    # Lightning's own `predict_step` calls `forward`.
+    if not is_overridden(step, module) and not (step == "predict_step" and is_overridden("forward", module)):
+        raise FederatedError(f"Expected {name} to define `{step}`: add it, or choose another `--model`.")
+    if step != "training_step":
+        return
+    if not module.automatic_optimization:
+        raise FederatedError(
+            f"Expected {name} to use automatic optimization, but it sets `automatic_optimization = False`: the local "
+            "loop steps the optimizer, so return the loss from `training_step`."
+        )
+    if not is_overridden("configure_optimizers", module):
+        raise FederatedError(f"Expected {name} to define `configure_optimizers`, which clients train with.")
+
+
+def expect_datamodule(datamodule: Any, federated: bool = False) -> LightningDataModule:
+    """Checks what the user gave as the data.
+
+    Args:
+        datamodule: What the user gave.
+        federated: Whether clients are needed, for ``fit``.
+
+    Raises:
+        FederatedError: If it is no datamodule, or has no clients where they are needed.
+    """
+    if not isinstance(datamodule, LightningDataModule):
+        raise FederatedError(f"Expected `--data` to be a LightningDataModule, got {type(datamodule).__name__}.")
+    if federated and not hasattr(datamodule, "train_source"):
+        raise FederatedError(
+            f"Expected `--data` to be a FederatedDataModule, which splits a data set over clients, got "
+            f"{type(datamodule).__name__}: give its data sets to lightning_fed.data.FederatedDataModule."
+        )
+    return datamodule

@@ -14,23 +14,25 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerSta
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from lightning_fed.buffers import GlobalBuffers
-from lightning_fed.callbacks.support import add_module_callbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.client_states import ClientStates
-from lightning_fed.communication import no_totals
+from lightning_fed.core.buffers import GlobalBuffers
+from lightning_fed.core.client_states import ClientStates
+from lightning_fed.core.optimizer.local import LocalOptimizer
+from lightning_fed.core.recorder import LoggedMetrics
+from lightning_fed.core.seeding import run_seed
+from lightning_fed.core.updates import Client
+from lightning_fed.core.vector import ParameterVector
+from lightning_fed.distributed.consistency import expect_same_data, share_model
+from lightning_fed.distributed.logs import sync_metrics
 from lightning_fed.errors import FederatedError
-from lightning_fed.evaluation import named_loaders
-from lightning_fed.hooks import Client
-from lightning_fed.metrics import LoggedMetrics
-from lightning_fed.optimizers import LocalOptimizer
-from lightning_fed.run_keeping import RunKeeping
+from lightning_fed.runs.checkpoints import read_checkpoint, records_of_checkpoints
 from lightning_fed.sampling import cohort_size
-from lightning_fed.seeding import run_seed
-from lightning_fed.setup import announce_device, expect_same_data, launch, move_to_device, share_model
-from lightning_fed.shared_logs import sync_metrics
-from lightning_fed.state import load_weights, read_checkpoint, records_of_checkpoints, restore_state
-from lightning_fed.vector import ParameterVector
+from lightning_fed.trainer.bookkeeping import RunKeeping
+from lightning_fed.trainer.callback_order import add_module_callbacks
+from lightning_fed.trainer.checkpointing import load_weights, restore_state
+from lightning_fed.trainer.costs import no_totals
+from lightning_fed.trainer.evaluation import named_loaders
+from lightning_fed.trainer.fabric import announce_device, launch, move_to_device
 
 if TYPE_CHECKING:
     from lightning_fed.engines.start_gradients import StartGradients

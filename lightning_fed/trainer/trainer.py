@@ -14,20 +14,20 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
-from lightning_fed.callbacks.support import order_callbacks
+from lightning_fed.core.describe import describe
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.errors import FederatedError
-from lightning_fed.evaluation import evaluate, predict, print_results
-from lightning_fed.loggers import RoundWandbLogger
-from lightning_fed.loop import RoundLoop
-from lightning_fed.options import validate_options
-from lightning_fed.run import describe
-from lightning_fed.runlog import RunLog
+from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
+from lightning_fed.runs.log import RunLog
+from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import ClientSampler, UniformSampler
-from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.session import TrainerSession
-from lightning_fed.setup import expect_datamodule, expect_module, make_fabric, set_determinism
-from lightning_fed.signals import graceful_stop
-from lightning_fed.state import read_checkpoint, save_checkpoint
+from lightning_fed.trainer.callback_order import order_callbacks
+from lightning_fed.trainer.evaluation import evaluate, predict, print_results
+from lightning_fed.trainer.fabric import make_fabric, set_determinism
+from lightning_fed.trainer.loop import RoundLoop
+from lightning_fed.trainer.options import expect_datamodule, expect_module, validate_options
+from lightning_fed.trainer.setup import TrainerSession
+from lightning_fed.trainer.signals import graceful_stop
 
 __all__ = ["FederatedTrainer"]
 

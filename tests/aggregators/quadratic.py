@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import Aggregator
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, ReducedUpdate, Update
 from lightning_fed.data import FederatedDataModule, Partitioner
-from lightning_fed.hooks import Client, Update
-from lightning_fed.reduction import ReducedUpdate, RoundReducer
 
 STRENGTHS = np.array([1.0, 2.0, 0.5])
 TARGETS = np.array([[3.0, 0.0], [0.0, -4.0], [-1.0, 1.0]])

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_fed.aggregators import Aggregator
-from lightning_fed.hooks import Client, Update
-from lightning_fed.reduction import RoundReducer
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, Update
 
 SIZES, REGISTERED = [7, 1, 30, 12], 9
 

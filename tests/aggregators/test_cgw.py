@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from quadratic import STRENGTHS, TARGETS, gradients_by_hand, step_by_hand, train_by_hand, weights_after
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -17,6 +16,14 @@ from lightning_fed.aggregators import CGW, Aggregator, FedAvg
 from lightning_fed.data import IID, FederatedDataModule
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
+from tests.aggregators.quadratic import (
+    STRENGTHS,
+    TARGETS,
+    gradients_by_hand,
+    step_by_hand,
+    train_by_hand,
+    weights_after,
+)
 
 SIZES = [7, 1, 30, 12]
 

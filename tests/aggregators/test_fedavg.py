@@ -13,10 +13,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators import Aggregator, FedAvg
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, Update
 from lightning_fed.masks import Mask, SignAgreement
-from lightning_fed.reduction import Need, ReducedUpdate, RoundReducer
 
 SIZES = [7, 1, 30, 12]
 

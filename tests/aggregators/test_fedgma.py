@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quadratic import LR, gradients_by_hand, step_by_hand, train_by_hand, weights_after
 
 from lightning_fed.aggregators import FedAvg, FedGMA
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
+from tests.aggregators.quadratic import LR, gradients_by_hand, step_by_hand, train_by_hand, weights_after
 
 SIZES = [7, 1, 30, 12, 5]
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quadratic import step_by_hand, weights_after
 
 from lightning_fed import FederatedCallback
 from lightning_fed.aggregators import (
@@ -19,10 +18,10 @@ from lightning_fed.aggregators import (
     RobustMean,
     TrimmedMean,
 )
+from lightning_fed.core.updates import Need, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Update
 from lightning_fed.masks import SignAgreement
-from lightning_fed.reduction import Need
+from tests.aggregators.quadratic import step_by_hand, weights_after
 
 RULES = {
     "median": lambda **kwargs: CoordinateMedian(**kwargs),

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from server_parts import REGISTERED, SIZES, Module, Server, rounds, run
 from torch import Tensor
 
 from lightning_fed.aggregators import (
@@ -23,9 +22,10 @@ from lightning_fed.aggregators import (
     FedYogi,
     ServerOptimizer,
 )
+from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
-from lightning_fed.reduction import ReducedUpdate
+from tests.aggregators.server_parts import REGISTERED, SIZES, Module, Server, rounds, run
 
 EVERY: list[Callable[..., Aggregator]] = [
     FedAvgM, FedAdagrad, FedAdam, FedYogi, FedNova, FedDynServer,

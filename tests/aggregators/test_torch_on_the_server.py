@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from server_parts import SIZES, Server, rounds, run
 
 from lightning_fed.aggregators import FedAdagrad, FedAdam, FedAvg, FedAvgM, ServerOptimizer
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
+from tests.aggregators.server_parts import SIZES, Server, rounds, run
 
 
 def test_sgd_is_fedavg_and_with_momentum_fedavgm() -> None:

@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedCallback, FederatedTrainer
 from lightning_fed.aggregators import Aggregator, CoordinateMedian, FedAvg
 from lightning_fed.callbacks import ClipUpdates
+from lightning_fed.core.updates import Client, Update
 from lightning_fed.data import IID, FederatedDataModule
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, Update
 from lightning_fed.masks import SignAgreement
 
 

@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 def _fit(tmp_path: Path, stream: Any, monkeypatch: pytest.MonkeyPatch, said: list[str], **options: Any) -> str:
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("lightning_fed.run_keeping.rank_zero_info", lambda text: said.append(stream.getvalue()))
+    monkeypatch.setattr("lightning_fed.trainer.bookkeeping.rank_zero_info", lambda text: said.append(stream.getvalue()))
     trainer = FederatedTrainer(
         accelerator="cpu", max_rounds=3, clients_per_round=2, logger=[], default_root_dir=str(tmp_path), **options
     )

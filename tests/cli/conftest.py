@@ -6,9 +6,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import cli_parts  # noqa: F401 - short names resolve for classes that are loaded
 import pytest
 
+import tests.cli.parts  # noqa: F401 - short names resolve for classes that are loaded
 from lightning_fed.cli import main
 from lightning_fed.trainer import FederatedTrainer
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CommandLine
 from matplotlib.image import imread
 
 from lightning_fed.cli import main
 from lightning_fed.data import IID, Digits, FederatedDataModule
+from tests.cli.conftest import CommandLine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = f"--config={REPOSITORY / 'configs' / 'quickstart.yaml'}"

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import Call, CommandLine
-from linked_parts import Facts
 from torch import nn
 
 from lightning_fed.cli import main
 from lightning_fed.models import ImageClassifier, LeNet, LogisticRegression
+from tests.cli.conftest import Call, CommandLine
+from tests.cli.linked_parts import Facts
 
 CLASSIFIER = ("--model", "ImageClassifier")
 LENET = (*CLASSIFIER, "--model.backbone=LeNet")

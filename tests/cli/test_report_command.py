@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_fed.cli.report_command import main
 from lightning_fed.errors import FederatedError
-from lightning_fed.report.command import main
 
 ROWS = "round,train/loss,val/acc,val/loss,comm/bytes_up\n0,,0.1,2.3,\n1,1.0,0.5,1.5,100\n2,0.9,{acc},{loss},200\n"
 

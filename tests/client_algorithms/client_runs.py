@@ -4,14 +4,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from known_clients import Problem
 from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.client_algorithms import SCAFFOLD
+from lightning_fed.core.updates import Cohort, Update
 from lightning_fed.data import FederatedDataModule, Partitioner
-from lightning_fed.hooks import Cohort, FederatedCallback, Update
+from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import ClientSampler
+from tests.client_algorithms.known_clients import Problem
 
 
 class Tape(FederatedCallback):

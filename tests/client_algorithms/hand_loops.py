@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from known_clients import LR, Problem
+
+from tests.client_algorithms.known_clients import LR, Problem
 
 
 class Sgd:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_runs import fit
-from known_clients import Logistic, Problem, Quadratic
 from torch.optim import SGD
 
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import FedGA, LinearScaling, StatelessSCAFFOLD
+from tests.client_algorithms.client_runs import fit
+from tests.client_algorithms.known_clients import Logistic, Problem, Quadratic
 
 SIZES, STEPS = (6, 2, 8, 5), 5
 PROBLEMS = pytest.mark.parametrize("problem", [Quadratic(SIZES), Logistic(SIZES)], ids=["quadratic", "logistic"])

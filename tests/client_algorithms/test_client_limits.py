@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_runs import BySizes, Tape, make_trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -20,6 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx, GradAlign, LinearScaling
 from lightning_fed.data import FederatedDataModule
+from tests.client_algorithms.client_runs import BySizes, Tape, make_trainer
 
 SIZES = (20, 6, 0, 13, 9)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

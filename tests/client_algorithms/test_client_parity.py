@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import hand_loops as hand
 import numpy as np
 import pytest
-from client_runs import fit
-from known_clients import SIZES, Logistic, Quadratic
 
 from lightning_fed import client_algorithms
 from lightning_fed.aggregators import FedAvg, FedDynServer, FedNova
@@ -23,6 +20,9 @@ from lightning_fed.client_algorithms import (
     LinearScaling,
     StatelessSCAFFOLD,
 )
+from tests.client_algorithms import hand_loops as hand
+from tests.client_algorithms.client_runs import fit
+from tests.client_algorithms.known_clients import SIZES, Logistic, Quadratic
 
 ROUNDS = 4
 SGDS = ("sgd", "momentum", "nesterov", "schedule", "decay")

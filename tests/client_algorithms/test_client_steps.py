@@ -4,12 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import hand_loops as hand
 import numpy as np
 import pytest
 import torch
-from client_runs import Kept, Tape, fit, make_data, make_trainer
-from known_clients import LR, Logistic, LogisticModule, Problem, Quadratic
 from torch.optim import LBFGS, SGD
 
 from lightning_fed import FederatedError
@@ -23,6 +20,9 @@ from lightning_fed.client_algorithms import (
     LinearScaling,
     StatelessSCAFFOLD,
 )
+from tests.client_algorithms import hand_loops as hand
+from tests.client_algorithms.client_runs import Kept, Tape, fit, make_data, make_trainer
+from tests.client_algorithms.known_clients import LR, Logistic, LogisticModule, Problem, Quadratic
 
 SIZES, ROUNDS, WINDOW = (6, 2, 0, 8, 5), 3, 2
 PAIRS: dict[str, tuple[Callable[[], Any], Callable[..., hand.FedAvgByHand]]] = {

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_runs import BySizes, Given, Tape, fit, make_trainer
-from known_clients import Known, Logistic, LogisticModule
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -16,6 +14,8 @@ from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, StatelessSCAFFOLD
 from lightning_fed.data import FederatedDataModule, LoaderSource, TensorSource
 from lightning_fed.hooks import FederatedCallback
+from tests.client_algorithms.client_runs import BySizes, Given, Tape, fit, make_trainer
+from tests.client_algorithms.known_clients import Known, Logistic, LogisticModule
 
 SIZES = (6, 2, 0, 8, 5)
 DECAY = 0.3

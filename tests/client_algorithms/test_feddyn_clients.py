@@ -5,9 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_runs import Kept, fit
-from hand_loops import FedProxByHand
-from known_clients import Linear, LinearModule, Logistic, Quadratic
 from torch import Tensor
 
 from lightning_fed import FederatedError
@@ -15,6 +12,9 @@ from lightning_fed.aggregators import FedAvg, FedDynServer
 from lightning_fed.callbacks import ClipUpdates
 from lightning_fed.client_algorithms import FedDyn
 from lightning_fed.hooks import FederatedCallback
+from tests.client_algorithms.client_runs import Kept, fit
+from tests.client_algorithms.hand_loops import FedProxByHand
+from tests.client_algorithms.known_clients import Linear, LinearModule, Logistic, Quadratic
 
 ALPHA = 0.4
 COHORTS = ((0, 2), (3, 4), (2, 1), (0, 3), (1, 4))

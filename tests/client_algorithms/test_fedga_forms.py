@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_runs import Tape, fit, make_data, make_trainer
-from hand_loops import FedGAByHand
-from known_clients import LR, Known, Logistic, Quadratic
 from torch.optim import SGD, Adafactor
 
 from lightning_fed import FederatedError
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import FedGA, FedProx
+from tests.client_algorithms.client_runs import Tape, fit, make_data, make_trainer
+from tests.client_algorithms.hand_loops import FedGAByHand
+from tests.client_algorithms.known_clients import LR, Known, Logistic, Quadratic
 
 BETA, SIZES = 0.4, (6, 2, 8, 5)
 FORMS: dict[str, Any] = {

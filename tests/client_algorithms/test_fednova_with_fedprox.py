@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_runs import Kept, fit
-from hand_loops import FedNovaByHand
-from known_clients import Linear, Quadratic
 from torch.optim import SGD
 
 from lightning_fed.aggregators import FedAvg, FedDynServer, FedNova
 from lightning_fed.client_algorithms import SCAFFOLD, FedDyn, FedGA, FedProx
 from lightning_fed.functional import sgd_distance
+from tests.client_algorithms.client_runs import Kept, fit
+from tests.client_algorithms.hand_loops import FedNovaByHand
+from tests.client_algorithms.known_clients import Linear, Quadratic
 
 LR, MU, GRADIENTS, SIZES = 0.2, 0.7, [2, -6, 1], (2, 9, 5)
 

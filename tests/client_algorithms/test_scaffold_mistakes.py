@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_runs import BySizes, Given, Kept, Tape, fit, make_trainer
-from known_clients import LR, Linear, LinearModule, Quadratic
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -18,6 +16,8 @@ from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.hooks import FederatedCallback
+from tests.client_algorithms.client_runs import BySizes, Given, Kept, Tape, fit, make_trainer
+from tests.client_algorithms.known_clients import LR, Linear, LinearModule, Quadratic
 
 OPTIONS = pytest.mark.parametrize("option", ["I", "II"])
 # Who joins in the tests of ten clients, and what their gradients are.

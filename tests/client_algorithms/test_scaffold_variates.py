@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_runs import Kept, fit
-from known_clients import LR, Linear, LinearModule, Logistic, Quadratic
 from torch import Tensor
 
 from lightning_fed import FederatedError
@@ -14,6 +12,8 @@ from lightning_fed.aggregators import FedAvg, FedDynServer
 from lightning_fed.callbacks import ClipUpdates
 from lightning_fed.client_algorithms import SCAFFOLD, FedDyn, FedGA, StatelessSCAFFOLD
 from lightning_fed.hooks import FederatedCallback
+from tests.client_algorithms.client_runs import Kept, fit
+from tests.client_algorithms.known_clients import LR, Linear, LinearModule, Logistic, Quadratic
 
 OPTIONS = pytest.mark.parametrize("option", ["I", "II"])
 WEIGHTINGS = pytest.mark.parametrize("weighting", ["samples", "uniform"])

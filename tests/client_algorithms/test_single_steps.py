@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_runs import Tape, fit, make_data, make_trainer
-from known_clients import Linear, LinearModule, Logistic, Quadratic
 from torch import Tensor
 from torch.optim import SGD
 
@@ -15,6 +13,8 @@ from lightning_fed import FederatedError
 from lightning_fed.aggregators import FedAvg, FedNova
 from lightning_fed.client_algorithms import FedGA, GradAlign, LinearScaling
 from lightning_fed.masks import SignAgreement
+from tests.client_algorithms.client_runs import Tape, fit, make_data, make_trainer
+from tests.client_algorithms.known_clients import Linear, LinearModule, Logistic, Quadratic
 
 BETA, ONE = 0.25, {"local_steps": 1, "batch_size": 8}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from client_parts import CLIENT_LIMITS, CLIENTS
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -19,6 +18,7 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreement
 from lightning_fed.sampling import ClientSampler
+from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 
 ROUNDS, BATCH = 3, 8
 OF_TRAINER = ("precision", "max_rounds", "engine", "chunk_size", "local_epochs", "local_steps", "gradient_clip_val")

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from composition_parts import (
+
+from lightning_fed import FederatedTrainer, aggregators
+from lightning_fed.aggregators import Aggregator, FedAvg
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback
+from lightning_fed.masks import Mask, SANDMask
+from tests.composition.composition_parts import (
     LIMITS,
     MASKED,
     MASKS,
@@ -19,12 +25,6 @@ from composition_parts import (
     same,
     start,
 )
-
-from lightning_fed import FederatedTrainer, aggregators
-from lightning_fed.aggregators import Aggregator, FedAvg
-from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
-from lightning_fed.masks import Mask, SANDMask
 
 # What the order of sums may do to float32 in three rounds, and what a part does at least.
 ROUNDING, CLEAR = 5e-5, 5e-4

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from client_parts import ALONE, CLIENT_LIMITS, CLIENTS, TOGETHER, Local
-from composition_parts import MASKED, MASKS, RULES, Net, Outcome, distance, leaves, make_data, run, same, start
 
 from lightning_fed import FederatedTrainer, aggregators, client_algorithms
 from lightning_fed.client_algorithms import (
@@ -19,6 +17,20 @@ from lightning_fed.client_algorithms import (
     StatelessSCAFFOLD,
 )
 from lightning_fed.errors import FederatedError
+from tests.composition.client_parts import ALONE, CLIENT_LIMITS, CLIENTS, TOGETHER, Local
+from tests.composition.composition_parts import (
+    MASKED,
+    MASKS,
+    RULES,
+    Net,
+    Outcome,
+    distance,
+    leaves,
+    make_data,
+    run,
+    same,
+    start,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:FedDynServer without the clients' half")
 

@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from client_parts import CLIENT_LIMITS, CLIENTS
-from composition_parts import MASKED, MASKS, RULES, Outcome
-from composition_parts import run as run_with_bias
+
+from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
+from tests.composition.composition_parts import MASKED, MASKS, RULES, Outcome
+from tests.composition.composition_parts import run as run_with_bias
 
 # A bias before BatchNorm has a gradient of rounding alone, and its sign a vote: no two engines agree there.
 run = partial(run_with_bias, bias=False)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from core_parts import Classifier, federated_data, federated_trainer
 from torch import nn
 
 from lightning_fed.aggregators import CGW, FedAvg, FedDynServer, FedGMA, MultiKrum, TrimmedMean
@@ -22,6 +21,7 @@ from lightning_fed.client_algorithms import (
 )
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from tests.parts import Classifier, federated_data, federated_trainer
 
 
 def model(**options: Any) -> Classifier:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_parts import ALONE
 
 from lightning_fed.cli import FederatedCLI, main
+from tests.composition.client_parts import ALONE
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 ON_ALL_DATA = ("--data.batch_size=1000",)

@@ -4,9 +4,9 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from composition_parts import MASKED, RULES, UNMASKED
 
 from lightning_fed.cli import FederatedCLI
+from tests.composition.composition_parts import MASKED, RULES, UNMASKED
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 MASKS = [

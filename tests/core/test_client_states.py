@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_parts import Classifier, built, federated_data, federated_trainer
 from torch import Tensor
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.callbacks import FederatedCheckpoint, checkpoint
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.client_states import ClientStates
+from lightning_fed.core.client_states import ClientStates
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from tests.parts import Classifier, built, federated_data, federated_trainer
 
 LOCATIONS = ("device", "host", "disk")
 ROUNDS, CLIENTS = 6, 5

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from core_parts import CLASSES, Classifier, federated_data, federated_trainer, points
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import Metric, SpearmanCorrCoef
 from torchmetrics.classification import MulticlassAccuracy
+
+from tests.parts import CLASSES, Classifier, federated_data, federated_trainer, points
 
 SETS = {"seen": points(12, seed=2), "unseen": points(9, seed=3)}
 

@@ -6,13 +6,13 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from core_parts import CLASSES, Classifier, federated_data, federated_trainer, points
 from torch import Tensor
 from torchmetrics import MaxMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from tests.parts import CLASSES, Classifier, federated_data, federated_trainer, points
 
 
 class Rows(FederatedCallback):

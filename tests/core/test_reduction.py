@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, Need, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, Update
-from lightning_fed.reduction import Need, RoundReducer
 
 D = 1000
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fed import seeding
-from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import (
+from lightning_fed.core import seeding
+from lightning_fed.core.seeding import (
     Purpose,
     generator_for,
     numpy_generator_for,
@@ -21,6 +20,7 @@ from lightning_fed.seeding import (
     seed_for,
     seeds_for,
 )
+from lightning_fed.errors import FederatedError
 
 # Values of the first release: a change here changes the numbers of every run there has been.
 KNOWN = {
@@ -29,7 +29,7 @@ KNOWN = {
     (42, Purpose.LOCAL, 200, 99): 7953329676128479599,
     (2**40, Purpose.PREDICT, 0, 0): 8019228281482454039,
 }
-SNIPPET = "from lightning_fed.seeding import *; print([seed_for({}, p, 3, 4) for p in Purpose], hash('a'))"
+SNIPPET = "from lightning_fed.core.seeding import *; print([seed_for({}, p, 3, 4) for p in Purpose], hash('a'))"
 
 
 @pytest.mark.parametrize("place", KNOWN, ids=str)

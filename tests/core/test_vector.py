@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
-from lightning_fed.vector import ParameterVector
 
 
 class Net(nn.Module):

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from official_files import write_cifar, write_emnist, write_tiny_imagenet
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
-from user_files import write_femnist, write_speech
 
 from lightning_fed.data import (
     CIFAR10,
@@ -44,6 +42,8 @@ from lightning_fed.data import (
 )
 from lightning_fed.data.skews import SkewedBatches, SkewedSource
 from lightning_fed.errors import FederatedError
+from tests.official_files import write_cifar, write_emnist, write_tiny_imagenet
+from tests.user_files import write_femnist, write_speech
 
 X = torch.rand(60, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(60) % 6

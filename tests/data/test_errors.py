@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from official_files import idx
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from lightning_fed.data import MNIST, Digits, FashionMNIST, FederatedDataModule, Shards, read_idx
 from lightning_fed.errors import FederatedError
+from tests.official_files import idx
 
 DATA = TensorDataset(torch.rand(30, 2), torch.arange(30) % 3)
 

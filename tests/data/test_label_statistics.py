@@ -8,7 +8,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy as scipy_entropy
 
 from lightning_fed.data import Split
-from lightning_fed.data.statistics import MOST_PAIRS, LabelCounts, divergence, entropy, label_statistics
+from lightning_fed.data.label_statistics import MOST_PAIRS, LabelCounts, divergence, entropy, label_statistics
 
 
 def distributions(seed: int, *shape: int) -> np.ndarray:
@@ -143,5 +143,5 @@ def test_blocks_of_pairs_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     split, labels = split_of([9] * 12, num_classes=4)
     counts, pairs = LabelCounts.of(split, labels, 4), np.stack(np.triu_indices(12, 1), axis=1)
     whole = counts.divergences(pairs)
-    monkeypatch.setattr("lightning_fed.data.statistics._BLOCK", 28)
+    monkeypatch.setattr("lightning_fed.data.label_statistics._BLOCK", 28)
     np.testing.assert_array_equal(counts.divergences(pairs), whole)

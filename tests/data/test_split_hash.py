@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from official_files import write_cifar
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed import FederatedTrainer
@@ -27,6 +26,7 @@ from lightning_fed.data import (
 )
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import ImageClassifier, LogisticRegression
+from tests.official_files import write_cifar
 
 N = 120
 X = torch.rand(N, 1, 6, 6, generator=torch.Generator().manual_seed(0))

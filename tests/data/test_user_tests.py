@@ -10,16 +10,16 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from user_files import images_of, write_femnist, write_leaf, write_speech
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.data import FEMNIST, IID, ByUser, ClientRotation, Datasets, FederatedDataModule, Shakespeare
+from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.inspection import first_input
-from lightning_fed.data.overview import overview
 from lightning_fed.data.skews import DataFacts
-from lightning_fed.data.user_data import UserDataModule
+from lightning_fed.data.summary.overview import overview
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import ImageClassifier, LogisticRegression
+from tests.user_files import images_of, write_femnist, write_leaf, write_speech
 
 Sample = tuple[tuple[float, ...], int]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from process_cases import CASES, kept
+
+from tests.distributed.process_cases import CASES, kept
 
 SCRIPT = Path(__file__).with_name("run_cases.py")
 

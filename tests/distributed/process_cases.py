@@ -1,6 +1,5 @@
 """What a run does, for one process and for two: each case returns what must not depend on their number."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,25 +9,33 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Sampler, TensorDataset
-
-sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("composition", "engines"))
-
-from client_parts import ALONE, CLIENT_LIMITS, CLIENTS, TOGETHER
-from composition_parts import BATCH, MASKED, MASKS, RULES, SIZES, UNMASKED, BySizes, Draws, Net, make_data
-from lightning.pytorch.callbacks import EarlyStopping
-from package_models import PACKAGE, SMALL
 from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA, FedNova
+from lightning_fed.callbacks.diagnostics import GradientDissimilarity
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.diagnostics import GradientDissimilarity
-from lightning_fed.engines import vectorized
+from lightning_fed.engines.vectorized import engine as vectorized
+from tests.composition.client_parts import ALONE, CLIENT_LIMITS, CLIENTS, TOGETHER
+from tests.composition.composition_parts import (
+    BATCH,
+    MASKED,
+    MASKS,
+    RULES,
+    SIZES,
+    UNMASKED,
+    BySizes,
+    Draws,
+    Net,
+    make_data,
+)
+from tests.engines.package_models import PACKAGE, SMALL
 
 Result = dict[str, Any]
 

@@ -5,10 +5,13 @@ import warnings
 from pathlib import Path
 
 import torch
-from process_cases import CASES, EVERYTHING, MISTAKES, grid
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.strategy import ClientsStrategy
+from lightning_fed.distributed.strategy import ClientsStrategy
+
+# A script is started by its path, where the package of the tests is not found by itself.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.distributed.process_cases import CASES, EVERYTHING, MISTAKES, grid  # noqa: E402  # the same
 
 
 def main() -> None:

@@ -4,15 +4,19 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from process_cases import SCAFFOLD, FederatedCallback, FederatedError, fit
 
-from lightning_fed import parcels
-from lightning_fed.client_states import ClientStates
-from lightning_fed.processes import Processes
+from lightning_fed.core.client_states import ClientStates
+from lightning_fed.distributed import parcels
+from lightning_fed.distributed.processes import Processes
+
+# A script is started by its path, where the package of the tests is not found by itself.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.distributed.process_cases import SCAFFOLD, FederatedCallback, FederatedError, fit  # noqa: E402  # the same
 
 HOW, FOLDER = sys.argv[1:]
 

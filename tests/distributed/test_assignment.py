@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lightning_fed.assignment import Trained, assign_clients, smooth_speeds
-from lightning_fed.hooks import Client
+from lightning_fed.core.updates import Client
+from lightning_fed.distributed.assignment import Trained, assign_clients, smooth_speeds
 
 
 def clients(*sizes: int) -> list[Client]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fed import pipes
-from lightning_fed.pipes import Pipes, open_pipes
+from lightning_fed.distributed import connections as pipes
+from lightning_fed.distributed.connections import Pipes, open_pipes
 
 SIZE = 3
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.agreement import Standing, expect_same_standing, option_sums
+from lightning_fed.distributed.consistency import Standing, expect_same_standing, option_sums
 from lightning_fed.errors import FederatedError
 
 

@@ -8,9 +8,9 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lightning_fed import FederatedError, FederatedTrainer
-from lightning_fed.processes import Processes
-from lightning_fed.run import fingerprint
-from lightning_fed.strategy import ClientsStrategy
+from lightning_fed.distributed.processes import Processes
+from lightning_fed.distributed.strategy import ClientsStrategy
+from lightning_fed.runs.folder import fingerprint
 
 
 def trainer(**options: object) -> FederatedTrainer:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Pair, run_pair
-from process_cases import CASES, EVERYTHING, MISTAKES, compose, kept
 from torch import Tensor
 
 from lightning_fed.errors import FederatedError
+from tests.distributed.conftest import Pair, run_pair
+from tests.distributed.process_cases import CASES, EVERYTHING, MISTAKES, compose, kept
 
 DOUBLE, SINGLE = 1e-10, 1e-5
 APART = ("taped", "measured", "uneven", "shuffled", "begun", "too many diverged", "one diverged")  # see below

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pages import REPOSITORY, Block
 
 from lightning_fed.cli import main
+from tests.docs.pages import REPOSITORY, Block
 
 SHORT = ["--trainer.max_rounds", "2"]
 _COMMANDS_WITH_TRAINER = ("fit", "validate", "test", "predict")

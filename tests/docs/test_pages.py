@@ -12,10 +12,10 @@ from pydoc import locate
 
 import pytest
 import yaml
-from pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
-from shell import Shell
 
 from lightning_fed import FederatedTrainer
+from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
+from tests.docs.shell import Shell
 
 # Blocks that a test cannot run: they need an account or a network. A new one must be added here on purpose.
 NOT_RUN = {

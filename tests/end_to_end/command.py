@@ -17,7 +17,7 @@ QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
 DYING = """
 import os, signal, sys
 count, place = int(sys.argv[1]), sys.argv[2]
-import lightning_fed.run as run
+import lightning_fed.core.files as run
 real_fsync, real_open, seen = os.fsync, open, 0
 def fsync(fd):
     global seen

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import QUICKSTART, REPOSITORY, rows, run_folders
 
 from lightning_fed.cli import main
+from tests.end_to_end.command import QUICKSTART, REPOSITORY, rows, run_folders
 
 MODULES = """
 import torch

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from command import assert_same_run, final_state, fit_words, rows, run_folders
 
 from lightning_fed.cli import main
+from tests.end_to_end.command import assert_same_run, final_state, fit_words, rows, run_folders
 
 LINES = {
     "SCAFFOLD": ("--client=SCAFFOLD",),

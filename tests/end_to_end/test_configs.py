@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from command import REPOSITORY, fit_words, rows, run_folders
-from official_files import pixels, write_cifar, write_emnist, write_tiny_imagenet
-from user_files import write_femnist, write_leaf
 
 from lightning_fed.cli import FederatedCLI, main
+from tests.end_to_end.command import REPOSITORY, fit_words, rows, run_folders
+from tests.official_files import pixels, write_cifar, write_emnist, write_tiny_imagenet
+from tests.user_files import write_femnist, write_leaf
 
 CONFIGS = REPOSITORY / "configs"
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from command import final_state, fit_words, rows, run_folders
 
 from lightning_fed.cli import main
+from tests.end_to_end.command import final_state, fit_words, rows, run_folders
 
 
 def test_threshold_zero_is_fedavg_to_the_bit(tmp_path: Path) -> None:

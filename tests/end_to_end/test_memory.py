@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from command import environment
+
+from tests.end_to_end.command import environment
 
 PROGRAM = """
 import resource, sys

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command import environment, rows
 
 from lightning_fed.cli import main
+from tests.end_to_end.command import environment, rows
 
 OWN = '''
 import json

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from command import fit_words
 
 from lightning_fed.cli import main
-from lightning_fed.report.load import group_runs, load_runs
-from lightning_fed.report.plots import curve
+from lightning_fed.runs.report.load import group_runs, load_runs
+from lightning_fed.runs.report.plots import curve
+from tests.end_to_end.command import fit_words
 
 COSTS = ("samples", "gradients", "comm/rounds", "comm/bytes", "comm/bytes_up", "comm/bytes_down")
 

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from command import assert_same_run, fit_words, rows, run_folders, start, start_dying
+
+from tests.end_to_end.command import assert_same_run, fit_words, rows, run_folders, start, start_dying
 
 ROUNDS = 40
 MASK = ("--aggregator.mask=SignAgreement",)

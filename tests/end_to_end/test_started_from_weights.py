@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from command import assert_same_run, fit_words, rows, run_folders
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.cli import main
 from lightning_fed.data import Digits
 from lightning_fed.models import MLP, ImageClassifier
+from tests.end_to_end.command import assert_same_run, fit_words, rows, run_folders
 
 
 def model(seed: int = 0) -> ImageClassifier:

@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
-from command import QUICKSTART, rows, run_folders
-from wandb_file import config, history, metric_axes, records
 
 from lightning_fed.cli import main
+from tests.end_to_end.command import QUICKSTART, rows, run_folders
+from tests.end_to_end.wandb_file import config, history, metric_axes, records
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_offline_run_holds_rounds_config_and_picture_and_a_resumed_one_holds_eac
 
 def test_says_once_that_the_run_is_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("lightning_fed.loggers.rank_zero_info", said.append)
+    monkeypatch.setattr("lightning_fed.runs.loggers.rank_zero_info", said.append)
     _fit(tmp_path, 1)
     assert len(said) == 1
     assert "not logged in" in said[0]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_parts import Outcome, agree, data, train
-from graph_stand_in import StandIn
 
 from lightning_fed.engines import graphs
+from tests.engines.graph_stand_in import StandIn
+from tests.engines.parts import Outcome, agree, data, train
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """The models of the package, small, each with data for it."""
 
 import torch
-from engine_parts import CLASSES, SIZES, data
 from torch.utils.data import TensorDataset
 
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.models import CNN, MLP, CharLSTM, Classifier, ImageClassifier, LeNet, LogisticRegression, ResNet18
+from tests.engines.parts import CLASSES, SIZES, data
 
 
 def images(side: int, channels: int = 1, classes: int = CLASSES) -> FederatedDataModule:

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_parts import CLASSES, FEATURES, Model, agree, data, train
-from graph_parts import made  # noqa: F401  # a fixture
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,6 +11,8 @@ from lightning_fed.client_algorithms import SCAFFOLD, FedProx
 from lightning_fed.engines import choice, graphs
 from lightning_fed.engines.capture_trial import CaptureTrial
 from lightning_fed.hooks import FederatedCallback
+from tests.engines.graph_parts import made  # noqa: F401  # a fixture
+from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train
 
 with_graphs = pytest.mark.usefixtures("made")
 ALONE, GRAPH, TOGETHER = "alone", "captured", "together"

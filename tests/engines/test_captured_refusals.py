@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from engine_parts import FEATURES, Model, agree, data, train
-from graph_parts import captured_as_plain, made  # noqa: F401  # a fixture
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,8 +17,10 @@ from lightning_fed import FederatedTrainer
 from lightning_fed.engines import choice, graphs
 from lightning_fed.engines.capturable import drawn_on_host, runs_between_steps
 from lightning_fed.engines.module_watch import ModuleWatch
-from lightning_fed.engines.untouched import random_states
+from lightning_fed.engines.trial import random_states
 from lightning_fed.errors import FederatedError
+from tests.engines.graph_parts import captured_as_plain, made  # noqa: F401  # a fixture
+from tests.engines.parts import FEATURES, Model, agree, data, train
 
 with_graphs = pytest.mark.usefixtures("made")
 

@@ -8,9 +8,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-from engine_parts import CLASSES, FEATURES, SIZES, LogsEverything, Model, agree, data, train, vectors
-from graph_parts import captured_as_plain as both
-from graph_parts import made  # noqa: F401  # a fixture
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -20,6 +17,9 @@ from lightning_fed.client_algorithms import SCAFFOLD, FedDyn, FedGA, FedProx, St
 from lightning_fed.data import CropFlip
 from lightning_fed.hooks import FederatedCallback
 from lightning_fed.models import CNN, MLP, CharLSTM, Classifier, ImageClassifier, LeNet, LogisticRegression, ResNet18
+from tests.engines.graph_parts import captured_as_plain as both
+from tests.engines.graph_parts import made  # noqa: F401  # a fixture
+from tests.engines.parts import CLASSES, FEATURES, SIZES, LogsEverything, Model, agree, data, train, vectors
 
 pytestmark = pytest.mark.usefixtures("made")
 

@@ -8,7 +8,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-from engine_parts import CLASSES, FEATURES, Model, agree, data, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +15,7 @@ from lightning_fed.client_algorithms import ClientAlgorithm, FedProx
 from lightning_fed.engines import SequentialEngine, VectorizedEngine, choice
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train
 
 
 class Branches(Model):

@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from core_parts import FEATURES, Classifier, Tape, federated_data, federated_trainer
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from tests.parts import FEATURES, Classifier, Tape, federated_data, federated_trainer
 
 
 class Augmented(Dataset[Any]):

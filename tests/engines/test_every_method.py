@@ -1,17 +1,14 @@
 """Every model of the package under every client algorithm and every aggregator: both engines find the same."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "composition"))
-
-from client_parts import CLIENT_LIMITS, CLIENTS
-from composition_parts import RULES
-from engine_parts import agree, train
-from package_models import PACKAGE, SMALL
+from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
+from tests.composition.composition_parts import RULES
+from tests.engines.package_models import PACKAGE, SMALL
+from tests.engines.parts import agree, train
 
 EVERY_CLIENT = {**CLIENTS, **CLIENT_LIMITS}
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from core_parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, train_both
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
 from lightning_fed.errors import FederatedError
+from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, train_both
 
 
 class Base(Classifier):

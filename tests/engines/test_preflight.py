@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_parts import CLASSES, FEATURES, Model, agree, both, data, train, vectors
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from lightning_fed.core.updates import Client
 from lightning_fed.data import FederatedDataModule, TensorSource
-from lightning_fed.engines.lane_batches import LaneBatches
+from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, FederatedCallback
+from lightning_fed.hooks import FederatedCallback
+from tests.engines.parts import CLASSES, FEATURES, Model, agree, both, data, train, vectors
 
 
 class OwnList(Model):

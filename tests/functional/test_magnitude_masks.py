@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from mask_cohorts import TENTHS, cohorts, thresholds
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import magnitude_agreement, magnitude_agreement_mask, sand_mask, sign_agreement_mask
+from tests.functional.mask_cohorts import TENTHS, cohorts, thresholds
 
 moved = st.floats(1e-3, 1e3) | st.floats(-1e3, -1e-3)
 tenths = st.sampled_from([float(t) for t in TENTHS])

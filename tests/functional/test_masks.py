@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from mask_cohorts import TENTHS, cohorts, thresholds
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import agreement, sign_agreement_mask, vote_threshold
+from tests.functional.mask_cohorts import TENTHS, cohorts, thresholds
 
 COMPARISONS = [">=", ">"]
 comparisons = st.sampled_from(COMPARISONS)

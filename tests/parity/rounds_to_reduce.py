@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-from rules_by_hand import Round
+
+from tests.parity.rules_by_hand import Round
 
 SIZES = np.array([7, 1, 22, 12, 8])
 # Coordinates on a threshold: 28 and 29 of 50 samples, 2 of 5 votes, 1 of 5, and 3/5 of the magnitude; two in which

@@ -17,10 +17,10 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvg
+from lightning_fed.core.seeding import Purpose, generator_for, numpy_generator_for, seed_everywhere, seed_for
 from lightning_fed.data import FashionMNIST, FederatedDataModule, Partitioner, Shards
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import ImageClassifier, LeNet
-from lightning_fed.seeding import Purpose, generator_for, numpy_generator_for, seed_everywhere, seed_for
 
 SEED, ROUNDS, COHORT = 5, 3, 3
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rules_by_hand as by_hand
 import torch
-from rounds_to_reduce import SHAPES, start_of
-from rules_by_hand import LR, Round
 
 from lightning_fed import aggregators, masks
 from lightning_fed.aggregators import Aggregator
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, Cohort, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, Cohort, Update
 from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreement
-from lightning_fed.reduction import RoundReducer
+from tests.parity import rules_by_hand as by_hand
+from tests.parity.rounds_to_reduce import SHAPES, start_of
+from tests.parity.rules_by_hand import LR, Round
 
 
 @dataclass(frozen=True)

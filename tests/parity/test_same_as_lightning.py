@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from core_parts import CLASSES, FEATURES, Classifier, built, federated_data, points, train_both
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
+
+from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, points, train_both
 
 
 def mlp(*extra: nn.Module) -> nn.Module:

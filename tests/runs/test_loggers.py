@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_parts import Classifier, federated_data, federated_trainer
+from tests.parts import Classifier, federated_data, federated_trainer
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.loggers import RoundWandbLogger
+from lightning_fed.runs.loggers import RoundWandbLogger
 
 
 class Experiment:

@@ -7,7 +7,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from core_parts import Classifier, federated_data, federated_trainer
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelSummary, RichModelSummary, Timer
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from tests.parts import Classifier, federated_data, federated_trainer
 
 
 class Scored(Classifier):

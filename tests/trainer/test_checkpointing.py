@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from core_parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, points
 from torch import Tensor, nn
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvgM
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederatedError
+from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, points
 
 
 def saving_trainer(folder: Path, rounds: int, **options: Any) -> FederatedTrainer:

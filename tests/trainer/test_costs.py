@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
 from torch import nn
 
 from lightning_fed.aggregators import CGW, CoordinateMedian, FedAvg, FedAvgM, FedDynServer, FedGMA
@@ -26,6 +25,7 @@ from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 from lightning_fed.sampling import ClientSampler
 from lightning_fed.trainer import FederatedTrainer
+from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
 
 # Logistic regression: a weight for each feature and class and a bias for each class, as floats of 4 bytes.
 D = 4 * (5 * 3 + 3)

@@ -5,7 +5,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from core_parts import CLASSES, Classifier, federated_data, federated_trainer, points
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -13,6 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederatedError
+from tests.parts import CLASSES, Classifier, federated_data, federated_trainer, points
 
 
 class Measured(Classifier):

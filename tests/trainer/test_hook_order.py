@@ -4,10 +4,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from core_parts import BySizes, Classifier, federated_trainer, lightning_trainer, points
 from lightning.pytorch.core.hooks import ModelHooks
 
 from lightning_fed.data import FederatedDataModule
+from tests.parts import BySizes, Classifier, federated_trainer, lightning_trainer, points
 
 _MODULE = {name for name in vars(ModelHooks) if name.startswith("on_")} | {
     "setup", "teardown", "prepare_data", "configure_model", "configure_callbacks", "configure_optimizers",

@@ -5,14 +5,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from core_parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
+from lightning_fed.core.overrides import batch_transfer
 from lightning_fed.hooks import FederatedCallback
-from lightning_fed.transfer import batch_transfer
+from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
 
 
 def test_names_of_the_trainer(tmp_path):

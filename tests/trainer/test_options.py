@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.errors import FederatedError
-from lightning_fed.options import batch_limit
 from lightning_fed.sampling import UniformSampler
+from lightning_fed.trainer.options import batch_limit
 
 COUNT = [0, -1, 1.5, "3", True]
 SHARE = [-1, -0.1, 1.5, "all", None, True, math.nan]

@@ -6,12 +6,12 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from core_parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
 from torch import Tensor, nn
 from torch.optim import SGD
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import ClientSampler
+from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
 
 
 class Manual(Classifier):

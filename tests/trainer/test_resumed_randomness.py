@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_parts import Classifier, built, federated_data, federated_trainer
 from torch import Tensor
 
 from lightning_fed.hooks import FederatedCallback
+from tests.parts import Classifier, built, federated_data, federated_trainer
 
 
 def draw() -> float:

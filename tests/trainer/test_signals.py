@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from core_parts import Classifier, federated_data, federated_trainer, points
 from lightning.pytorch.loggers import Logger
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.hooks import FederatedCallback
-from lightning_fed.signals import graceful_stop
+from lightning_fed.trainer.signals import graceful_stop
+from tests.parts import Classifier, federated_data, federated_trainer, points
 
 
 class Evaluated(Classifier):

@@ -1,5 +1,5 @@
 """Callbacks that measure and change nothing."""
 
-from lightning_fed.diagnostics.dissimilarity import GradientDissimilarity
+from lightning_fed.callbacks.diagnostics.dissimilarity import GradientDissimilarity
 
 __all__ = ["GradientDissimilarity"]

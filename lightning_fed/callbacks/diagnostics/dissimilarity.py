@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 
+from lightning_fed.core.updates import StartGradient
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.dissimilarity import gradient_spread
-from lightning_fed.hooks import FederatedCallback, StartGradient
+from lightning_fed.hooks import FederatedCallback
 
 if TYPE_CHECKING:
-    from lightning_fed.reduction import ReducedUpdate
+    from lightning_fed.core.updates import ReducedUpdate
     from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["GradientDissimilarity"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import SGD, Optimizer
 
-from lightning_fed.vector import ParameterVector
+from lightning_fed.core.vector import ParameterVector
 
 __all__ = ["ELEMENTWISE", "SHARED_STATE", "FlatOptimizer"]
 

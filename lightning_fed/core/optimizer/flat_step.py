@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from lightning_fed.flat_optimizer import ELEMENTWISE, SHARED_STATE, FlatOptimizer
-from lightning_fed.vector import ParameterVector
+from lightning_fed.core.optimizer.flat import ELEMENTWISE, SHARED_STATE, FlatOptimizer
+from lightning_fed.core.vector import ParameterVector
 
 __all__ = ["FlatStep", "LazyState"]
 

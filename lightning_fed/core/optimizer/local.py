@@ -6,20 +6,17 @@ from copy import deepcopy
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import LBFGS
 
+from lightning_fed.core.optimizer.configured import expect_own_parameters, parse_configured
+from lightning_fed.core.optimizer.flat_step import FlatStep
+from lightning_fed.core.optimizer.frozen import FrozenParameters
+from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
-from lightning_fed.flat_step import FlatStep
-from lightning_fed.frozen import FrozenParameters
-from lightning_fed.vector import ParameterVector
 
 __all__ = ["LocalOptimizer"]
-
-_SCHEDULER_KEYS = frozenset(LRSchedulerConfig.__dataclass_fields__)
 
 
 class LocalOptimizer:
@@ -49,10 +46,10 @@ class LocalOptimizer:
                 f"Expected `{type(module).__name__}.configure_optimizers` to build an optimizer, but it refuses: "
                 f"{error}; change `--model.optimizer` or `--model.lr_scheduler`."
             ) from error
-        self.optimizer, self.schedulers = _parse(module, configured)
+        self.optimizer, self.schedulers = parse_configured(module, configured)
         self.step_schedulers = [c for c in self.schedulers if c.interval == "step"]
         self.round_schedulers = [c for c in self.schedulers if c.interval != "step"]
-        _expect_own_parameters(module, self.optimizer)
+        expect_own_parameters(module, self.optimizer)
         stock = type(self.optimizer).__module__.startswith("torch.optim")
         self.needs_closure = not stock or isinstance(self.optimizer, LBFGS)
         # Most optimizers start with no state, but some, such as Adagrad, fill it when they are built.
@@ -179,71 +176,3 @@ class LocalOptimizer:
                 f"Expected the optimizer of the run that the checkpoint is from, with {name} {was}, got {now}: a "
                 "resumed run keeps its options, start a new one with `--weights` instead of `--ckpt_path`."
             )
-
-
-def _expect_own_parameters(module: LightningModule, optimizer: Optimizer) -> None:
-    """Refuses tensors that are no parameters of the module: no client would send them back."""
-    own = {id(p) for p in module.parameters()}
-    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
-    if foreign:
-        raise FederatedError(
-            f"Expected the optimizer of `{type(module).__name__}.configure_optimizers` to hold parameters of the "
-            f"module alone, got a tensor of shape {tuple(foreign[0].shape)} that is none: register it as nn.Parameter."
-        )
-
-
-def _parse(module: LightningModule, configured: Any) -> tuple[Optimizer, list[LRSchedulerConfig]]:
-    """Sorts the common return values of ``configure_optimizers``: optimizer, list, pair of lists, dict."""
-    name = type(module).__name__
-    if isinstance(configured, (list, tuple)) and len(configured) == 2 and isinstance(configured[0], (list, tuple)):
-        optimizers, schedulers, monitor = list(configured[0]), _as_list(configured[1]), None
-    elif isinstance(configured, dict):
-        optimizers, monitor = [configured.get("optimizer")], configured.get("monitor")
-        schedulers = [configured["lr_scheduler"]] if configured.get("lr_scheduler") is not None else []
-    elif isinstance(configured, (list, tuple)) and len(configured) == 1:
-        return _parse(module, configured[0])
-    elif isinstance(configured, (list, tuple)):
-        optimizers, schedulers, monitor = list(configured), [], None
-    else:
-        optimizers, schedulers, monitor = [configured], [], None
-    if len(optimizers) > 1:
-        raise FederatedError(
-            f"Expected `{name}.configure_optimizers` to return one optimizer, got {len(optimizers)}: federated "
-            "training has one local optimizer, use parameter groups instead."
-        )
-    if not optimizers or not isinstance(optimizers[0], Optimizer):
-        got = type(optimizers[0]).__name__ if optimizers else "an empty list"
-        raise FederatedError(f"Expected `{name}.configure_optimizers` to return a torch optimizer, got {got}.")
-    return optimizers[0], [_scheduler_config(s, monitor, name) for s in schedulers]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _scheduler_config(scheduler: Any, monitor: str | None, name: str) -> LRSchedulerConfig:
-    given = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
-    given.setdefault("monitor", monitor)
-    if unknown := sorted(set(given) - _SCHEDULER_KEYS):
-        rank_zero_warn(
-            f"The schedule of `{name}.configure_optimizers` has unknown keys, which are ignored: {', '.join(unknown)}."
-        )
-        given = {key: value for key, value in given.items() if key in _SCHEDULER_KEYS}
-    if "scheduler" not in given:
-        raise FederatedError(
-            f"Expected the schedule of `{name}.configure_optimizers` to have the key `scheduler`, "
-            f"got {', '.join(sorted(given))}."
-        )
-    interval = given.setdefault("interval", "epoch")
-    if interval not in ("step", "epoch", "round"):
-        raise FederatedError(
-            f"Expected `interval` of the schedule in `{name}.configure_optimizers` to be step, epoch or round, "
-            f"got {interval!r}."
-        )
-    given.setdefault("reduce_on_plateau", isinstance(given["scheduler"], ReduceLROnPlateau))
-    if given["reduce_on_plateau"] and (given["monitor"] is None or interval == "step"):
-        raise FederatedError(
-            f"Expected the ReduceLROnPlateau schedule of `{name}.configure_optimizers` to have a `monitor` and the "
-            "interval epoch or round."
-        )
-    return LRSchedulerConfig(**given)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lightning_fed.data.mnist import MNIST
+from lightning_fed.data.datasets.mnist import MNIST
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 
 __all__ = ["ColoredMNIST", "ColoredMNISTBinary", "FedCMNIST", "FedRotMNIST"]

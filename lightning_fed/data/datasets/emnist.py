@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from lightning_fed.data.mnist import IdxImages
+from lightning_fed.data.datasets.mnist import IdxImages
 from lightning_fed.errors import FederatedError
 
 __all__ = ["EMNIST"]

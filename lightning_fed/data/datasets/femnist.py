@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lightning_fed.data.array_files import ArrayFile
-from lightning_fed.data.leaf import read_leaf
+from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import ByUser, Partitioner
-from lightning_fed.data.user_data import UserDataModule
-from lightning_fed.data.user_samples import UserSamples, known_and_unseen, places_of
+from lightning_fed.data.readers.array_files import ArrayFile
+from lightning_fed.data.readers.leaf import read_leaf
+from lightning_fed.data.readers.users import UserSamples, known_and_unseen, places_of
 from lightning_fed.errors import FederatedError
 
 __all__ = ["FEMNIST"]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, get_args
 from torch import Tensor
 
 from lightning_fed.data.bundled import BundledDataModule
-from lightning_fed.data.downloads import fetch_whole
-from lightning_fed.data.image_tensors import Normalisation, Storage, image_dataset
 from lightning_fed.data.loading import Datasets
+from lightning_fed.data.readers.downloads import fetch_whole
+from lightning_fed.data.readers.images import Normalisation, Storage, image_dataset
 from lightning_fed.errors import FederatedError
 
 __all__ = ["ImageDataModule"]

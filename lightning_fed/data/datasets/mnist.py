@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_fed.data.idx import find_idx, read_idx
-from lightning_fed.data.images import ImageDataModule
+from lightning_fed.data.datasets.image_files import ImageDataModule
+from lightning_fed.data.readers.idx import find_idx, read_idx
 from lightning_fed.errors import FederatedError
 
 __all__ = ["MNIST", "FashionMNIST", "IdxImages"]

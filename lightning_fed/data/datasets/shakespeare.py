@@ -9,12 +9,12 @@ import numpy.typing as npt
 import torch
 
 from lightning_fed.data.checks import check_count, check_fraction
+from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import ByUser, Partitioner
-from lightning_fed.data.speech import LETTERS, WINDOW, Role, read_plays, read_roles
-from lightning_fed.data.text_windows import TextWindows
-from lightning_fed.data.user_data import UserDataModule
-from lightning_fed.data.user_samples import known_and_unseen, places_of
+from lightning_fed.data.readers.plays import LETTERS, WINDOW, Role, read_plays, read_roles
+from lightning_fed.data.readers.text_windows import TextWindows
+from lightning_fed.data.readers.users import known_and_unseen, places_of
 from lightning_fed.errors import FederatedError
 
 __all__ = ["Shakespeare"]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.data.image_cache import cached_tensors, default_cache_folder, fingerprint_of
-from lightning_fed.data.images import ImageDataModule
+from lightning_fed.data.datasets.image_files import ImageDataModule
+from lightning_fed.data.readers.cache import cached_tensors, default_cache_folder, fingerprint_of
 from lightning_fed.errors import FederatedError
 
 __all__ = ["TinyImageNet"]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lightning_fed.data.bundled import BundledDataModule
 from lightning_fed.data.checks import check_count
 from lightning_fed.data.partitioners import ByUser, Partitioner
-from lightning_fed.data.user_samples import draw_users
+from lightning_fed.data.readers.users import draw_users
 from lightning_fed.errors import FederatedError
 
 __all__ = ["UserDataModule"]

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data.checks import check_count
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import Purpose, numpy_generator_for
 
 __all__ = ["MAX_DRAWS", "Partitioner", "Reads", "TooSmall"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.json_text import JsonText, read_text
-from lightning_fed.data.user_samples import UserSamples
+from lightning_fed.data.readers.users import UserSamples
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LeafUser", "leaf_files", "leaf_users", "read_leaf"]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.data.json_text import read_text
-from lightning_fed.data.leaf import LeafUser, leaf_users
+from lightning_fed.data.readers.leaf import LeafUser, leaf_users
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LETTERS", "UNKNOWN", "WINDOW", "Role", "decode", "encode", "read_plays", "read_roles"]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data.inspection import TARGET_NAMES
 from lightning_fed.data.skews.facts import DataFacts
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import Purpose, numpy_generator_for
 
 __all__ = ["FeatureSkew"]
 

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.data.samples import SampleSheet, sample_sheet
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.data.split import Split
+from lightning_fed.data.summary.samples import SampleSheet, sample_sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
+from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
+from lightning_fed.core.updates import Client
 from lightning_fed.data import TensorSource
-from lightning_fed.engines.reading import read_batches
-from lightning_fed.hooks import Client
-from lightning_fed.seeding import Purpose, seed_for, seeds_for
+from lightning_fed.engines.client_batches import read_batches
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lightning_fed.engines.baked_state import BakedState
-from lightning_fed.engines.stacked_step import CannotStack, CannotTrace, StackedStep, first_sentence
-from lightning_fed.engines.untouched import untouched
-from lightning_fed.series import Series
+from lightning_fed.core.logged_values import Series
+from lightning_fed.engines.trial import untouched
+from lightning_fed.engines.vectorized.constants import BakedState
+from lightning_fed.engines.vectorized.step import CannotStack, CannotTrace, StackedStep, first_sentence
 
 __all__ = ["CompiledStep", "common_batch_sizes"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.engines.stacked_step import CannotTrace
+from lightning_fed.engines.vectorized.step import CannotTrace
 
 __all__ = ["BakedState"]
 

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fed.core.logged_values import Series
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.compiled_step import CompiledStep, common_batch_sizes
-from lightning_fed.engines.lane_batches import LaneBatches
-from lightning_fed.engines.lane_log import LaneLog
-from lightning_fed.engines.lanes import Lanes
 from lightning_fed.engines.local_step import overriding_hooks
-from lightning_fed.engines.memory import keep_freed_memory
-from lightning_fed.engines.stacked_step import CannotStack, StackedStep, refusal
-from lightning_fed.hooks import Client, Update
-from lightning_fed.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.series import Series
+from lightning_fed.engines.vectorized.allocator import keep_freed_memory
+from lightning_fed.engines.vectorized.batches import LaneBatches
+from lightning_fed.engines.vectorized.compiled_step import CompiledStep, common_batch_sizes
+from lightning_fed.engines.vectorized.lanes import Lanes
+from lightning_fed.engines.vectorized.log import LaneLog
+from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, refusal
 
 __all__ = ["VectorizedEngine"]
 

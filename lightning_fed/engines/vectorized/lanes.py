@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.optimizer.flat import FlatOptimizer
+from lightning_fed.core.updates import Client
 from lightning_fed.engines.start_gradients import StartGradients
-from lightning_fed.flat_optimizer import FlatOptimizer
-from lightning_fed.hooks import Client
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.series import Series
+from lightning_fed.core.logged_values import Series
 
 __all__ = ["LaneLog"]
 

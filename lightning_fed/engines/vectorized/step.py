@@ -13,11 +13,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from lightning_fed.core.logged_values import Series
+from lightning_fed.core.overrides import accepts
+from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.errors import FederatedError
-from lightning_fed.metrics import MetricRecorder, recording
-from lightning_fed.series import Series
-from lightning_fed.transfer import accepts
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer

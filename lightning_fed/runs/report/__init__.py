@@ -1,8 +1,8 @@
 """Tables and pictures over the folders of finished runs."""
 
-from lightning_fed.report.load import Method, Run, group_runs, load_runs
-from lightning_fed.report.plots import curves_figure
-from lightning_fed.report.tables import Row, Summary, format_table, method_rows, summarize, write_csv
+from lightning_fed.runs.report.load import Method, Run, group_runs, load_runs
+from lightning_fed.runs.report.plots import curves_figure
+from lightning_fed.runs.report.tables import Row, Summary, format_table, method_rows, summarize, write_csv
 
 __all__ = [
     "Method",

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.report.load import Method, Run
-from lightning_fed.report.tables import is_share
+from lightning_fed.runs.report.load import Method, Run
+from lightning_fed.runs.report.tables import is_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

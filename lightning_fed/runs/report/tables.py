@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_fed.report.load import Method
+from lightning_fed.runs.report.load import Method
 
 __all__ = [
     "LAST",

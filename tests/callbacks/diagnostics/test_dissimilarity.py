@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dissimilarity_parts import (
+
+from lightning_fed.aggregators import CGW, Aggregator, FedAvg
+from lightning_fed.callbacks.diagnostics import GradientDissimilarity
+from lightning_fed.cli import FederatedCLI, main
+from lightning_fed.client_algorithms import SCAFFOLD, FedGA
+from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional import gradient_spread
+from tests.callbacks.diagnostics.parts import (
     LR,
     SIZES,
     Net,
@@ -18,14 +26,6 @@ from dissimilarity_parts import (
     quadratic_data,
     trainer_for,
 )
-
-from lightning_fed.aggregators import CGW, Aggregator, FedAvg
-from lightning_fed.cli import FederatedCLI, main
-from lightning_fed.client_algorithms import SCAFFOLD, FedGA
-from lightning_fed.diagnostics import GradientDissimilarity
-from lightning_fed.engines.full_gradient import FullGradient
-from lightning_fed.errors import FederatedError
-from lightning_fed.functional import gradient_spread
 
 NAMES = ("gradient/dissimilarity", "gradient/distance", "gradient/distance_max", "gradient/norm")
 

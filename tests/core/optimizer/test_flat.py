@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from lightning_fed.flat_optimizer import ELEMENTWISE, FlatOptimizer
-from lightning_fed.vector import ParameterVector
+from lightning_fed.core.optimizer.flat import ELEMENTWISE, FlatOptimizer
+from lightning_fed.core.vector import ParameterVector
 
 Make = Callable[[nn.Module], Optimizer]
 CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {

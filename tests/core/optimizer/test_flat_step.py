@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from core_parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 from torch.optim import SGD, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import CyclicLR, StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lightning_fed.flat_step import FlatStep, LazyState
+from lightning_fed.core.optimizer.flat_step import FlatStep, LazyState
 from lightning_fed.hooks import FederatedCallback
+from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer
 
 STEPS = 2 * 3 * 3  # two rounds of three clients of 20 samples in batches of 8
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from core_parts import Classifier, federated_data, federated_trainer
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from tests.parts import Classifier, federated_data, federated_trainer
 
 
 class Rates(FederatedCallback):

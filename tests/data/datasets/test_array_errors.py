@@ -61,7 +61,7 @@ def test_a_damaged_file(suffix: str, damage: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("large", [1, 10**9])
 def test_a_truncated_file_in_a_folder(large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_fed.data.array_files._LARGE", large)
+    monkeypatch.setattr("lightning_fed.data.readers.array_files._LARGE", large)
     np.save(tmp_path / "x_train.npy", X)
     np.save(tmp_path / "y_train.npy", Y)
     (tmp_path / "y_train.npy").write_bytes((tmp_path / "y_train.npy").read_bytes()[:-8])

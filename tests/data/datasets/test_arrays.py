@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lightning_fed.data import Arrays, Shards, TensorSource, array_files
+from lightning_fed.data import Arrays, Shards, TensorSource
+from lightning_fed.data.readers import array_files
 from lightning_fed.errors import FederatedError
 
 RANDOM = np.random.default_rng(0)

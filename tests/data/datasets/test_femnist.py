@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
-from user_files import images_of, write_femnist, write_leaf
 
 from lightning_fed.data import FEMNIST, IID
 from lightning_fed.errors import FederatedError
+from tests.user_files import images_of, write_femnist, write_leaf
 
 
 @pytest.fixture(scope="module")

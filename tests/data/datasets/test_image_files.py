@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from official_files import write_cifar, write_emnist
 from torch import Tensor
 
 from lightning_fed.data import CIFAR10, CIFAR100, EMNIST, MNIST
-from lightning_fed.data import image_tensors as image_tensors_file
+from lightning_fed.data.readers import images as image_tensors_file
 from lightning_fed.errors import FederatedError
+from tests.official_files import write_cifar, write_emnist
 
 # variant: (classes, name of the first and of the last class, label of the first class in the files)
 VARIANTS = {

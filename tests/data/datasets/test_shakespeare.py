@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from user_files import write_leaf
 
 from lightning_fed.data import IID, FederatedDataModule, LoaderSource, Shakespeare, TensorSource
-from lightning_fed.data.shakespeare import by_time
-from lightning_fed.data.speech import LETTERS, UNKNOWN, decode, encode, read_plays, read_roles
-from lightning_fed.data.text_windows import TextWindows
+from lightning_fed.data.datasets.shakespeare import by_time
+from lightning_fed.data.readers.plays import LETTERS, UNKNOWN, decode, encode, read_plays, read_roles
+from lightning_fed.data.readers.text_windows import TextWindows
 from lightning_fed.errors import FederatedError
+from tests.user_files import write_leaf
 
 PLAYS = """==== The First Play ====
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from official_files import TINY_CLASSES, write_tiny_imagenet
 from torch import Tensor
 
 from lightning_fed.data import ImageDataModule, TinyImageNet
-from lightning_fed.data import tiny_imagenet as tiny_imagenet_file
+from lightning_fed.data.datasets import tiny_imagenet as tiny_imagenet_file
 from lightning_fed.errors import FederatedError
+from tests.official_files import TINY_CLASSES, write_tiny_imagenet
 
 
 @pytest.fixture(scope="module")

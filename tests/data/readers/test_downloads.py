@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from official_files import write_cifar, write_emnist, write_tiny_imagenet
 
 from lightning_fed.data import CIFAR10, CIFAR100, EMNIST, FashionMNIST, ImageDataModule, TinyImageNet
 from lightning_fed.errors import FederatedError
+from tests.official_files import write_cifar, write_emnist, write_tiny_imagenet
 
 
 class Downloads:

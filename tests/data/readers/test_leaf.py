@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from user_files import write_leaf
 
-from lightning_fed.data.leaf import leaf_users, read_leaf
+from lightning_fed.data.readers.leaf import leaf_users, read_leaf
 from lightning_fed.errors import FederatedError
+from tests.user_files import write_leaf
 
 ANN = {"x": [[0.5, 1], [2, 3]], "y": [0, 1]}
 BOB = {"x": [[4, 5.25]], "y": [7]}

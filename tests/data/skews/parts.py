@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data import (
     BinaryColors,
     ClassColors,
@@ -16,7 +17,6 @@ from lightning_fed.data import (
     FederatedDataModule,
 )
 from lightning_fed.data.skews import DataFacts, SkewedBatches
-from lightning_fed.seeding import Purpose, numpy_generator_for
 
 N, CLASSES = 120, 6
 X = torch.rand(N, 1, 7, 9, generator=torch.Generator().manual_seed(0))

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from skew_parts import X, Y, module, prepared
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed.data import (
@@ -15,6 +14,7 @@ from lightning_fed.data import (
     FeatureSkew,
 )
 from lightning_fed.errors import FederatedError
+from tests.data.skews.parts import X, Y, module, prepared
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from skew_parts import CLASSES, N, X, Y, generator_of, prepared
 from torch import Tensor
 
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data import (
     BinaryColors,
     ClassColors,
@@ -21,7 +21,7 @@ from lightning_fed.data import (
 from lightning_fed.data.skews import DataFacts
 from lightning_fed.data.skews.orders import decode_orders, draw_orders, encode_orders
 from lightning_fed.errors import FederatedError
-from lightning_fed.seeding import Purpose, numpy_generator_for
+from tests.data.skews.parts import CLASSES, N, X, Y, generator_of, prepared
 
 # Of six classes at client 0 and in the new scheme: red, green and blue in hundredths.
 COLORS = [

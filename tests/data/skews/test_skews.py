@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from skew_parts import CLASSES, SKEWS, Dicts, N, X, Y, by_row, equal, eval_parts, module
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -30,6 +29,7 @@ from lightning_fed.data import (
 )
 from lightning_fed.data.skews import DataFacts, SkewedSource
 from lightning_fed.models import MLP, ImageClassifier
+from tests.data.skews.parts import CLASSES, SKEWS, Dicts, N, X, Y, by_row, equal, eval_parts, module
 
 
 @pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)

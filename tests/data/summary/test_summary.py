@@ -22,8 +22,8 @@ from lightning_fed.data import (
     split_figure,
     split_figures,
 )
-from lightning_fed.data.overview import overview
-from lightning_fed.data.samples import choose_samples, sample_sheet
+from lightning_fed.data.summary.overview import overview
+from lightning_fed.data.summary.samples import choose_samples, sample_sheet
 
 MEAN, STD = 0.25, 0.5
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fed.engines.compiled_step import CompiledStep
+from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 
 
 @pytest.fixture

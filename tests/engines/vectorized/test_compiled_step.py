@@ -6,20 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_parts import CLASSES, FEATURES, SIZES, Model, agree, both, compiled_agrees, data, train
-from package_models import PACKAGE, images
-from test_models_agree import MODELS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
-from lightning_fed.engines import choice, compiled_step
-from lightning_fed.engines.compiled_step import common_batch_sizes
+from lightning_fed.engines import choice
+from lightning_fed.engines.vectorized import compiled_step
+from lightning_fed.engines.vectorized.compiled_step import common_batch_sizes
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
+from tests.engines.package_models import PACKAGE, images
+from tests.engines.parts import CLASSES, FEATURES, SIZES, Model, agree, both, compiled_agrees, data, train
+from tests.engines.vectorized.test_models import MODELS
 
-pytest_plugins = ["compiled_parts"]
+pytest_plugins = ["tests.engines.vectorized.compiled_parts"]
 
 # BatchNorm has no statistics of one sample.
 EVEN = tuple(size if size != 25 else 26 for size in SIZES)

@@ -11,16 +11,16 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from engine_parts import CLASSES, FEATURES, Model, agree, compiled_agrees, data, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fed.engines.baked_state import BakedState
-from lightning_fed.engines.stacked_step import CannotTrace
+from lightning_fed.engines.vectorized.constants import BakedState
+from lightning_fed.engines.vectorized.step import CannotTrace
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from tests.engines.parts import CLASSES, FEATURES, Model, agree, compiled_agrees, data, train
 
-pytest_plugins = ["compiled_parts"]
+pytest_plugins = ["tests.engines.vectorized.compiled_parts"]
 
 
 class Loss:

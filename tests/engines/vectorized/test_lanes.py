@@ -6,18 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_parts import CLASSES, FEATURES, SIZES, Model, agree, data, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fed.aggregators import FedGMA
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
-from lightning_fed.engines import vectorized
-from lightning_fed.engines.lane_batches import LaneBatches
+from lightning_fed.core.seeding import Purpose, generator_for
+from lightning_fed.core.updates import Client
+from lightning_fed.engines.vectorized import engine as vectorized
+from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import Client, FederatedCallback
+from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import ClientSampler
-from lightning_fed.seeding import Purpose, generator_for
+from tests.engines.parts import CLASSES, FEATURES, SIZES, Model, agree, data, train
 
 
 @pytest.mark.parametrize(("epochs", "most"), [(2, None), (None, 7)])

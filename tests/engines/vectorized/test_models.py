@@ -5,13 +5,25 @@ from typing import Any
 
 import pytest
 import torch
-from engine_parts import CLASSES, FEATURES, SIZES, BySizes, LogsEverything, Model, agree, both, data, train, vectors
-from package_models import PACKAGE
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from lightning_fed.data import CropFlip, FederatedDataModule
+from tests.engines.package_models import PACKAGE
+from tests.engines.parts import (
+    CLASSES,
+    FEATURES,
+    SIZES,
+    BySizes,
+    LogsEverything,
+    Model,
+    agree,
+    both,
+    data,
+    train,
+    vectors,
+)
 
 
 class Tied(Model):

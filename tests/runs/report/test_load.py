@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.report.load import group_runs, load_runs, read_metrics
+from lightning_fed.runs.report.load import group_runs, load_runs, read_metrics
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fed.report.load import Method, Run
-from lightning_fed.report.tables import Summary, format_table, method_rows, summarize, write_csv
+from lightning_fed.runs.report.load import Method, Run
+from lightning_fed.runs.report.tables import Summary, format_table, method_rows, summarize, write_csv
 
 
 def method(label: str, *curves: list[float], metric: str = "test/acc") -> Method:

@@ -1,0 +1,1 @@
+"""The optimizer of a client, and the step over the flat vector."""

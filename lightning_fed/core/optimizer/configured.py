@@ -1,0 +1,85 @@
+"""What a module's configure_optimizers returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["expect_own_parameters", "parse_configured"]
+
+_SCHEDULER_KEYS = frozenset(LRSchedulerConfig.__dataclass_fields__)
+
+
+def expect_own_parameters(module: LightningModule, optimizer: Optimizer) -> None:
+    """Refuses tensors that are no parameters of the module: no client would send them back."""
+    own = {id(p) for p in module.parameters()}
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    if foreign:
+        raise FederatedError(
+            f"Expected the optimizer of `{type(module).__name__}.configure_optimizers` to hold parameters of the "
+            f"module alone, got a tensor of shape {tuple(foreign[0].shape)} that is none: register it as nn.Parameter."
+        )
+
+
+def parse_configured(module: LightningModule, configured: Any) -> tuple[Optimizer, list[LRSchedulerConfig]]:
+    """Sorts the common return values of ``configure_optimizers``: optimizer, list, pair of lists, dict."""
+    name = type(module).__name__
+    if isinstance(configured, (list, tuple)) and len(configured) == 2 and isinstance(configured[0], (list, tuple)):
+        optimizers, schedulers, monitor = list(configured[0]), _as_list(configured[1]), None
+    elif isinstance(configured, dict):
+        optimizers, monitor = [configured.get("optimizer")], configured.get("monitor")
+        schedulers = [configured["lr_scheduler"]] if configured.get("lr_scheduler") is not None else []
+    elif isinstance(configured, (list, tuple)) and len(configured) == 1:
+        return parse_configured(module, configured[0])
+    elif isinstance(configured, (list, tuple)):
+        optimizers, schedulers, monitor = list(configured), [], None
+    else:
+        optimizers, schedulers, monitor = [configured], [], None
+    if len(optimizers) > 1:
+        raise FederatedError(
+            f"Expected `{name}.configure_optimizers` to return one optimizer, got {len(optimizers)}: federated "
+            "training has one local optimizer, use parameter groups instead."
+        )
+    if not optimizers or not isinstance(optimizers[0], Optimizer):
+        got = type(optimizers[0]).__name__ if optimizers else "an empty list"
+        raise FederatedError(f"Expected `{name}.configure_optimizers` to return a torch optimizer, got {got}.")
+    return optimizers[0], [_scheduler_config(s, monitor, name) for s in schedulers]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _scheduler_config(scheduler: Any, monitor: str | None, name: str) -> LRSchedulerConfig:
+    given = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
+    given.setdefault("monitor", monitor)
+    if unknown := sorted(set(given) - _SCHEDULER_KEYS):
+        rank_zero_warn(
+            f"The schedule of `{name}.configure_optimizers` has unknown keys, which are ignored: {', '.join(unknown)}."
+        )
+        given = {key: value for key, value in given.items() if key in _SCHEDULER_KEYS}
+    if "scheduler" not in given:
+        raise FederatedError(
+            f"Expected the schedule of `{name}.configure_optimizers` to have the key `scheduler`, "
+            f"got {', '.join(sorted(given))}."
+        )
+    interval = given.setdefault("interval", "epoch")
+    if interval not in ("step", "epoch", "round"):
+        raise FederatedError(
+            f"Expected `interval` of the schedule in `{name}.configure_optimizers` to be step, epoch or round, "
+            f"got {interval!r}."
+        )
+    given.setdefault("reduce_on_plateau", isinstance(given["scheduler"], ReduceLROnPlateau))
+    if given["reduce_on_plateau"] and (given["monitor"] is None or interval == "step"):
+        raise FederatedError(
+            f"Expected the ReduceLROnPlateau schedule of `{name}.configure_optimizers` to have a `monitor` and the "
+            "interval epoch or round."
+        )
+    return LRSchedulerConfig(**given)

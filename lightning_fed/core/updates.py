@@ -1,0 +1,157 @@
+"""What goes back and forth in a round: clients, their updates, and what the server gets of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = ["Client", "Cohort", "Need", "ReducedUpdate", "StartGradient", "Update"]
+
+StartGradient: TypeAlias = Literal["none", "client", "cohort"]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client in one round.
+
+    Attributes:
+        id: Client id in [0, N).
+        num_samples: Training samples of the client, s_i, at least 1 (a client without samples is skipped).
+        round: Round index, from 1.
+    """
+
+    id: int
+    num_samples: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients drawn for one round.
+
+    Attributes:
+        round: Round index, from 1.
+        clients: Those that train, in ascending order of id.
+        skipped: Ids drawn but left out because they hold no samples.
+    """
+
+    round: int
+    clients: tuple[Client, ...]
+    skipped: tuple[int, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples over the cohort, Σ s_i."""
+        return sum(client.num_samples for client in self.clients)
+
+
+@dataclass
+class Update:
+    """What one client sends back.
+
+    Attributes:
+        client: The client.
+        delta: δ_i, tensor of shape (d,) in the dtype of the global vector (float32 or wider): w_i minus the point that
+            the client started from, which is w unless a client algorithm displaced it. It is a buffer reused for the
+            next client: clone what must outlive the hook.
+        num_steps: Optimizer steps taken, K_i.
+        buffers: The client's buffers after training, by name; live tensors of the module, not copies.
+        weight: Aggregation weight before normalisation (samples or 1), set by the aggregator's weighting.
+        distance: a_i, what the client's optimizer does in K_i steps to a scalar whose gradient is always 1, weight
+            decay off (K_i times the learning rate for plain SGD); computed where ``Need.NORMALIZED_MEAN`` or a client
+            algorithm asks for it.
+        gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
+            ``delta`` and reused like it; None unless asked for.
+        loss: f_i, the client's mean loss where g_i was taken, shape ().
+    """
+
+    client: Client
+    delta: Tensor
+    num_steps: int
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    weight: float = 1.0
+    distance: float = 1.0
+    gradient: Tensor | None = None
+    loss: Tensor | None = None
+
+
+class Need(Flag):
+    """What an aggregator or a mask asks the loop to reduce over the cohort.
+
+    All are running (d,) vectors but ``UPDATES`` and ``GRADIENTS``, which keep a whole (n, d) matrix.
+    """
+
+    NOTHING = 0
+    MEAN = auto()
+    SUM = auto()
+    ABS_SUM = auto()
+    SIGN_SUM = auto()
+    WEIGHTED_SIGN_SUM = auto()
+    VARIANCE = auto()
+    NORMALIZED_MEAN = auto()
+    GRADIENT_MEAN = auto()
+    GRADIENT_SIGN_SUM = auto()
+    UPDATES = auto()
+    GRADIENTS = auto()
+    ANY_GRADIENT = GRADIENT_MEAN | GRADIENT_SIGN_SUM | GRADIENTS
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0)
+
+
+@dataclass
+class ReducedUpdate:
+    """The cohort's updates, reduced in ascending order of client id.
+
+    What was not asked for is an empty tensor. g_i is the client's gradient at the point that the aggregator names.
+
+    Attributes:
+        round: Round index, from 1.
+        clients: The n clients that entered.
+        num_registered: N, all clients of the data set.
+        weights: Their aggregation weights p_i, shape (n,), float64, summing to 1.
+        mean: Δ = Σ p_i δ_i, shape (d,), for ``Need.MEAN``.
+        sum: Σ δ_i, shape (d,), for ``Need.SUM``.
+        abs_sum: Σ |δ_i|, shape (d,), for ``Need.ABS_SUM``.
+        sign_sum: Σ sign(δ_i), shape (d,), for ``Need.SIGN_SUM``.
+        weighted_sign_sum: Σ s_i sign(δ_i) with s_i in samples, shape (d,), float64, for ``Need.WEIGHTED_SIGN_SUM``.
+        variance: The unbiased, unweighted variance of δ_i, shape (d,), zero for one client, for ``Need.VARIANCE``.
+        normalized_mean: Σ p_i δ_i / a_i, shape (d,), for ``Need.NORMALIZED_MEAN``; a_i is ``Update.distance``.
+        mean_distance: Σ p_i a_i, for ``Need.NORMALIZED_MEAN``.
+        gradient_mean: Σ p_i g_i, shape (d,), for ``Need.GRADIENT_MEAN``.
+        gradient_sign_sum: Σ sign(g_i), shape (d,), for ``Need.GRADIENT_SIGN_SUM``.
+        updates: δ_i, shape (n, d), for ``Need.UPDATES``.
+        gradients: g_i, shape (n, d), for ``Need.GRADIENTS``.
+        losses: f_i, the client's mean loss where g_i was taken, shape (n,), float64, for ``Need.GRADIENTS``.
+        buffers: The reduced buffers by name (floating: weighted mean in double precision, integer: maximum); empty
+            unless averaged.
+    """
+
+    round: int
+    clients: tuple[Client, ...] = ()
+    num_registered: int = 0
+    weights: Tensor = field(default_factory=_nothing)
+    mean: Tensor = field(default_factory=_nothing)
+    sum: Tensor = field(default_factory=_nothing)
+    abs_sum: Tensor = field(default_factory=_nothing)
+    sign_sum: Tensor = field(default_factory=_nothing)
+    weighted_sign_sum: Tensor = field(default_factory=_nothing)
+    variance: Tensor = field(default_factory=_nothing)
+    normalized_mean: Tensor = field(default_factory=_nothing)
+    mean_distance: float = 0.0
+    gradient_mean: Tensor = field(default_factory=_nothing)
+    gradient_sign_sum: Tensor = field(default_factory=_nothing)
+    updates: Tensor = field(default_factory=_nothing)
+    gradients: Tensor = field(default_factory=_nothing)
+    losses: Tensor = field(default_factory=_nothing)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients that entered, n."""
+        return len(self.clients)

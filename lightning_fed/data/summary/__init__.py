@@ -1,0 +1,1 @@
+"""What a split looks like: figures, an overview, samples."""

@@ -1,0 +1,5 @@
+"""Many clients at once."""
+
+from lightning_fed.engines.vectorized.engine import VectorizedEngine
+
+__all__ = ["VectorizedEngine"]
