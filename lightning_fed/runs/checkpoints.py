@@ -1,0 +1,117 @@
+"""The files of checkpoints: written whole, read as tensors and primitives alone, and found again."""
+
+from __future__ import annotations
+import io
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+import lightning
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Timer
+from torch import Tensor
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.client_states import FOLDER
+from lightning_fed.errors import FederatedError
+from lightning_fed.core.files import write_atomically
+from lightning_fed.runs.folder import Run, find_runs, open_run
+if TYPE_CHECKING:
+    from lightning_fed.trainer.setup import TrainerSession
+    from lightning_fed.trainer import FederatedTrainer
+
+__all__ = ["find_checkpoint", "read_checkpoint", "records_of_checkpoints", "save_checkpoint", "expect_primitives", "primitives_of"]
+
+
+def save_checkpoint(checkpoint: Any, path: Path) -> None:
+    """Writes a checkpoint, or predictions, so that the file is whole at every moment."""
+    content = io.BytesIO()
+    torch.save(checkpoint, content)
+    write_atomically(path, content.getvalue())
+
+
+def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
+    """Reads a checkpoint, or a plain ``state_dict``, on the CPU.
+
+    Args:
+        path: The file.
+        option: The option that named it, for messages.
+
+    Raises:
+        FederatedError: If there is no such file, or it is damaged or not a checkpoint.
+    """
+    if not path.is_file():
+        raise FederatedError(f"Expected a checkpoint at {path}, but there is no such file: change `{option}`.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise FederatedError(
+            f"Expected {path} to be a checkpoint of tensors and primitives, but it cannot be read "
+            f"({type(error).__name__}): it is damaged or of another kind, give another `{option}`."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise FederatedError(f"Expected {path} to hold a dict, got {type(checkpoint).__name__}: change `{option}`.")
+    return checkpoint
+
+
+def records_of_checkpoints(run: Run) -> dict[str, list[str] | None]:
+    """Finds the files of client state that the checkpoints in a run's folder refer to.
+
+    Returns:
+        The files by the checkpoint's name, None for a checkpoint that cannot be read.
+    """
+    records: dict[str, list[str] | None] = {}
+    if not (run.path / FOLDER).is_dir():
+        return records
+    for path in run.checkpoints.glob("*.ckpt"):
+        try:
+            records[path.stem] = read_checkpoint(path, "--ckpt_path")["federated"]["client_states"]
+        except (FederatedError, KeyError, TypeError):
+            records[path.stem] = None
+    return records
+
+
+def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> tuple[Path | None, Run | None]:
+    """Resolves ``last``, ``best`` or a path.
+
+    Returns:
+        The checkpoint and the run folder that it lies in; None for either that does not exist.
+    """
+    if ckpt_path in ("last", "best"):
+        for run in find_runs(root, name, fingerprint):
+            path = run.checkpoints / f"{ckpt_path}.ckpt"
+            if path.is_file():
+                return path, run
+        return None, None
+    path = Path(ckpt_path)
+    return path, open_run(path.parent.parent)
+
+
+def _is_primitive(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str, bytes) or type(value) is Tensor
+
+
+def primitives_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Keeps the hyper-parameters that are primitives; objects are passed again to ``load_from_checkpoint``."""
+    kept = {}
+    for key, value in values.items():
+        try:
+            expect_primitives(value, key)
+        except FederatedError:
+            continue
+        kept[key] = value
+    return kept
+
+
+def expect_primitives(value: Any, place: str) -> None:
+    if isinstance(value, (dict, OrderedDict)):
+        for key, item in value.items():
+            expect_primitives(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, (list, tuple, set)):
+        for index, item in enumerate(value):
+            expect_primitives(item, f"{place}[{index}]")
+    elif not _is_primitive(value):
+        raise FederatedError(
+            f"Expected a checkpoint to hold only tensors and primitives, got {type(value).__name__} under `{place}`: "
+            "change what `state_dict` or `on_save_checkpoint` of that part returns."
+        )
