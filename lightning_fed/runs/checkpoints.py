@@ -1,26 +1,29 @@
 """The files of checkpoints: written whole, read as tensors and primitives alone, and found again."""
 
 from __future__ import annotations
+
 import io
 import pickle
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-import lightning
-import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Timer
-from torch import Tensor
-from lightning_fed.client_algorithms.base import ClientAlgorithm
-from lightning_fed.core.client_states import FOLDER
-from lightning_fed.errors import FederatedError
-from lightning_fed.core.files import write_atomically
-from lightning_fed.runs.folder import Run, find_runs, open_run
-if TYPE_CHECKING:
-    from lightning_fed.trainer.setup import TrainerSession
-    from lightning_fed.trainer import FederatedTrainer
+from typing import Any
 
-__all__ = ["find_checkpoint", "read_checkpoint", "records_of_checkpoints", "save_checkpoint", "expect_primitives", "primitives_of"]
+import torch
+from torch import Tensor
+
+from lightning_fed.core.client_states import FOLDER
+from lightning_fed.core.files import write_atomically
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.folder import Run, find_runs, open_run
+
+__all__ = [
+    "find_checkpoint",
+    "read_checkpoint",
+    "records_of_checkpoints",
+    "save_checkpoint",
+    "expect_primitives",
+    "primitives_of",
+]
 
 
 def save_checkpoint(checkpoint: Any, path: Path) -> None:
@@ -104,6 +107,15 @@ def primitives_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def expect_primitives(value: Any, place: str) -> None:
+    """Refuses whatever is neither tensor nor primitive, at any depth.
+
+    Args:
+        value: What a checkpoint would hold.
+        place: Where it lies in the checkpoint, empty for all of it.
+
+    Raises:
+        FederatedError: Naming the place.
+    """
     if isinstance(value, (dict, OrderedDict)):
         for key, item in value.items():
             expect_primitives(item, f"{place}.{key}" if place else str(key))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from lightning_fed.core.files import write_atomically
 import hashlib
 import json
-import os
 import secrets
 import time
 from dataclasses import asdict, dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import torch
+from lightning_fed.core.files import write_atomically
 
 __all__ = ["Run", "create_run", "find_runs", "fingerprint", "open_run"]
 
@@ -123,5 +120,3 @@ def find_runs(root: Path, name: str, fingerprint: str) -> list[Run]:
         return (last.stat().st_mtime if last.is_file() else 0.0, run.created)
 
     return sorted(same, key=newest, reverse=True)
-
-

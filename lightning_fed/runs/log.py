@@ -10,8 +10,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, read_rows
 from lightning_fed.runs.folder import Run
+from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, read_rows
 
 __all__ = ["RunLog"]
 

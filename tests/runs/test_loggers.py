@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.parts import Classifier, federated_data, federated_trainer
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.runs.loggers import RoundWandbLogger
+from tests.parts import Classifier, federated_data, federated_trainer
 
 
 class Experiment:

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from lightning_fed.trainer.costs import no_totals
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.load import Columns, Method, Run
 from lightning_fed.runs.report.plots import X_LABELS, X_SUMS, curve, curves_figure
+from lightning_fed.trainer.costs import no_totals
 
 
 def method(label: str, *runs: Columns) -> Method:
