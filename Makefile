@@ -75,10 +75,12 @@ test-lowest: ## run the tests with the lowest torch, Lightning, jsonargparse and
 	.venv-lowest/bin/python -m pip install -c tests/lowest.txt -e ".[dev]"
 	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs
 
-lint: $(INSTALLED_DEV) ## check style, format and types
+lint: $(INSTALLED_DEV) ## check style, format, types, the layers of imports and the size of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q tests/test_rooms.py
 
 format: $(INSTALLED_DEV) ## rewrite the code as `make lint` wants it
 	$(BIN)/ruff check --fix .

@@ -43,8 +43,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README and every page of the documentation."""
-    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+    """README, CONTRIBUTING and every page of the documentation."""
+    return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def name(page: Path) -> str:
