@@ -1,6 +1,11 @@
-"""The one exception that tells a user's mistake in one sentence."""
+"""A user's mistake as one sentence: the exception, and the checks of single options."""
 
-__all__ = ["FederatedError"]
+from collections.abc import Sequence
+from math import inf
+from numbers import Integral, Real
+from typing import Any
+
+__all__ = ["FederatedError", "expect_choice", "expect_count", "expect_number", "is_count", "is_number"]
 
 
 class FederatedError(ValueError):
@@ -14,3 +19,86 @@ class FederatedError(ValueError):
     """
 
     is_told: bool = False
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Says whether a value is an integer, no bool, of at least ``least``."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_number(value: Any, least: float = -inf, above: float = -inf, below: float = inf, most: float = inf) -> bool:
+    """Says whether a value is a finite number, no bool, at least, above, below and at most such bounds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return least <= float(value) <= most and above < float(value) < below
+
+
+def expect_count(option: str, value: Any, least: int = 1, of: str = "") -> None:
+    """Refuses anything but an integer of at least ``least``.
+
+    Args:
+        option: What the user gives it by, such as ``--trainer.seed`` or the name of an argument.
+        value: What the user gave.
+        least: The smallest that is right.
+        of: The class that it is an option of, where the option alone does not say so.
+
+    Raises:
+        FederatedError: Naming the option.
+    """
+    if not is_count(value, least):
+        raise _wrong(option, of, f"an integer of at least {least}", value)
+
+
+def expect_number(
+    option: str,
+    value: Any,
+    least: float = -inf,
+    above: float = -inf,
+    below: float = inf,
+    most: float = inf,
+    of: str = "",
+) -> None:
+    """Refuses anything but a finite number within bounds.
+
+    Args:
+        option: What the user gives it by.
+        value: What the user gave.
+        least: The smallest that is right.
+        above: What it must be more than.
+        below: What it must be less than.
+        most: The largest that is right.
+        of: The class that it is an option of, where the option alone does not say so.
+
+    Raises:
+        FederatedError: Naming the option.
+    """
+    if is_number(value, least, above, below, most):
+        return
+    if below == most == inf:
+        words = f"at least {least} and finite" if above == -inf else f"a finite number above {above}"
+    elif above == -inf and below == inf:
+        words = f"in [{least}, {most}]"
+    else:
+        lower = f"at least {least}" if above == -inf else f"above {above}"
+        words = f"{lower} and " + (f"at most {most}" if below == inf else f"below {below}")
+    raise _wrong(option, of, words, value)
+
+
+def expect_choice(option: str, value: Any, known: Sequence[Any], of: str = "") -> None:
+    """Refuses anything but one of a few values.
+
+    Args:
+        option: What the user gives it by.
+        value: What the user gave.
+        known: What is right.
+        of: The class that it is an option of, where the option alone does not say so.
+
+    Raises:
+        FederatedError: Naming the option.
+    """
+    if value not in known:
+        raise _wrong(option, of, f"one of {', '.join(map(str, known))}", value)
+
+
+def _wrong(option: str, of: str, expected: str, value: Any) -> FederatedError:
+    return FederatedError(f"Expected `{option}`{of and f' of {of}'} to be {expected}, got {value!r}.")

@@ -6,9 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fed.checks import is_number
 from lightning_fed.core.updates import Need, ReducedUpdate
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.masks import (
     magnitude_agreement,
     magnitude_agreement_mask,
@@ -77,8 +76,7 @@ class SignAgreement(Mask):
         votes: Literal["equal", "samples"] = "equal",
     ) -> None:
         vote_threshold(threshold, 1, comparison)
-        if votes not in ("equal", "samples"):
-            raise FederatedError(f"Expected `--aggregator.mask.votes` to be one of equal, samples, got {votes!r}.")
+        expect_choice("--aggregator.mask.votes", votes, ("equal", "samples"))
         self.threshold = threshold
         self.binary = binary
         self.comparison = comparison
@@ -158,8 +156,7 @@ class SANDMask(Mask):
 
     def __init__(self, threshold: float = 0.4, k: float = 10.0) -> None:
         vote_threshold(threshold, 1)
-        if not is_number(k, above=0):
-            raise FederatedError(f"Expected `--aggregator.mask.k` to be above 0 and finite, got {k}.")
+        expect_number("--aggregator.mask.k", k, above=0)
         self.threshold = threshold
         self.k = k
 

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_fed.aggregators.stateful import StatefulAggregator, expect_decay, expect_positive
+from lightning_fed.aggregators.stateful import StatefulAggregator
 from lightning_fed.core.updates import ReducedUpdate
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.server import fedadagrad_step, fedadam_step, fedyogi_step
 
 __all__ = ["AdaptiveAggregator", "FedAdagrad", "FedAdam", "FedYogi", "MomentAggregator"]
@@ -36,11 +36,8 @@ class AdaptiveAggregator(StatefulAggregator):
         **kwargs: Any,
     ) -> None:
         super().__init__(lr=lr, **kwargs)
-        expect_positive(epsilon=epsilon)
-        if initial_v not in ("epsilon_squared", "zero"):
-            raise FederatedError(
-                f"Expected `--aggregator.initial_v` to be one of epsilon_squared, zero, got {initial_v!r}."
-            )
+        expect_number("--aggregator.epsilon", epsilon, above=0)
+        expect_choice("--aggregator.initial_v", initial_v, ("epsilon_squared", "zero"))
         self.epsilon = epsilon
         self.initial_v = initial_v
 
@@ -82,7 +79,8 @@ class MomentAggregator(AdaptiveAggregator):
 
     def __init__(self, beta1: float = 0.9, beta2: float = 0.99, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_decay(beta1=beta1, beta2=beta2)
+        expect_number("--aggregator.beta1", beta1, least=0, below=1)
+        expect_number("--aggregator.beta2", beta2, least=0, below=1)
         self.beta1 = beta1
         self.beta2 = beta2
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fed.checks import is_number
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, StartGradient
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, expect_number
 from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import Mask
 
@@ -64,17 +63,10 @@ class Aggregator(FederatedCallback, ABC):
         buffers: Literal["average", "local", "keep"] = "average",
         apply: Literal["after", "before"] = "after",
     ) -> None:
-        if not is_number(lr, above=0):
-            raise FederatedError(
-                f"Expected the server learning rate to be a number above 0, got {lr!r}: change `--aggregator.lr`."
-            )
-        for name, value, known in (
-            ("weighting", weighting, ("samples", "uniform")),
-            ("buffers", buffers, ("average", "local", "keep")),
-            ("apply", apply, ("after", "before")),
-        ):
-            if value not in known:
-                raise FederatedError(f"Expected `--aggregator.{name}` to be one of {', '.join(known)}, got {value!r}.")
+        expect_number("--aggregator.lr", lr, above=0)
+        expect_choice("--aggregator.weighting", weighting, ("samples", "uniform"))
+        expect_choice("--aggregator.buffers", buffers, ("average", "local", "keep"))
+        expect_choice("--aggregator.apply", apply, ("after", "before"))
         if mask is not None and not isinstance(mask, Mask):
             raise FederatedError(
                 f"Expected `--aggregator.mask` to be a Mask, such as SignAgreement, got {type(mask).__name__}."

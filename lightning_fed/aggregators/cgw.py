@@ -9,9 +9,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
-from lightning_fed.checks import is_number
 from lightning_fed.core.updates import Need, ReducedUpdate
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.inner_products import gram_matrix
 
@@ -48,12 +47,8 @@ class CGW(Aggregator):
         self, alpha: float = 0.1, constraint: Literal["per_client", "shared"] = "per_client", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if not is_number(alpha, least=0):
-            raise FederatedError(f"Expected `--aggregator.alpha` to be at least 0, got {alpha}.")
-        if constraint not in ("per_client", "shared"):
-            raise FederatedError(
-                f"Expected `--aggregator.constraint` to be one of per_client, shared, got {constraint!r}."
-            )
+        expect_number("--aggregator.alpha", alpha, least=0)
+        expect_choice("--aggregator.constraint", constraint, ("per_client", "shared"))
         self.alpha = alpha
         self.constraint: Literal["per_client", "shared"] = constraint
         self.corrective_weights = torch.empty(0, dtype=torch.float64)

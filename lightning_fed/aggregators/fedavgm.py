@@ -4,8 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_fed.aggregators.stateful import StatefulAggregator, expect_decay
+from lightning_fed.aggregators.stateful import StatefulAggregator
 from lightning_fed.core.updates import ReducedUpdate
+from lightning_fed.errors import expect_number
 from lightning_fed.functional.server import fedavgm_step
 
 __all__ = ["FedAvgM"]
@@ -26,7 +27,7 @@ class FedAvgM(StatefulAggregator):
 
     def __init__(self, beta: float = 0.9, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_decay(beta=beta)
+        expect_number("--aggregator.beta", beta, least=0, below=1)
         self.beta = beta
 
     def server_step(self, update: ReducedUpdate) -> Tensor:

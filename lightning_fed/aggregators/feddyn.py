@@ -5,9 +5,9 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_fed.aggregators.stateful import StatefulAggregator, expect_positive
+from lightning_fed.aggregators.stateful import StatefulAggregator
 from lightning_fed.core.updates import ReducedUpdate
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_number
 from lightning_fed.functional.server import feddyn_step
 
 __all__ = ["FedDynServer"]
@@ -32,7 +32,7 @@ class FedDynServer(StatefulAggregator):
 
     def __init__(self, alpha: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        expect_positive(alpha=alpha)
+        expect_number("--aggregator.alpha", alpha, above=0)
         if weighting != "uniform":
             raise FederatedError(
                 f"Expected `--aggregator.weighting` to be uniform for {type(self).__name__}, got {weighting}: its "

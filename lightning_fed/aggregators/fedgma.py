@@ -9,9 +9,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
-from lightning_fed.checks import is_number
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.fedgma import gradient_and_mask
 
 if TYPE_CHECKING:
@@ -51,16 +50,10 @@ class FedGMA(Aggregator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not is_number(p, least=0) or p > 1:
-            raise FederatedError(f"Expected `--aggregator.p` to be in [0, 1], got {p}.")
-        if not is_number(server_lr, least=0):
-            raise FederatedError(f"Expected `--aggregator.server_lr` to be at least 0, got {server_lr}.")
-        for name, value, known in (
-            ("gradient_at", gradient_at, ("start", "last_step", "end")),
-            ("p_means", p_means, ("formula", "prose")),
-        ):
-            if value not in known:
-                raise FederatedError(f"Expected `--aggregator.{name}` to be one of {', '.join(known)}, got {value!r}.")
+        expect_number("--aggregator.p", p, least=0, most=1)
+        expect_number("--aggregator.server_lr", server_lr, least=0)
+        expect_choice("--aggregator.gradient_at", gradient_at, ("start", "last_step", "end"))
+        expect_choice("--aggregator.p_means", p_means, ("formula", "prose"))
         self.p = p
         self.server_lr = server_lr
         self.gradient_at = gradient_at

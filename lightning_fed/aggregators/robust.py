@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
-from lightning_fed.checks import is_count, is_number
 from lightning_fed.core.updates import Need, ReducedUpdate
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect_count, expect_number
 from lightning_fed.functional.robust import (
     check_krum,
     check_trim,
@@ -18,9 +17,6 @@ from lightning_fed.functional.robust import (
     krum_select,
     trimmed_mean,
 )
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "RobustMean", "TrimmedMean"]
 
@@ -69,7 +65,7 @@ class TrimmedMean(RobustMean):
 
     def __init__(self, trim: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _expect_count("trim", trim, 0)
+        expect_count("--aggregator.trim", trim, least=0)
         self.trim = trim
         self.min_clients = 2 * trim + 1
 
@@ -103,9 +99,9 @@ class MultiKrum(RobustMean):
 
     def __init__(self, num_corrupted: int = 1, num_selected: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _expect_count("num_corrupted", num_corrupted, 0)
+        expect_count("--aggregator.num_corrupted", num_corrupted, least=0)
         if num_selected is not None:
-            _expect_count("num_selected", num_selected, 1)
+            expect_count("--aggregator.num_selected", num_selected)
         self.num_corrupted = num_corrupted
         self.num_selected = num_selected
         self.min_clients = max(2 * num_corrupted + 3, num_selected or 1)
@@ -160,11 +156,9 @@ class GeometricMedian(RobustMean):
 
     def __init__(self, iterations: int = 100, tolerance: float = 1e-6, smoothing: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _expect_count("iterations", iterations, 1)
-        if not is_number(tolerance, least=0):
-            raise FederatedError(f"Expected `--aggregator.tolerance` to be at least 0, got {tolerance!r}.")
-        if not is_number(smoothing, above=0):
-            raise FederatedError(f"Expected `--aggregator.smoothing` to be a number above 0, got {smoothing}.")
+        expect_count("--aggregator.iterations", iterations)
+        expect_number("--aggregator.tolerance", tolerance, least=0)
+        expect_number("--aggregator.smoothing", smoothing, above=0)
         self.iterations = iterations
         self.tolerance = tolerance
         self.smoothing = smoothing
@@ -172,8 +166,3 @@ class GeometricMedian(RobustMean):
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns the geometric median with the weights p_i, shape (d,)."""
         return geometric_median(update.updates, update.weights, self.iterations, self.tolerance, self.smoothing)
-
-
-def _expect_count(name: str, value: int, least: int) -> None:
-    if not is_count(value, least):
-        raise FederatedError(f"Expected `--aggregator.{name}` to be an integer of at least {least}, got {value!r}.")

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
-from lightning_fed.checks import is_number
-from lightning_fed.errors import FederatedError
 
-__all__ = ["StatefulAggregator", "expect_decay", "expect_positive"]
+__all__ = ["StatefulAggregator"]
 
 
 class StatefulAggregator(Aggregator):
@@ -49,25 +47,3 @@ class StatefulAggregator(Aggregator):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
         self.vectors = dict(state_dict)
-
-
-def expect_decay(**rates: float) -> None:
-    """Checks rates at which the past fades.
-
-    Raises:
-        FederatedError: If one is outside [0, 1).
-    """
-    for name, rate in rates.items():
-        if not is_number(rate, least=0) or rate >= 1:
-            raise FederatedError(f"Expected `--aggregator.{name}` to be in [0, 1), got {rate}.")
-
-
-def expect_positive(**values: float) -> None:
-    """Checks numbers that something is divided by.
-
-    Raises:
-        FederatedError: If one is not above 0 and finite.
-    """
-    for name, value in values.items():
-        if not is_number(value, above=0):
-            raise FederatedError(f"Expected `--aggregator.{name}` to be above 0 and finite, got {value}.")

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.hooks import FederatedCallback
 from lightning_fed.runs.checkpoints import save_checkpoint
 from lightning_fed.trainer.checkpointing import dump_state
@@ -46,13 +46,9 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
     def __init__(
         self, monitor: str | None = None, mode: Literal["min", "max"] | None = None, every_n_rounds: int = 1
     ) -> None:
-        if mode not in ("min", "max", None):
-            raise FederatedError(f"Expected `mode` of FederatedCheckpoint to be min or max, got {mode!r}.")
-        if isinstance(every_n_rounds, bool) or not isinstance(every_n_rounds, int) or every_n_rounds < 1:
-            raise FederatedError(
-                "Expected `every_n_rounds` of FederatedCheckpoint to be an integer of at least 1, got "
-                f"{every_n_rounds!r}."
-            )
+        if mode is not None:
+            expect_choice("mode", mode, ("min", "max"), of="FederatedCheckpoint")
+        expect_count("every_n_rounds", every_n_rounds, of="FederatedCheckpoint")
         if monitor is not None and mode is None:
             mode = "min" if "loss" in monitor else "max"
         self.monitor, self.mode, self.every_n_rounds = monitor, mode, every_n_rounds

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_fed.checks import is_number
 from lightning_fed.core.updates import Update
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect_number
 from lightning_fed.functional.inner_products import wide_dtype
 from lightning_fed.hooks import FederatedCallback
 
@@ -33,8 +32,7 @@ class ClipUpdates(FederatedCallback):
     """
 
     def __init__(self, max_norm: float) -> None:
-        if not is_number(max_norm, above=0):
-            raise FederatedError(f"Expected `max_norm` of ClipUpdates to be above 0, got {max_norm}.")
+        expect_number("max_norm", max_norm, above=0, of="ClipUpdates")
         self.max_norm = max_norm
 
     def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:

@@ -8,10 +8,9 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import ASGD, Adafactor
 
-from lightning_fed.checks import is_count, is_number
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.updates import Client, StartGradient, Update
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, is_count, is_number
 from lightning_fed.functional.local import alignment
 
 if TYPE_CHECKING:
@@ -60,14 +59,8 @@ class FedGA(ClientAlgorithm):
                 f"Expected `--client.beta` of {name} to be at least 0 and finite, or such numbers by round from 1 on, "
                 f"got {beta!r}."
             )
-        for option, value, known in (
-            ("form", form, ("start", "step")),
-            ("measure_from", measure_from, ("displaced", "global")),
-        ):
-            if value not in known:
-                raise FederatedError(
-                    f"Expected `--client.{option}` of {name} to be {' or '.join(known)}, got {value!r}."
-                )
+        expect_choice("--client.form", form, ("start", "step"), of=name)
+        expect_choice("--client.measure_from", measure_from, ("displaced", "global"), of=name)
         self.beta, self.form, self.measure_from = beta, form, measure_from
 
     def start_gradients(self, round: int) -> StartGradient:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 
-from lightning_fed.checks import is_number
 from lightning_fed.client_algorithms.base import ClientAlgorithm
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect_number
 from lightning_fed.functional.local import proximal_gradient
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ class FedProx(ClientAlgorithm):
     stacks = True
 
     def __init__(self, mu: float = 0.01) -> None:
-        if not is_number(mu, least=0):
-            raise FederatedError(f"Expected `--client.mu` of FedProx to be at least 0 and finite, got {mu}.")
+        expect_number("--client.mu", mu, least=0, of="FedProx")
         self.mu = mu
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.client_algorithms.feddyn import FedDyn
 from lightning_fed.core.updates import Client, StartGradient, Update
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.local import alignment, control_variate, proximal_gradient
 
@@ -70,8 +70,7 @@ class SCAFFOLD(_Corrected):
     vectors_down = vectors_up = 1
 
     def __init__(self, option: Literal["I", "II"] = "II") -> None:
-        if option not in ("I", "II"):
-            raise FederatedError(f"Expected `--client.option` of SCAFFOLD to be I or II, got {option!r}.")
+        expect_choice("--client.option", option, ("I", "II"), of="SCAFFOLD")
         self.option = option
         self.needs_distance = option == "II"
         self.control: Tensor | None = None

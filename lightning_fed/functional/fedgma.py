@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, is_number
 from lightning_fed.functional.masks import vote_threshold
 
 __all__ = ["gradient_and_mask"]
@@ -38,7 +38,7 @@ def gradient_and_mask(
     Raises:
         FederatedError: If p is outside [0, 1], or the votes are missing.
     """
-    if not 0 <= p <= 1:
+    if not is_number(p, least=0, most=1):
         raise FederatedError(
             f"Expected the share of agreeing clients to be in [0, 1], got {p}: change `--aggregator.p`."
         )

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, is_number
 
 __all__ = [
     "agreement",
@@ -21,7 +21,7 @@ __all__ = [
 
 def _as_written(threshold: float) -> Fraction:
     """Returns τ as the number that was written: ``Fraction(0.2)`` is not 1/5, ``Fraction("0.2")`` is."""
-    if not 0 <= threshold <= 1:
+    if not is_number(threshold, least=0, most=1):
         raise FederatedError(
             f"Expected the mask's threshold to be in [0, 1], got {threshold}: change `--aggregator.mask.threshold`."
         )
@@ -41,12 +41,9 @@ def vote_threshold(threshold: float, num_votes: int, comparison: Literal[">=", "
     Raises:
         FederatedError: If τ is outside [0, 1], or the comparison is neither of the two.
     """
+    expect_choice("--aggregator.mask.comparison", comparison, (">=", ">"))
     exact = _as_written(threshold) * num_votes
-    if comparison == ">=":
-        return -(-exact.numerator // exact.denominator)
-    if comparison == ">":
-        return exact.numerator // exact.denominator + 1
-    raise FederatedError(f"Expected `--aggregator.mask.comparison` to be one of '>=', '>', got {comparison!r}.")
+    return -(-exact.numerator // exact.denominator) if comparison == ">=" else exact.numerator // exact.denominator + 1
 
 
 def agreement(sign_sum: Tensor, num_votes: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["CNN", "MLP", "Backbone", "LeNet", "LogisticRegression"]
+__all__ = ["CNN", "MLP", "Backbone", "LeNet", "LogisticRegression", "check_counts"]
 
 
 class Backbone(nn.Module, ABC):
@@ -47,7 +47,7 @@ class LeNet(Backbone):
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:
         super().__init__()
-        _check_counts(self, num_classes=num_classes, in_channels=in_channels)
+        check_counts(self, num_classes=num_classes, in_channels=in_channels)
         side = (image_size // 2 - 4) // 2
         if side < 1:
             raise FederatedError(
@@ -115,10 +115,10 @@ class CNN(Backbone):
         hidden: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        _check_counts(self, num_classes=num_classes, in_channels=in_channels, kernel_size=kernel_size)
+        check_counts(self, num_classes=num_classes, in_channels=in_channels, kernel_size=kernel_size)
         # No convolution at all is as wrong as one without channels.
-        _check_counts(self, channels=min(channels, default=0), hidden=min(hidden, default=1))
-        _check_counts(self, minimum=0, padding=padding)
+        check_counts(self, channels=min(channels, default=0), hidden=min(hidden, default=1))
+        check_counts(self, least=0, padding=padding)
         self.in_channels = in_channels
         self.image_size = image_size
         layers: list[nn.Module] = []
@@ -163,7 +163,7 @@ class MLP(Backbone):
     def __init__(self, in_features: int, hidden: Sequence[int] = (200,), num_classes: int = 10) -> None:
         super().__init__()
         smallest = min(hidden, default=1)
-        _check_counts(self, in_features=in_features, num_classes=num_classes, hidden=smallest)
+        check_counts(self, in_features=in_features, num_classes=num_classes, hidden=smallest)
         self.in_features = in_features
         self.layers = nn.Sequential(*_fully_connected([in_features, *hidden, num_classes]))
 
@@ -191,7 +191,7 @@ class LogisticRegression(Backbone):
 
     def __init__(self, in_features: int, num_classes: int = 10) -> None:
         super().__init__()
-        _check_counts(self, in_features=in_features, num_classes=num_classes)
+        check_counts(self, in_features=in_features, num_classes=num_classes)
         self.in_features = in_features
         self.linear = nn.Linear(in_features, num_classes)
 
@@ -206,11 +206,12 @@ class LogisticRegression(Backbone):
         return logits
 
 
-def _check_counts(backbone: Backbone, minimum: int = 1, **counts: int) -> None:
+def check_counts(backbone: Backbone, least: int = 1, **counts: int) -> None:
+    """Refuses options below the smallest that is right."""
     for name, count in counts.items():
-        if count < minimum:
+        if count < least:
             raise FederatedError(
-                f"{type(backbone).__name__} expected `--model.backbone.{name}` to be at least {minimum}, got {count}."
+                f"{type(backbone).__name__} expected `--model.backbone.{name}` to be at least {least}, got {count}."
             )
 
 

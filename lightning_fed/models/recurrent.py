@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.models.backbones import Backbone
+from lightning_fed.models.backbones import Backbone, check_counts
 
 __all__ = ["CharLSTM"]
 
@@ -30,13 +30,8 @@ class CharLSTM(Backbone):
         self, num_classes: int = 81, embedding_dim: int = 8, hidden_size: int = 100, num_layers: int = 2
     ) -> None:
         super().__init__()
-        counts = {
-            "num_classes": num_classes, "embedding_dim": embedding_dim, "hidden_size": hidden_size,
-            "num_layers": num_layers,
-        }  # fmt: skip
-        for name, count in counts.items():
-            if count < 1:
-                raise FederatedError(f"CharLSTM expected `--model.backbone.{name}` to be at least 1, got {count}.")
+        check_counts(self, num_classes=num_classes, embedding_dim=embedding_dim)
+        check_counts(self, hidden_size=hidden_size, num_layers=num_layers)
         self.embedding = nn.Embedding(num_classes, embedding_dim)
         self.lstm = nn.LSTM(embedding_dim, hidden_size, num_layers, batch_first=True)
         self.linear = nn.Linear(hidden_size, num_classes)

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.models.backbones import Backbone
+from lightning_fed.models.backbones import Backbone, check_counts
 
 __all__ = ["ResNet18"]
 
@@ -35,9 +35,7 @@ class ResNet18(Backbone):
         self, num_classes: int = 10, in_channels: int = 3, norm: Literal["group", "batch"] = "group", groups: int = 2
     ) -> None:
         super().__init__()
-        for name, count in {"num_classes": num_classes, "in_channels": in_channels}.items():
-            if count < 1:
-                raise FederatedError(f"ResNet18 expected `--model.backbone.{name}` to be at least 1, got {count}.")
+        check_counts(self, num_classes=num_classes, in_channels=in_channels)
         if norm not in ("group", "batch"):
             raise FederatedError(f"ResNet18 expected `--model.backbone.norm` to be group or batch, got {norm!r}.")
         if groups < 1 or _NARROWEST % groups:

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count, is_number
 from lightning_fed.sampling import ClientSampler
 
 __all__ = ["batch_limit", "expect_datamodule", "expect_module", "validate_options"]
@@ -46,7 +46,7 @@ def validate_options(options: dict[str, Any]) -> None:
     _expect_choice("client_states", options["client_states"], ("device", "host", "disk"))
     _expect_balance(options["balance"], options["deterministic"])
     share = options["max_diverged"]
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+    if not is_number(share, least=0, below=1):
         raise _error("max_diverged", "a share in [0, 1)", share)
     if options["local_epochs"] is not None and options["local_steps"] is not None:
         raise FederatedError(
@@ -95,14 +95,12 @@ def _error(name: str, expected: str, value: Any) -> FederatedError:
 
 
 def _expect_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _error(name, "an integer of at least 1", value)
+    expect_count(f"--trainer.{name}", value)
 
 
 def _expect_share(name: str, value: Any, smallest: int) -> None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= smallest
     is_share = isinstance(value, float) and 0 <= value <= 1 and (smallest == 0 or value > 0)
-    if not (is_count or is_share):
+    if not (is_count(value, smallest) or is_share):
         lower = "[0" if smallest == 0 else "(0"
         raise _error(name, f"a count (an integer of at least {smallest}) or a fraction in {lower}, 1]", value)
 
@@ -111,8 +109,8 @@ def _expect_numbers(options: dict[str, Any]) -> None:
     clip, seed, rounds = options["gradient_clip_val"], options["seed"], options["fast_dev_run"]
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
         raise _error("gradient_clip_val", "a number of at least 0", clip)
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise _error("seed", "an integer of at least 0", seed)
+    if seed is not None:
+        expect_count("--trainer.seed", seed, least=0)
     if not isinstance(rounds, int) or rounds < 0:
         raise _error("fast_dev_run", "true, false or a number of rounds", rounds)
 
@@ -158,8 +156,7 @@ def _expect_duration(duration: Any) -> None:
 
 
 def _expect_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    if value not in known:
-        raise _error(name, f"one of {', '.join(map(str, known))}", value)
+    expect_choice(f"--trainer.{name}", value, known)
 
 
 def expect_module(module: Any, step: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_fed.core.updates import StartGradient
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.dissimilarity import gradient_spread
 from lightning_fed.hooks import FederatedCallback
 
@@ -47,12 +47,8 @@ class GradientDissimilarity(FederatedCallback):
         client: int | None = None,
     ) -> None:
         name = type(self).__name__
-        if isinstance(every_n_rounds, bool) or not isinstance(every_n_rounds, int) or every_n_rounds < 1:
-            raise FederatedError(
-                f"Expected `every_n_rounds` of {name} to be an integer of at least 1, got {every_n_rounds!r}."
-            )
-        if weighting not in ("uniform", "samples"):
-            raise FederatedError(f"Expected `weighting` of {name} to be uniform or samples, got {weighting!r}.")
+        expect_count("every_n_rounds", every_n_rounds, of=name)
+        expect_choice("weighting", weighting, ("uniform", "samples"), of=name)
         self.every_n_rounds, self.weighting, self.client = every_n_rounds, weighting, client
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
