@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 
 from lightning_fed.data.division import Division
 from lightning_fed.data.inspection import input_shape
-from lightning_fed.data.label_statistics import LabelCounts, label_statistics
+from lightning_fed.data.label_statistics import label_statistics
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.skews import FeatureSkew
 from lightning_fed.data.skews.views import SkewedSets
@@ -128,4 +128,4 @@ class DescribedData(LightningDataModule, ABC):
         summary = self.split.summary(labels) | {"hash": self.split_hash}
         if labels is None or num_classes is None:
             return summary
-        return summary | label_statistics(LabelCounts.of(self.split, labels, num_classes))
+        return summary | label_statistics(self.split, labels, num_classes)

@@ -1,13 +1,13 @@
 """How differently the labels are distributed over the clients: classes, entropy and divergence."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.data.split import Split
 
-__all__ = ["MOST_PAIRS", "LabelCounts", "divergence", "entropy", "label_statistics"]
+__all__ = ["MOST_PAIRS", "count_labels", "divergences", "entropies", "label_statistics"]
 
 # Up to this many pairs of clients (100 clients have as many) all of them are compared, else a sample of this size. A
 # divergence lies in [0, 1], so the mean over the sample has a standard error of at most 0.5 / sqrt(4,950) = 0.007.
@@ -18,129 +18,99 @@ _MOST_CLASSES = 1000
 _BLOCK = 2**21
 
 
-def entropy(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Computes Shannon's entropy ``H(p) = -Σ_c p_c log2 p_c`` in bits.
+def count_labels(split: Split, labels: npt.NDArray[np.integer], num_classes: int) -> Any:
+    """Counts the samples of each client and class.
+
+    Args:
+        split: Which rows of the training set each client owns.
+        labels: A label for each row of the training set, in [0, num_classes).
+        num_classes: Number of classes.
+
+    Returns:
+        A ``scipy.sparse.csr_array`` of shape (clients, classes): as a table it can be far larger than the data.
+    """
+    from scipy.sparse import csr_array  # here and below: the import takes as long as a small run
+
+    classes = labels[split.index].astype(np.int64)
+    shape = (split.num_clients, num_classes)
+    counts = csr_array((np.ones(len(classes), dtype=np.int64), classes, split.offsets), shape, copy=True)
+    counts.sum_duplicates()
+    return counts
+
+
+def entropies(counts: Any) -> npt.NDArray[np.float64]:
+    """Computes Shannon's entropy ``H(p) = -Σ_c p_c log2 p_c`` of each client's labels in bits.
 
     Source: C. Shannon, "A Mathematical Theory of Communication", Bell System Technical Journal 1948.
 
     Args:
-        shares: Distributions over C classes, shape (..., C), float64.
+        counts: Samples of each client and class, as of ``count_labels``.
 
     Returns:
-        Values in [0, log2 C], shape (...).
+        Values in [0, log2 C], shape (clients,); 0 without samples.
     """
-    logarithms = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
-    return np.asarray(-(shares * logarithms).sum(axis=-1)) + 0.0  # no minus zero
+    from scipy.special import entr
+
+    client = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
+    shares = counts.data / counts.sum(axis=1)[client]
+    return np.asarray(np.bincount(client, entr(shares), counts.shape[0]) / np.log(2))
 
 
-def divergence(p: npt.NDArray[np.float64], q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Computes the Jensen-Shannon divergence ``H((p + q) / 2) - (H(p) + H(q)) / 2`` in bits.
+def divergences(counts: Any, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Computes the Jensen-Shannon divergence ``H((p + q) / 2) - (H(p) + H(q)) / 2`` between clients' labels in bits.
 
     Source: J. Lin, "Divergence measures based on the Shannon entropy", IEEE Transactions on Information Theory 1991.
 
     Args:
-        p: Distributions over C classes, shape (..., C), float64.
-        q: Others, same shape.
+        counts: Samples of each client and class, as of ``count_labels``.
+        pairs: Ids of clients with samples, shape (pairs, 2).
 
     Returns:
-        Values in [0, 1], shape (...): 0 where both are equal, 1 where they share no class.
+        Values in [0, 1], shape (pairs,): 0 where both are equal, 1 where they share no class.
     """
-    mixed = entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
-    return np.asarray(mixed.clip(0, 1))
+    from scipy.special import rel_entr
+
+    def shares(clients: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        table = counts[clients].toarray()
+        return np.asarray(table / table.sum(axis=1, keepdims=True))
+
+    size = max(1, _BLOCK // counts.shape[1])
+    found = []
+    for start in range(0, len(pairs), size):
+        p, q = (shares(clients) for clients in pairs[start : start + size].T)
+        mixture = (p + q) / 2
+        found.append((rel_entr(p, mixture) + rel_entr(q, mixture)).sum(axis=1) / np.log(4))
+    return np.concatenate(found).clip(0, 1)
 
 
-@dataclass(frozen=True)
-class LabelCounts:
-    """How many samples of each class each client holds: the pairs of client and class that occur, sorted.
-
-    A table of clients × classes can be far larger than the data.
-
-    Attributes:
-        starts: Where each client starts, shape (clients + 1,), int64.
-        classes: Class of each pair, shape (pairs,), int64.
-        counts: Its samples, shape (pairs,), int64.
-        num_classes: Number of classes.
-    """
-
-    starts: npt.NDArray[np.int64]
-    classes: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
-    num_classes: int
-
-    @classmethod
-    def of(cls, split: Split, labels: npt.NDArray[np.integer], num_classes: int) -> "LabelCounts":
-        """Counts.
-
-        Args:
-            split: Which rows of the training set each client owns.
-            labels: A label for each row of the training set, in [0, num_classes).
-            num_classes: Number of classes.
-        """
-        cells, counts = np.unique(split.owners * num_classes + labels[split.index], return_counts=True)
-        starts = np.searchsorted(cells, np.arange(split.num_clients + 1) * num_classes)
-        return cls(starts, cells % num_classes, counts, num_classes)
-
-    @property
-    def classes_per_client(self) -> npt.NDArray[np.int64]:
-        """Number of classes that each client holds, shape (clients,)."""
-        return np.diff(self.starts)
-
-    def pooled(self) -> npt.NDArray[np.float64]:
-        """Computes the distribution of the labels of all clients together, shape (num_classes,)."""
-        totals = np.bincount(self.classes, self.counts, self.num_classes)
-        return np.asarray(totals / max(totals.sum(), 1))
-
-    def shares(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Computes the distribution of some clients' labels, shape (len(clients), num_classes); 0 without any."""
-        lengths = self.starts[clients + 1] - self.starts[clients]
-        row = np.repeat(np.arange(len(clients)), lengths)
-        first = np.repeat(self.starts[clients] - (np.cumsum(lengths) - lengths), lengths)
-        cells = np.arange(len(row)) + first
-        table = np.zeros((len(clients), self.num_classes))
-        table[row, self.classes[cells]] = self.counts[cells]
-        return np.asarray(table / np.maximum(table.sum(axis=1, keepdims=True), 1))
-
-    def entropies(self) -> npt.NDArray[np.float64]:
-        """Computes the entropy of each client's labels in bits, shape (clients,); 0 without samples."""
-        lengths = self.classes_per_client
-        client = np.repeat(np.arange(len(lengths)), lengths)
-        shares = self.counts / np.bincount(client, self.counts, len(lengths))[client]
-        return np.asarray(np.bincount(client, -shares * np.log2(shares), len(lengths)) + 0.0)
-
-    def divergences(self, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Computes the divergence between the labels of pairs of clients.
-
-        Args:
-            pairs: Client ids, shape (pairs, 2).
-
-        Returns:
-            Values in [0, 1], shape (pairs,).
-        """
-        size = max(1, _BLOCK // self.num_classes)
-        blocks = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-        return np.concatenate([divergence(self.shares(block[:, 0]), self.shares(block[:, 1])) for block in blocks])
-
-
-def label_statistics(counts: LabelCounts) -> dict[str, int | float]:
+def label_statistics(split: Split, labels: npt.NDArray[np.integer], num_classes: int) -> dict[str, int | float]:
     """Describes how labels are distributed over the clients that hold samples, each client counting the same.
+
+    Args:
+        split: Which rows of the training set each client owns.
+        labels: A label for each row of the training set, in [0, num_classes).
+        num_classes: Number of classes.
 
     Returns:
         ``classes_per_client_min``, ``_median`` and ``_max``; ``label_entropy_mean`` and that of all samples together,
         ``label_entropy_pooled``, in bits; where there are two clients and at most 1000 classes,
         ``label_divergence_mean`` over ``label_divergence_pairs`` pairs of clients.
     """
-    held = np.flatnonzero(counts.classes_per_client)
-    classes = counts.classes_per_client[held]
+    from scipy.special import entr
+
+    counts = count_labels(split, labels, num_classes)
+    held = np.flatnonzero(split.sizes)
+    classes = np.diff(counts.indptr)[held]
     figures: dict[str, int | float] = {
         "classes_per_client_min": int(classes.min()),
         "classes_per_client_median": float(np.median(classes)),
         "classes_per_client_max": int(classes.max()),
-        "label_entropy_mean": float(counts.entropies()[held].mean()),
-        "label_entropy_pooled": float(entropy(counts.pooled())),
+        "label_entropy_mean": float(entropies(counts)[held].mean()),
+        "label_entropy_pooled": float(entr(counts.sum(axis=0) / counts.sum()).sum() / np.log(2)),
     }
-    if len(held) > 1 and counts.num_classes <= _MOST_CLASSES:
+    if len(held) > 1 and num_classes <= _MOST_CLASSES:
         pairs = held[_pairs(len(held))]
-        figures["label_divergence_mean"] = float(counts.divergences(pairs).mean())
+        figures["label_divergence_mean"] = float(divergences(counts, pairs).mean())
         figures["label_divergence_pairs"] = len(pairs)
     return figures
 

@@ -31,7 +31,7 @@ class TinyImageNet(ImageDataModule):
     set here: the labels of its test images were never published. Classes are numbered in the order of their ids
     (n01443537 is 0), as by ``torchvision.datasets.ImageFolder``.
 
-    JPEG files are decoded once, into a cache of 1.4 GB, which is made anew when it is damaged or a file has changed.
+    JPEG files are decoded once, into a cache of 1.4 GB, made anew when it cannot be read or a file has changed.
 
     Args:
         cache_dir: Folder of the cache; ``lightning_fed`` in the user's cache folder if not given.

@@ -4,14 +4,13 @@ import hashlib
 import os
 import pickle
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import torch
 from torch import Tensor
 
+from lightning_fed.core.files import open_atomically
 from lightning_fed.errors import FederatedError
 
 __all__ = ["cached_tensors", "default_cache_folder", "fingerprint_of"]
@@ -37,8 +36,8 @@ def fingerprint_of(paths: Iterable[Path], root: Path) -> str:
 def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:
     """Returns tensors from a file, or makes them and writes the file.
 
-    It is made anew when it is damaged, down to one bit of an image, or was made for another fingerprint. A process that
-    dies while it writes leaves the former file as it was.
+    It is made anew when it cannot be read, or was made for another fingerprint. A process that dies while it writes
+    leaves the former file as it was.
 
     Args:
         path: The file.
@@ -52,18 +51,10 @@ def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]
     if tensors is not None:
         return tensors
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Opened first: a folder that cannot be written to is found before the long work, not after it.
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                tensors = make()
-                content = {"fingerprint": fingerprint, "checksum": _checksum(tensors), "tensors": tensors}
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            finally:
-                Path(file.name).unlink(missing_ok=True)
+        with open_atomically(path) as file:
+            tensors = make()
+            torch.save({"fingerprint": fingerprint, "tensors": tensors}, file)
     except (OSError, RuntimeError) as error:  # torch raises either for a full disk
         raise FederatedError(
             f"Expected to keep decoded images in {path}, but that failed ({error}): set "
@@ -74,21 +65,9 @@ def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]
 
 def _read(path: Path, fingerprint: str) -> list[Tensor] | None:
     """Reads the file, None if there is none, it is damaged, or it is another one's."""
-    if not path.is_file():
-        return None
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except _UNREADABLE:
         return None
-    if not isinstance(content, dict) or content.get("fingerprint") != fingerprint:
-        return None
-    tensors: list[Tensor] = content["tensors"]
-    return tensors if content["checksum"] == _checksum(tensors) else None
-
-
-def _checksum(tensors: list[Tensor]) -> int:
-    # torch.load does not look at the checksums that the format has for itself.
-    checksum = 0
-    for tensor in tensors:
-        checksum = zlib.crc32(tensor.contiguous().numpy().data.cast("B"), checksum)
-    return checksum
+    is_ours = isinstance(content, dict) and content.get("fingerprint") == fingerprint
+    return content["tensors"] if is_ours else None

@@ -1,5 +1,7 @@
 """Reader of LEAF's JSON: samples that belong to users, in files that are merged without being held at once."""
 
+import gzip
+import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -11,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.data.json_text import JsonText, read_text
 from lightning_fed.data.readers.users import UserSamples
 from lightning_fed.errors import FederatedError
 
-__all__ = ["LeafUser", "leaf_files", "leaf_users", "read_leaf"]
+__all__ = ["LeafUser", "leaf_files", "leaf_users", "read_leaf", "read_text"]
 
 _KEYS = ("users", "num_samples", "user_data")
 
@@ -26,7 +27,8 @@ class LeafUser:
 
     Attributes:
         name: The user's name.
-        data: What the file holds for it, usually ``x`` and ``y``, lists of the same length.
+        data: What the file holds for it, usually ``x`` and ``y`` of the same length: ``x`` an array, float32 of shape
+            (samples, ...), where it holds numbers, else a list.
         place: File and user, for messages.
     """
 
@@ -39,9 +41,9 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
     """Reads numeric samples from a folder of JSON files in the format of LEAF.
 
     Each file holds ``{"users": [names], "num_samples": [counts], "user_data": {name: {"x": [...], "y": [...]}}}``, and
-    perhaps ``hierarchies``, which are not read. One user is decoded at a time, so that beside the tensors there is in
-    memory the text of one file only. Source: S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
-    https://arxiv.org/abs/1812.01097.
+    perhaps ``hierarchies``, which are not read. The numbers of one user at a time are lists: beside the tensors there
+    are in memory the text and the arrays of one file. Source: S. Caldas et al., "LEAF: A Benchmark for Federated
+    Settings", 2018, https://arxiv.org/abs/1812.01097.
 
     Args:
         folder: Folder of .json or .json.gz files, read in the order of their names.
@@ -116,42 +118,65 @@ def leaf_files(path: Path, option: str) -> list[Path]:
     return files
 
 
+def read_text(path: Path) -> str:
+    """Reads a file in UTF-8, packed with gzip if its name ends in ``.gz``."""
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+
+
 def _users_of_file(path: Path, option: str, count: Callable[[LeafUser], int]) -> Iterator[tuple[LeafUser, int]]:
-    """Yields each user of a file with its number of samples, and compares them with the lists of the file."""
-    head: dict[str, Any] = {}
-    counted: dict[str, int] = {}
-    name = None
+    """Yields each user of a file with its number of samples, once they agree with the lists of the file."""
+    content = _decoded(path, option)
+    users = [LeafUser(name, data, f"user {name} of {path}") for name, data in content["user_data"].items()]
+    counted = {user.name: count(user) for user in users}
+    _check_lists(path, option, content, counted)
+    for user in users:
+        yield user, counted[user.name]
+
+
+def _decoded(path: Path, option: str) -> dict[str, Any]:
+    """Reads the JSON of a file; the inputs of a user become an array as soon as the user's entry ends."""
+
+    def entry(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        number = Counter(name for name, value in pairs if isinstance(value, dict))
+        twice = next((name for name in number if number[name] > 1), None)
+        if twice is not None:
+            raise FederatedError(f"Expected every user once, got {twice} twice in {path}: change `{option}`.")
+        return {name: _as_array(value) if name == "x" else value for name, value in pairs}
+
     try:
-        text = JsonText(read_text(path))
-        for key in text.members():
-            if key != "user_data":
-                head[key] = text.value()
-                continue
-            head[key] = True
-            for name in text.members():
-                user = LeafUser(name, text.value(), f"user {name} of {path}")
-                if name in counted:
-                    raise FederatedError(f"Expected every user once, got {name} twice in {path}: change `{option}`.")
-                counted[name] = count(user)
-                yield user, counted[name]
-        text.end()
+        content = json.loads(read_text(path), object_pairs_hook=entry)
     except FederatedError:
         raise
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        where = "before the first user" if name is None else f"at or after user {name}"
         raise FederatedError(
-            f"The file {path} cannot be read as JSON ({where}: {_first_words(error)}): it is truncated or damaged; "
-            f"write it again, or change `{option}`."
+            f"The file {path} cannot be read as JSON ({_first_words(error)}): it is truncated or damaged; write it "
+            f"again, or change `{option}`."
         ) from error
-    _check_head(path, option, head, counted)
-
-
-def _check_head(path: Path, option: str, head: Mapping[str, Any], counted: Mapping[str, int]) -> None:
-    missing = [key for key in _KEYS if key not in head]
-    if missing:
+    held = content if isinstance(content, dict) else {}
+    missing = next((key for key in _KEYS if key not in held), None)
+    if missing is None and not isinstance(held["user_data"], dict):
+        missing = "user_data by name"
+    if missing is not None:
         raise FederatedError(
-            f"Expected LEAF's keys users, num_samples and user_data in {path}, got no {missing[0]}: change `{option}`."
+            f"Expected LEAF's keys users, num_samples and user_data in {path}, got no {missing}: change `{option}`."
         )
+    return held
+
+
+def _as_array(values: Any) -> Any:
+    """Makes a float32 array of nested lists of numbers, and leaves anything else as it is."""
+    if not isinstance(values, list):
+        return values
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        return values
+    return array.astype(np.float32) if array.dtype.kind in "iuf" else values
+
+
+def _check_lists(path: Path, option: str, head: Mapping[str, Any], counted: Mapping[str, int]) -> None:
+    """Refuses a file whose lists of users and of their counts are not those of its entries."""
     users, counts = head["users"], head["num_samples"]
     if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
         raise FederatedError(
@@ -190,7 +215,7 @@ def _check_head(path: Path, option: str, head: Mapping[str, Any], counted: Mappi
 def _count(user: LeafUser) -> int:
     """Counts samples that are stored as lists ``x`` and ``y``."""
     x, y = (user.data.get(key) if isinstance(user.data, dict) else None for key in ("x", "y"))
-    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+    if not isinstance(x, (list, np.ndarray)) or not isinstance(y, list) or len(x) != len(y):
         raise FederatedError(
             f"Expected x and y of {user.place} to be lists of the same length, got {_described(x)} and "
             f"{_described(y)}: write the file again."
@@ -200,14 +225,12 @@ def _count(user: LeafUser) -> int:
 
 def _numbers(user: LeafUser) -> tuple[Any, Any]:
     """Makes arrays of one user's samples: float32 of shape (n, ...) and int64 of shape (n,)."""
-    try:
-        x = np.asarray(user.data["x"])
-    except ValueError:
-        x = np.empty(0, dtype=object)
-    if x.dtype.kind not in "iuf":
+    x = user.data["x"]
+    if isinstance(x, list):
+        is_text = any(isinstance(value, str) for value in np.array(x, dtype=object).ravel())
         raise FederatedError(
             f"Expected x of {user.place} to be samples of one shape that hold numbers alone, got "
-            f"{'text' if x.dtype.kind == 'U' else 'lists of different lengths or other values'}: write the file again."
+            f"{'text' if is_text else 'lists of different lengths or other values'}: write the file again."
         )
     y = user.data["y"]
     wrong = [label for label in y if isinstance(label, bool) or not isinstance(label, int) or label < 0]
@@ -215,11 +238,11 @@ def _numbers(user: LeafUser) -> tuple[Any, Any]:
         raise FederatedError(
             f"Expected y of {user.place} to be whole numbers of at least 0, got {wrong[0]!r}: write the file again."
         )
-    return x.astype(np.float32), np.asarray(y, dtype=np.int64)
+    return x, np.asarray(y, dtype=np.int64)
 
 
 def _described(value: object) -> str:
-    return f"{len(value)} entries" if isinstance(value, list) else type(value).__name__
+    return f"{len(value)} entries" if isinstance(value, (list, np.ndarray)) else type(value).__name__
 
 
 def _first_words(error: BaseException) -> str:

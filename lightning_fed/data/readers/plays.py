@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.json_text import read_text
-from lightning_fed.data.readers.leaf import LeafUser, leaf_users
+from lightning_fed.data.readers.leaf import LeafUser, leaf_users, read_text
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LETTERS", "UNKNOWN", "WINDOW", "Role", "decode", "encode", "read_plays", "read_roles"]
@@ -128,6 +127,7 @@ def _count(user: LeafUser) -> int:
     """Counts a role's samples, after a look at their types."""
     data = user.data if isinstance(user.data, dict) else {}
     raw, x, y = data.get("raw"), data.get("x"), data.get("y")
+    x = x.tolist() if isinstance(x, np.ndarray) else x  # numbers, not text
     if x is None and isinstance(raw, str):
         return max(0, len(raw) - WINDOW)
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):

@@ -83,13 +83,13 @@ def hues_to_rgb(hues: Tensor, circle: int) -> Tensor:
     """Returns the fully saturated colours of some hues, computed from whole numbers: the same on every device.
 
     Args:
-        hues: Places on the colour circle, int64 in [0, circle): 0 is red, circle / 3 green, 2 circle / 3 blue.
+        hues: Places on the colour circle, integers in [0, circle): 0 is red, circle / 3 green, 2 circle / 3 blue.
         circle: How many places there are.
 
     Returns:
         Colours in [0, 1] with largest channel 1 and smallest 0, shape (*hues, 3), float32.
     """
-    distance = hues[..., None] * 6 - torch.tensor([0, 2 * circle, 4 * circle], device=hues.device)
+    distance = hues[..., None].to(torch.int64) * 6 - torch.tensor([0, 2 * circle, 4 * circle], device=hues.device)
     distance = (distance + 3 * circle) % (6 * circle) - 3 * circle  # in [-3, 3) circle, along it
     return _divide((2 * circle - distance.abs()).clamp(0, circle).to(torch.float32), circle)
 

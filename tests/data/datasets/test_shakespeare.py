@@ -261,7 +261,7 @@ def test_the_module_of_the_real_file(shakespeare_root: Path) -> None:
         ({"A": {"text": "a" * 99}}, {"num_samples": [1]}, "got text: write"),
         ({"A": {"x": ["a" * 79], "y": ["b"]}}, {}, "Expected samples of 80 characters"),
         ({"A": {"x": ["a" * 80], "y": ["bc"]}}, {}, "got 'bc'"),
-        ({"A": {"x": [[1] * 80], "y": ["b"]}}, {}, "got '[1, 1"),
+        ({"A": {"x": [[1] * 80], "y": ["b"]}}, {}, "got '[1.0, 1"),
         ({"A": {"x": ["a" * 80, "b" * 80], "y": ["b"]}}, {}, "x and y of the same length, got x, y"),
     ],
 )

@@ -63,6 +63,7 @@ def test_entries_that_leaf_leaves_behind_are_not_users(tmp_path: Path) -> None:
         ({"num_samples": [2]}, ["lists of the same length", "2 entries and 1 entries"]),
         ({"num_samples": None}, ["got no num_samples", "a.json"]),
         ({"user_data": None}, ["got no user_data"]),
+        ({"user_data": [ANN, BOB]}, ["got no user_data by name"]),
         ({"users": "ann"}, ["lists of the same length, got str"]),
         ({"users": ["ann", "eve"]}, ["got no eve", "a.json"]),
         ({"users": [["ann"], "bob"]}, ["to be a list of names", "a.json"]),
@@ -81,7 +82,10 @@ def test_entries_that_leaf_leaves_behind_are_not_users(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_files_that_disagree(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
-    write_leaf(tmp_path / "a.json", {"ann": ANN, "bob": BOB}, **changes)
+    users = {"ann": ANN, "bob": BOB}
+    if isinstance(changes.get("user_data"), dict):
+        changes = {"user_data": users | changes["user_data"]}
+    write_leaf(tmp_path / "a.json", users, **changes)
     refused(tmp_path, *words)
 
 
@@ -96,15 +100,13 @@ def test_a_user_twice(tmp_path: Path) -> None:
     refused(tmp_path, "got ann twice in ", "a.json")
 
 
-def test_every_truncation_is_noticed_and_names_the_user(tmp_path: Path) -> None:
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
     whole = write_leaf(tmp_path / "a.json", {"ann": ANN, "bob": BOB}).read_text()
     for length in range(len(whole)):
         (tmp_path / "a.json").write_text(whole[:length])
-        known = [name for name in ("ann", "bob") if f'"{name}": {{' in whole[: length + 2]]
-        where = f"at or after user {known[-1]}" if known else ""
-        refused(tmp_path, "a.json cannot be read as JSON", where if length == whole.index('"x"', 70) else "")
+        refused(tmp_path, "a.json cannot be read as JSON", ": line 1 column ")
     (tmp_path / "a.json").write_text(whole + "}")
-    refused(tmp_path, "something after the end")
+    refused(tmp_path, "Extra data: line 1 column ")
 
 
 @pytest.mark.parametrize("content", [b"[1, 2]", b"{1: 2}", b"\xff\xfe", b"", b"{} {}", b'{"users" 1}'])
@@ -117,7 +119,7 @@ def test_packed_files_that_are_cut(tmp_path: Path) -> None:
     packed = gzip.compress(json.dumps({"users": ["ann"], "num_samples": [2], "user_data": {"ann": ANN}}).encode())
     for content in (packed[:-9], packed[:20], b"no gzip"):
         (tmp_path / "a.json.gz").write_bytes(content)
-        refused(tmp_path, "a.json.gz cannot be read as JSON (before the first user")
+        refused(tmp_path, "a.json.gz cannot be read as JSON (")
 
 
 def test_folders_without_users(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_folders_without_users(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
-    """What is not kept is freed: reading 12 files peaks where reading one does, at its text and one user's values."""
+    """What is not kept is freed: reading 12 files peaks where one does, at its text and arrays and one user's lists."""
     samples = (np.random.default_rng(0).integers(0, 256, (10, 784)) / 255).tolist()
     for number in range(12):
         users = {f"{number}-{user}": {"x": samples, "y": [0] * 10} for user in range(3)}
@@ -144,4 +146,4 @@ def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
     text = (tmp_path / "00.json").stat().st_size
     one = peak(tmp_path / "00.json")
     assert peak(tmp_path) < one + text / 10
-    assert one < 2.2 * text + 1.5 * 10 * 784 * 32  # bytes and text; floats and their places in lists
+    assert one < 2 * text + 3 * 10 * 784 * 4 + 1.5 * 10 * 784 * 32  # bytes and text; arrays; lists of floats
