@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 # Short class names (`--aggregator FedAvg`) resolve only for classes that are loaded.
@@ -170,9 +170,6 @@ class FederatedCLI(LightningCLI):
         options: Namespace = config.get(str(self.subcommand), config)
         return options
 
-    def _instantiate_trainer(self, config: dict[str, Any], callbacks: Sequence[Any]) -> Any:
-        return super()._instantiate_trainer(config, _flat(callbacks))
-
     def after_instantiate_classes(self) -> None:
         """Tells the trainer the resolved config of the experiment, by which it names, groups and finds runs."""
         self._dump_config()
@@ -189,11 +186,3 @@ class FederatedCLI(LightningCLI):
 
 def _build(class_type: type, *args: Any, **kwargs: Any) -> Any:
     return class_type(*args, **kwargs)
-
-
-def _flat(callbacks: Sequence[Callback | Sequence[Callback] | None]) -> list[Callback]:
-    """Flattens lists of callbacks one level and drops groups that were not given."""
-    flat: list[Callback] = []
-    for entry in callbacks:
-        flat.extend([] if entry is None else [entry] if isinstance(entry, Callback) else entry)
-    return flat

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.report.load import Method, Run, group_runs, load_runs
+from lightning_fed.runs.report.load import MeasuredRun, Method, group_runs, load_runs
 from lightning_fed.runs.report.plots import curves_figure
 from lightning_fed.runs.report.tables import Row, format_table, lower_is_better, method_rows, write_csv
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def choose_metric(runs: Sequence[Run]) -> str:
+def choose_metric(runs: Sequence[MeasuredRun]) -> str:
     """Returns the first of test and validation accuracy, then losses, that every run measured.
 
     Raises:
@@ -129,7 +129,7 @@ def _print_next(options: argparse.Namespace, methods: Sequence[Method], metric: 
     commands = []
     run = methods[0].runs[-1]
     if (run.path / "config.yaml").is_file():
-        seed = 1 + max(run.seed or 0 for run in methods[0].runs)
+        seed = 1 + max(run.seed for run in methods[0].runs)
         commands.append(["fit", "--config", str(run.path / "config.yaml"), "--seed_everything", str(seed)])
     shared = set.intersection(*(set(run.columns) for method in methods for run in method.runs))
     other = next(

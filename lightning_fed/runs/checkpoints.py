@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_fed.core.client_states import FOLDER
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.folder import Run, find_runs, open_run
+from lightning_fed.runs.folder import RunFolder, find_runs, open_run
 
 __all__ = [
     "find_checkpoint",
@@ -57,7 +57,7 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
     return checkpoint
 
 
-def records_of_checkpoints(run: Run) -> dict[str, list[str] | None]:
+def records_of_checkpoints(run: RunFolder) -> dict[str, list[str] | None]:
     """Finds the files of client state that the checkpoints in a run's folder refer to.
 
     Returns:
@@ -74,7 +74,7 @@ def records_of_checkpoints(run: Run) -> dict[str, list[str] | None]:
     return records
 
 
-def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> tuple[Path | None, Run | None]:
+def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> tuple[Path | None, RunFolder | None]:
     """Resolves ``last``, ``best`` or a path.
 
     Returns:

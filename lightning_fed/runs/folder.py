@@ -1,18 +1,20 @@
-"""The folder of a run, and the fingerprint by which a later start finds it again."""
+"""The folder of a run, the rows in it, and the fingerprint by which a later start finds it again."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning_fed.core.files import write_atomically
 
-__all__ = ["Run", "create_run", "find_runs", "fingerprint", "open_run"]
+__all__ = ["RunFolder", "create_run", "find_runs", "fingerprint", "open_run", "read_rows", "read_run"]
 
 # What does not change the numbers of a round: how long the run is, where it is kept, what is shown of it, how many
 # processes share it, and how.
@@ -23,7 +25,7 @@ _LENGTH = (
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run folder and what its ``run.json`` says.
 
     Attributes:
@@ -74,7 +76,7 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int) -> Run:
+def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int) -> RunFolder:
     """Makes a new folder ``root/name/version_K`` with the smallest free K and writes its ``run.json``."""
     parent = root / name
     parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
             break
         except FileExistsError:
             version += 1
-    run = Run(
+    run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),
         group=fingerprint(config, "seed_everything", "trainer.seed", "trainer.name"),
@@ -102,21 +104,47 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
     return run
 
 
-def open_run(path: Path) -> Run | None:
+def read_run(path: Path) -> RunFolder:
+    """Reads a run folder.
+
+    Raises:
+        OSError, ValueError, TypeError: If it is not one.
+    """
+    return RunFolder(path=path, **json.loads((path / "run.json").read_text()))
+
+
+def open_run(path: Path) -> RunFolder | None:
     """Reads a run folder; None if it is not one."""
     try:
-        return Run(path=path, **json.loads((path / "run.json").read_text()))
+        return read_run(path)
     except (OSError, ValueError, TypeError):
         return None
 
 
-def find_runs(root: Path, name: str, fingerprint: str) -> list[Run]:
+def find_runs(root: Path, name: str, fingerprint: str) -> list[RunFolder]:
     """Finds the runs of a name with a fingerprint, those with the newest ``last`` checkpoint first."""
     runs = [run for path in (root / name).glob("version_*") if (run := open_run(path)) is not None]
     same = [run for run in runs if run.fingerprint == fingerprint]
 
-    def newest(run: Run) -> tuple[float, float]:
+    def newest(run: RunFolder) -> tuple[float, float]:
         last = run.checkpoints / "last.ckpt"
         return (last.stat().st_mtime if last.is_file() else 0.0, run.created)
 
     return sorted(same, key=newest, reverse=True)
+
+
+def read_rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yields the whole rows of a ``metrics.csv``, also of one that is being written or that a killed process left.
+
+    A row with another number of cells than the header is left out, as is a last line without its end.
+    """
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    # A killed process can leave a block of zeros, which the csv module refuses, and half a number at the end.
+    rows = csv.reader(line for line in text[: text.rfind("\n") + 1].splitlines() if "\0" not in line)
+    header = next(rows, [])
+    for cells in rows:
+        row = dict(zip(header, cells, strict=False))
+        if len(cells) == len(header) and row.get("round", "").isdigit():
+            yield row

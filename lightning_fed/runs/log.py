@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lightning_fed.errors import FederatedError
-from lightning_fed.runs.folder import Run
-from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, read_rows
+from lightning_fed.runs.folder import RunFolder, read_rows
+from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger
 
 __all__ = ["RunLog"]
 
@@ -27,7 +25,7 @@ class RunLog:
         writes: Whether this process writes; another one has loggers that take everything and keep nothing.
     """
 
-    def __init__(self, choice: Any, run: Run | None, resumed_at: int | None, writes: bool = True) -> None:
+    def __init__(self, choice: Any, run: RunFolder | None, resumed_at: int | None, writes: bool = True) -> None:
         self.loggers: list[Logger] = []
         if run is None or choice is False:
             return
@@ -37,12 +35,13 @@ class RunLog:
         csv_logger = RoundCSVLogger(run.metrics)
         if resumed_at is not None:
             csv_logger.cut_back(resumed_at)
-        own = choice is None or choice is True
-        self.loggers = [*([RoundWandbLogger(run)] if own else _as_list(choice)), csv_logger]
+        if choice is None or choice is True:
+            choice = RoundWandbLogger(run)
+        self.loggers = [*(choice if isinstance(choice, (list, tuple)) else [choice]), csv_logger]
         if resumed_at is not None:
             self._replay(run)
 
-    def _replay(self, run: Run) -> None:
+    def _replay(self, run: RunFolder) -> None:
         """Gives a resumed W&B run the rounds of metrics.csv again: offline, each start writes a file of its own."""
         for logger in self.loggers:
             if isinstance(logger, RoundWandbLogger):
@@ -70,13 +69,3 @@ class RunLog:
         for logger in self.loggers:
             logger.save()
             logger.finalize(status)
-
-
-def _as_list(choice: Any) -> list[Logger]:
-    loggers = list(choice) if isinstance(choice, Iterable) else [choice]
-    for logger in loggers:
-        if not isinstance(logger, Logger):
-            raise FederatedError(
-                f"Expected `--trainer.logger` to be true, false or Lightning loggers, got {type(logger).__name__}."
-            )
-    return loggers

@@ -7,7 +7,7 @@ import io
 import netrc
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -16,9 +16,9 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.runs.folder import Run
+from lightning_fed.runs.folder import RunFolder, read_rows
 
-__all__ = ["RoundCSVLogger", "RoundWandbLogger", "read_rows"]
+__all__ = ["RoundCSVLogger", "RoundWandbLogger"]
 
 
 class RoundCSVLogger(Logger):
@@ -74,17 +74,6 @@ class RoundCSVLogger(Logger):
         write_atomically(self.path, text.getvalue().encode())
 
 
-def read_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yields the whole rows of a metrics file; an unfinished last line is passed over."""
-    if not path.exists():
-        return
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    for row in csv.DictReader(io.StringIO(whole)):
-        if (row.get("round") or "").isdigit() and None not in row.values():
-            yield row
-
-
 def _logged_in() -> bool:
     """Says whether credentials for W&B are at hand, without asking for them and without a network."""
     if os.environ.get("WANDB_API_KEY"):
@@ -117,7 +106,7 @@ class RoundWandbLogger(WandbLogger):
         project: W&B project.
     """
 
-    def __init__(self, run: Run, project: str = "lightning_fed") -> None:
+    def __init__(self, run: RunFolder, project: str = "lightning_fed") -> None:
         import wandb
 
         super().__init__(

@@ -21,7 +21,7 @@ from lightning_fed.core.files import write_atomically
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import find_checkpoint
-from lightning_fed.runs.folder import Run, create_run, fingerprint
+from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
 from lightning_fed.runs.log import RunLog
 from lightning_fed.trainer.facade import TrainerFacade
 
@@ -49,7 +49,7 @@ class RunKeeping(TrainerFacade):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run: Run | None = None
+        self.run: RunFolder | None = None
         self.finished_round = 0
         self.initial_weights: str | None = None
 
@@ -76,12 +76,14 @@ class RunKeeping(TrainerFacade):
             "weights": self.initial_weights,
         }
 
-    def _find(self, ckpt_path: str) -> tuple[Path | None, Run | None]:
+    def _find(self, ckpt_path: str) -> tuple[Path | None, RunFolder | None]:
         return self.processes.from_first(
             lambda: find_checkpoint(self.default_root_dir, self.name, fingerprint(self._config()), ckpt_path), "run"
         )
 
-    def _choose_run(self, ckpt_path: str | None, source: tuple[Path | None, Run | None] | None) -> Run | None:
+    def _choose_run(
+        self, ckpt_path: str | None, source: tuple[Path | None, RunFolder | None] | None
+    ) -> RunFolder | None:
         """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise."""
         saves = any(isinstance(cb, Checkpoint) for cb in self.callbacks)
         if self.fast_dev_run or (self.logger_choice is False and not saves and self.run_config is None):
@@ -92,7 +94,7 @@ class RunKeeping(TrainerFacade):
             rank_zero_info(f"No `{ckpt_path}` checkpoint of a run with this config was found: starting a new run.")
         return self.processes.from_first(self._create_run, "run")
 
-    def _create_run(self) -> Run:
+    def _create_run(self) -> RunFolder:
         try:
             return create_run(self.default_root_dir, self.name, self._config(), self.label, self.seed)
         except OSError as error:
@@ -101,12 +103,12 @@ class RunKeeping(TrainerFacade):
                 f"({error.strerror}): change `--trainer.default_root_dir`."
             ) from error
 
-    def _clear_away(self, run: Run | None) -> None:
+    def _clear_away(self, run: RunFolder | None) -> None:
         """Removes the folder of a run that ended before its first row: it holds nothing but its own name."""
         if run is not None and self.is_global_zero and not run.metrics.exists() and not run.checkpoints.exists():
             shutil.rmtree(run.path, ignore_errors=True)
 
-    def _keep_rows(self, source: Run | None) -> None:
+    def _keep_rows(self, source: RunFolder | None) -> None:
         """Takes over the rows of the run that this one goes on from, if it has a folder of its own."""
         other = source is not None and self.run is not None and source.path != self.run.path
         if source is not None and self.run is not None and other and source.metrics.is_file() and self.is_global_zero:
@@ -135,7 +137,7 @@ class RunKeeping(TrainerFacade):
         if new:
             write_atomically(path, "\n".join([text.rstrip("\n"), *new, ""]).encode())
 
-    def _draw_split(self, run: Run, log: RunLog) -> None:
+    def _draw_split(self, run: RunFolder, log: RunLog) -> None:
         """Writes the pictures of the split into the run's folder, and gives them to the loggers."""
         from lightning_fed.data import FederatedDataModule, split_figures
 

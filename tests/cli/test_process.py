@@ -53,7 +53,7 @@ def test_a_mistake_ends_with_its_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("code", "unwanted"),
     [
-        ("import lightning_fed.cli.report_command", ["lightning_fed.cli.federated_cli"]),
+        ("import lightning_fed.cli.report_command", ["torch", "lightning", "lightning_fed.cli.federated_cli"]),
         (
             "import lightning.pytorch, sys; before = set(sys.modules); import lightning_fed.cli.federated_cli; "
             "[sys.modules.pop(name) for name in before]",

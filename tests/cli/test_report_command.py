@@ -6,15 +6,17 @@ import pytest
 
 from lightning_fed.cli.report_command import main
 from lightning_fed.errors import FederatedError
+from tests.runs.report.parts import write_run
 
 ROWS = "round,train/loss,val/acc,val/loss,comm/bytes_up\n0,,0.1,2.3,\n1,1.0,0.5,1.5,100\n2,0.9,{acc},{loss},200\n"
 
 
 @pytest.fixture
-def runs(tmp_path: Path, write_run) -> Path:
+def runs(tmp_path: Path) -> Path:
     for seed, acc in enumerate([0.7, 0.8]):
-        write_run("a", seed, name="quick/avg", text=ROWS.format(acc=acc, loss=0.4))
-        write_run("b", seed, name="quick/gma", label="FedAvg+SignAgreement", text=ROWS.format(acc=acc + 0.1, loss=0.5))
+        write_run(tmp_path, "a", seed, name="quick/avg", text=ROWS.format(acc=acc, loss=0.4))
+        better = ROWS.format(acc=acc + 0.1, loss=0.5)
+        write_run(tmp_path, "b", seed, name="quick/gma", label="FedAvg+SignAgreement", text=better)
     return tmp_path / "runs"
 
 
@@ -30,13 +32,13 @@ def test_report_prints_the_table_and_writes_both_files(runs: Path, capsys) -> No
     assert sorted(path.name for path in runs.iterdir()) == ["quick", "report.csv", "report.png"]
 
 
-def test_default_metric_is_one_that_every_run_measured(runs: Path, write_run, capsys) -> None:
+def test_default_metric_is_one_that_every_run_measured(runs: Path, tmp_path: Path, capsys) -> None:
     main([str(runs)])
     assert capsys.readouterr().out.startswith("val/acc,")
-    write_run("c", 0, metric="val/loss", values=[2.0, 1.0], label="Loss")
+    write_run(tmp_path, "c", 0, metric="val/loss", values=[2.0, 1.0], label="Loss")
     main([str(runs)])
     assert capsys.readouterr().out.startswith("val/loss,")
-    write_run("d", 0, metric="mine", values=[2.0, 1.0], label="Mine")
+    write_run(tmp_path, "d", 0, metric="mine", values=[2.0, 1.0], label="Mine")
     with pytest.raises(FederatedError, match=r"mine.*`--metric`"):
         main([str(runs)])
 
@@ -56,8 +58,8 @@ def test_several_folders_write_here(runs: Path, tmp_path: Path, monkeypatch) -> 
     assert (tmp_path / "here" / "report.png").is_file()
 
 
-def test_runs_of_different_lengths_are_said(runs: Path, write_run, capsys) -> None:
-    write_run("a", 2, name="quick/avg", text="".join(ROWS.format(acc=0.1, loss=1).splitlines(True)[:3]))
+def test_runs_of_different_lengths_are_said(runs: Path, tmp_path: Path, capsys) -> None:
+    write_run(tmp_path, "a", 2, name="quick/avg", text="".join(ROWS.format(acc=0.1, loss=1).splitlines(True)[:3]))
     main([str(runs)])
     assert "different rounds (FedAvg+SignAgreement 2, FedAvg 1 to 2)" in capsys.readouterr().out
 

@@ -1,43 +1,25 @@
 """Reads run folders (``run.json`` and ``metrics.csv``) and groups them into methods."""
 
-import csv
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.folder import RunFolder, read_rows, read_run
 
-__all__ = ["Columns", "Method", "Run", "group_runs", "load_runs", "read_metrics"]
+__all__ = ["Columns", "Method", "MeasuredRun", "group_runs", "load_runs", "read_metrics"]
 
 Columns = dict[str, dict[int, float]]
 """Measured values by column and round; a round without a measurement has no entry."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run folder.
+class MeasuredRun(RunFolder):
+    """A run folder and what was measured in it."""
 
-    Attributes:
-        path: The folder.
-        group: Hash of the configuration without the seed.
-        label: Name of the method, such as FedAvg+SignAgreement.
-        name: Name given to the run.
-        seed: The run's seed.
-        created: Seconds since 1970.
-        columns: What was measured.
-    """
-
-    path: Path
-    group: str
-    label: str
-    name: str
-    seed: int | None
-    created: float
     columns: Columns
 
 
@@ -46,10 +28,10 @@ class Method:
     """The runs of one configuration, one for each seed, in ascending order of seed."""
 
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[MeasuredRun, ...]
 
 
-def load_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
     """Reads every run at or below some folders.
 
     Returns:
@@ -62,8 +44,9 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     folders = list(folders)
     for path in _run_folders(folders):
         try:
-            runs.append(_read_run(path))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            run = read_run(path)
+            runs.append(MeasuredRun(**vars(run), columns=read_metrics(run.metrics)))
+        except (OSError, ValueError, TypeError) as error:
             notes.append(f"Left out {path}, which cannot be read ({type(error).__name__}: {error}).")
     measured = [run for run in runs if run.columns]
     notes += [f"Left out {run.path}, which holds no measurement yet." for run in runs if not run.columns]
@@ -77,7 +60,7 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return measured, notes
 
 
-def group_runs(runs: Sequence[Run], metric: str) -> tuple[list[Method], list[str]]:
+def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], list[str]]:
     """Groups runs by configuration, keeping the newest run for each seed among those that measured a metric.
 
     Two configurations with the same label are told apart by the name of their runs, or else by their hash.
@@ -93,41 +76,27 @@ def group_runs(runs: Sequence[Run], metric: str) -> tuple[list[Method], list[str
         columns = ", ".join(sorted({column for run in runs for column in run.columns}))
         raise FederatedError(f"Expected `--metric` to be one of the measured columns ({columns}), got {metric!r}.")
     notes = [f"Left out {run.path}, which did not measure {metric}." for run in runs if metric not in run.columns]
-    newest: dict[tuple[str, int | None], Run] = {}
+    newest: dict[tuple[str, int], MeasuredRun] = {}
     for run in sorted(usable, key=lambda run: run.created):
         newest[run.group, run.seed] = run
     if len(newest) < len(usable):
         notes.append(f"Left out {len(usable) - len(newest)} older run(s) of the same configuration and seed.")
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[MeasuredRun]] = {}
     for run in newest.values():
         groups.setdefault(run.group, []).append(run)
     labels = _unique_labels([members[-1] for members in groups.values()])
-    order = [tuple(sorted(members, key=lambda run: (run.seed is None, run.seed or 0))) for members in groups.values()]
+    order = [tuple(sorted(members, key=lambda run: run.seed)) for members in groups.values()]
     return [Method(label, members) for label, members in zip(labels, order, strict=True)], notes
 
 
 def read_metrics(path: Path) -> Columns:
-    """Reads a ``metrics.csv``, also one whose last line is being written or was cut off.
-
-    Returns:
-        The measured cells. A line with another number of cells than the header is left out, as is a last line without
-        its end; of two lines for one round the later counts.
-    """
-    text = path.read_text(encoding="utf-8", errors="replace")
-    # A killed process can leave a block of zeros, which the csv module refuses, and half a number at the end.
-    lines = [line for line in text[: text.rfind("\n") + 1].splitlines() if "\0" not in line]
-    rows = csv.reader(lines)
-    header = next(rows, [])
+    """Returns the measured cells of a ``metrics.csv``; of two rows for one round the later counts."""
     columns: Columns = {}
-    if "round" not in header:
-        return columns
-    for row in rows:
-        cells = dict(zip(header, row, strict=False)) if len(row) == len(header) else {}
-        at = _number(cells.pop("round", ""))
-        for name, cell in cells.items():
-            value = _number(cell)
-            if at is not None and at.is_integer() and value is not None:
-                columns.setdefault(name, {})[int(at)] = value
+    for row in read_rows(path):
+        at = int(row.pop("round"))
+        for name, cell in row.items():
+            with suppress(ValueError):  # an empty cell was not measured
+                columns.setdefault(name, {})[at] = float(cell)
     return {name: dict(sorted(values.items())) for name, values in columns.items()}
 
 
@@ -145,36 +114,7 @@ def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
                     yield Path(at)
 
 
-def _read_run(path: Path) -> Run:
-    about: dict[str, Any] = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    metrics = path / "metrics.csv"
-    return Run(
-        path=path,
-        group=str(about["group"]),
-        label=str(about["label"]),
-        name=str(about.get("name") or ""),
-        seed=about.get("seed"),
-        created=_seconds(about.get("created"), path / "run.json"),
-        columns=read_metrics(metrics) if metrics.is_file() else {},
-    )
-
-
-def _seconds(created: Any, path: Path) -> float:
-    if isinstance(created, (int, float)):
-        return float(created)
-    if isinstance(created, str):
-        return datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp()
-    return path.stat().st_mtime
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
-def _unique_labels(runs: Sequence[Run]) -> list[str]:
+def _unique_labels(runs: Sequence[MeasuredRun]) -> list[str]:
     labels = [run.label for run in runs]
     for additions in ([run.name for run in runs], [run.group[:8] for run in runs]):
         counts = Counter(labels)

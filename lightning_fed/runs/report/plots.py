@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.report.load import Method, Run
+from lightning_fed.runs.report.load import MeasuredRun, Method
 from lightning_fed.runs.report.tables import is_share
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector
     return places.mean(axis=0), values.mean(axis=0), std
 
 
-def _places(run: Run, x: str, rounds: Sequence[int]) -> list[float]:
+def _places(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
     if x == "round":
         return [float(at) for at in rounds]
     totals = np.zeros(len(rounds))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 
 from lightning_fed.runs.report.load import Method
 
@@ -55,10 +56,10 @@ class Row:
 
 def summarize(values: Sequence[float]) -> Summary:
     """Returns the mean and the sample standard deviation of at least one value."""
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     if len(values) == 1:
         return Summary(mean, None)
-    return Summary(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)))
+    return Summary(mean, stdev(values) if math.isfinite(mean) else math.nan)
 
 
 def lower_is_better(metric: str) -> bool:
@@ -89,7 +90,7 @@ def _row(method: Method, metric: str) -> Row:
         last_rounds=tuple(max(curve) for curve in curves),
         final=summarize([run[-1] for run in values]),
         best=summarize([best((v for v in run if not math.isnan(v)), default=math.nan) for run in values]),
-        last=summarize([math.fsum(run[-LAST:]) / len(run[-LAST:]) for run in values]),
+        last=summarize([fmean(run[-LAST:]) for run in values]),
     )
 
 

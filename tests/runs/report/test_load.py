@@ -5,6 +5,7 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.load import group_runs, load_runs, read_metrics
+from tests.runs.report.parts import write_run
 
 
 @pytest.mark.parametrize(
@@ -39,11 +40,11 @@ def test_a_measured_nan_is_no_empty_cell(tmp_path: Path) -> None:
     assert math.isnan(values[1])
 
 
-def test_runs_group_over_seeds_and_the_newest_of_a_seed_counts(tmp_path: Path, write_run) -> None:
-    write_run("a", 1, [0.1, 0.2])
-    write_run("a", 0, [0.1, 0.9], created="2030-01-01T01:00:00+02:00")
-    newest = write_run("a", 0, [0.1, 0.3], created="2030-01-01T00:00:00+00:00")
-    write_run("b", 0, [0.5], label="GMA")
+def test_runs_group_over_seeds_and_the_newest_of_a_seed_counts(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", 1, [0.1, 0.2])
+    write_run(tmp_path, "a", 0, [0.1, 0.9], created=1.0)
+    newest = write_run(tmp_path, "a", 0, [0.1, 0.3], created=2.0)
+    write_run(tmp_path, "b", 0, [0.5], label="GMA")
     runs, notes = load_runs([tmp_path / "runs"])
     assert notes == []
     methods, notes = group_runs(runs, "test/acc")
@@ -54,31 +55,31 @@ def test_runs_group_over_seeds_and_the_newest_of_a_seed_counts(tmp_path: Path, w
     assert notes == ["Left out 1 older run(s) of the same configuration and seed."]
 
 
-def test_an_unfinished_newer_run_without_the_metric_does_not_hide_an_older_one(tmp_path: Path, write_run) -> None:
-    older = write_run("a", 0, [0.5])
-    newer = write_run("a", 0, text="round,train/loss\n1,2.0\n")
+def test_an_unfinished_newer_run_without_the_metric_does_not_hide_an_older_one(tmp_path: Path) -> None:
+    older = write_run(tmp_path, "a", 0, [0.5])
+    newer = write_run(tmp_path, "a", 0, text="round,train/loss\n1,2.0\n")
     methods, notes = group_runs(load_runs([tmp_path])[0], "test/acc")
     assert [run.path for run in methods[0].runs] == [older]
     assert notes == [f"Left out {newer}, which did not measure test/acc."]
 
 
-def test_equal_labels_are_told_apart_by_name_then_by_hash(tmp_path: Path, write_run) -> None:
-    write_run("aaaaaaaaa1", 0, [0.5], name="low")
-    write_run("bbbbbbbbb2", 0, [0.5], name="high")
-    write_run("ccccccccc3", 0, [0.5], name="high")
-    write_run("d", 0, [0.5], label="GMA", name="high")
+def test_equal_labels_are_told_apart_by_name_then_by_hash(tmp_path: Path) -> None:
+    write_run(tmp_path, "aaaaaaaaa1", 0, [0.5], name="low")
+    write_run(tmp_path, "bbbbbbbbb2", 0, [0.5], name="high")
+    write_run(tmp_path, "ccccccccc3", 0, [0.5], name="high")
+    write_run(tmp_path, "d", 0, [0.5], label="GMA", name="high")
     methods, _ = group_runs(load_runs([tmp_path])[0], "test/acc")
     assert {m.label for m in methods} == {"FedAvg (low)", "FedAvg (high) (bbbbbbbb)", "FedAvg (high) (cccccccc)", "GMA"}
 
 
-def test_a_folder_given_twice_counts_once(tmp_path: Path, write_run) -> None:
-    path = write_run("a", 0, [0.5])
+def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "a", 0, [0.5])
     assert len(load_runs([tmp_path, path, tmp_path / "runs"])[0]) == 1
 
 
-def test_damaged_and_empty_runs_are_left_out_and_said(tmp_path: Path, write_run) -> None:
-    write_run("a", 0, [0.5])
-    cut, empty, lost = (write_run("a", seed, [0.5]) for seed in (1, 2, 3))
+def test_damaged_and_empty_runs_are_left_out_and_said(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", 0, [0.5])
+    cut, empty, lost = (write_run(tmp_path, "a", seed, [0.5]) for seed in (1, 2, 3))
     (cut / "run.json").write_text('{"group": "a", "lab')
     (empty / "metrics.csv").write_text("round,test/acc\n")
     (lost / "metrics.csv").unlink()
@@ -88,18 +89,18 @@ def test_damaged_and_empty_runs_are_left_out_and_said(tmp_path: Path, write_run)
     assert all(any(str(path) in note for note in notes) for path in (cut, empty, lost))
 
 
-def test_nothing_to_report_on_is_one_sentence(tmp_path: Path, write_run) -> None:
+def test_nothing_to_report_on_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FederatedError, match=r"no run with measurements in .*--trainer\.default_root_dir"):
         load_runs([tmp_path])
     with pytest.raises(FederatedError, match="nowhere"):
         load_runs([tmp_path / "nowhere"])
-    write_run("a", 0, [])
+    write_run(tmp_path, "a", 0, [])
     with pytest.raises(FederatedError, match="holds no measurement yet"):
         load_runs([tmp_path])
 
 
-def test_an_unknown_metric_names_the_columns(tmp_path: Path, write_run) -> None:
-    write_run("a", 0, [0.5])
-    write_run("b", 0, [0.5], metric="val/acc")
+def test_an_unknown_metric_names_the_columns(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", 0, [0.5])
+    write_run(tmp_path, "b", 0, [0.5], metric="val/acc")
     with pytest.raises(FederatedError, match=r"--metric.*\(test/acc, val/acc\), got 'acc'"):
         group_runs(load_runs([tmp_path])[0], "acc")

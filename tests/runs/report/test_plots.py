@@ -1,18 +1,13 @@
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.report.load import Columns, Method, Run
 from lightning_fed.runs.report.plots import X_LABELS, X_SUMS, curve, curves_figure
 from lightning_fed.trainer.costs import no_totals
-
-
-def method(label: str, *runs: Columns) -> Method:
-    return Method(label, tuple(Run(Path(label), "g", label, "", i, 0.0, columns) for i, columns in enumerate(runs)))
+from tests.runs.report.parts import method
 
 
 def test_curve_by_hand_over_common_rounds() -> None:
