@@ -8,29 +8,20 @@ that pip gives.
 """
 
 import argparse
-import json
-import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contestants.contestant import Contestant
+from benchmarks.contestants.installed import PEERS, install
 from benchmarks.environment import machine, start_with_settings
 from benchmarks.figures import show
+from benchmarks.race.rows import run_rows
 from benchmarks.results import write_json
-from benchmarks.rows import Row
-from benchmarks.runner import run_rows
-from benchmarks.sides import Side
+from benchmarks.tables import Row
 
-__all__ = ["PEERS", "ahead", "install", "main", "rows_of"]
+__all__ = ["ahead", "main", "rows_of"]
 
-# What a peer is called here, its distribution, and what pip is asked for.
-PEERS = {
-    "flower": ("flwr", "flwr[simulation]"),
-    "pfl": ("pfl", "pfl[pytorch]"),
-    "fedlab": ("fedlab", "fedlab"),
-}
-_REASONS = Path(sys.prefix) / "peers-not-installed.json"
 # The ways in which this framework trains a work, by the end of the row's name.
 _WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "A": {"": {"engine": "sequential"}, "-channels-last": {"engine": "sequential", "memory_format": "channels_last"}},
@@ -43,39 +34,16 @@ _WAYS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def install() -> None:
-    """Installs the peers one by one, and keeps pip's reason for each that cannot be."""
-    reasons = {}
-    for peer, (_, requirement) in PEERS.items():
-        command = [sys.executable, "-m", "pip", "install", requirement]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["pip gave no reason"]
-            reasons[peer] = f"pip install {requirement!r} failed: {errors[-1]}"
-        print(f"{peer}: {reasons.get(peer, 'installed')}", flush=True)
-    _REASONS.write_text(json.dumps(reasons, indent=2) + "\n")
-
-
-def why_not(peer: str) -> str | None:
-    """Returns the reason why a peer is not there, None if it is."""
-    try:
-        version(PEERS[peer][0])
-    except PackageNotFoundError:
-        reasons = json.loads(_REASONS.read_text()) if _REASONS.exists() else {}
-        return str(reasons.get(peer, "not installed: run `make bench-peers`"))
-    return None
-
-
 def rows_of(key: str) -> list[Row]:
     """Returns the rows of a work: this framework and every peer, with one process and with two."""
     rows = []
     for devices in (1, 2):
         end = "" if devices == 1 else "-2"
         for way, options in _WAYS[key].items():
-            rows.append(Row(f"{key}-lightning_fed{way}{end}", key, Side(devices=devices, **options)))
-        rows += [Row(f"{key}-flower{end}", key, Side("flower", devices=devices))]
-        rows += [Row(f"{key}-pfl{end}", key, Side("pfl", devices=devices))]
-    return [*rows, Row(f"{key}-fedlab", key, Side("fedlab"))]
+            rows.append(Row(f"{key}-lightning_fed{way}{end}", key, Contestant(devices=devices, **options)))
+        rows += [Row(f"{key}-flower{end}", key, Contestant("flower", devices=devices))]
+        rows += [Row(f"{key}-pfl{end}", key, Contestant("pfl", devices=devices))]
+    return [*rows, Row(f"{key}-fedlab", key, Contestant("fedlab"))]
 
 
 def ahead(rows: dict[str, dict[str, Any]], key: str, devices: int) -> str:

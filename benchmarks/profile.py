@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.framework import METHODS, make_datamodule, make_model, make_trainer
-from benchmarks.rows import ROWS
-from benchmarks.work import WORKS
+from benchmarks.contestants.framework import METHODS, make_datamodule, make_model, make_trainer
+from benchmarks.tables import ROWS
+from benchmarks.workloads import WORKS
 from lightning_fed import FederatedCallback
 from lightning_fed.core.optimizer.flat import FlatOptimizer
 from lightning_fed.distributed.processes import Processes

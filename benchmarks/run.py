@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks.environment import machine, start_with_settings
 from benchmarks.figures import show
-from benchmarks.processes import FIGURES, run_figures
+from benchmarks.race.rows import run_rows
 from benchmarks.results import write_json
-from benchmarks.rows import GPU_ROWS, ROWS
-from benchmarks.runner import run_rows
+from benchmarks.start_and_memory import FIGURES, run_figures
+from benchmarks.tables import GPU_ROWS, ROWS
 
 __all__ = ["main"]
 

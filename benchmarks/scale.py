@@ -74,8 +74,8 @@ def measure(scenario: Scenario, engine: str | None, folder: str) -> dict[str, An
         Seconds of each round and bytes in RAM after it; the seconds before the first, the bytes before the trainer saw
         the data, and the most bytes at any time.
     """
-    from benchmarks.framework import refusal
-    from benchmarks.sides import Side
+    from benchmarks.contestants.contestant import Contestant
+    from benchmarks.contestants.framework import refusal
     from lightning_fed import FederatedCallback, FederatedTrainer
     from lightning_fed.data import IID, FederatedDataModule
     from lightning_fed.models import ImageClassifier, LogisticRegression
@@ -91,7 +91,7 @@ def measure(scenario: Scenario, engine: str | None, folder: str) -> dict[str, An
 
         on_train_end = on_train_epoch_start
 
-    if (reason := refusal(Side(engine=engine))) is not None:
+    if (reason := refusal(Contestant(engine=engine))) is not None:
         return {"skipped": reason}
     count, generator = scenario.clients * scenario.samples, torch.Generator().manual_seed(0)
     data = TensorDataset(

@@ -1,6 +1,6 @@
 """What is measured in processes of their own: peak memory, the time to the first local step, the time of `--help`.
 
-    python -m benchmarks.processes memory plain 10
+    python -m benchmarks.start_and_memory memory plain 10
 
 is such a process, which prints one figure; they are started by `benchmarks.run`.
 """
@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.environment import peak_memory
-from benchmarks.turns import SideFailed
-from benchmarks.work import WORKS, Work
+from benchmarks.race.turns import ContestantFailed
+from benchmarks.workloads import WORKS, Work
 
 __all__ = ["FIGURES", "run_figures"]
 
@@ -45,15 +45,16 @@ def memory(side: str, clients: int) -> dict[str, float]:
         import lightning_fed.models  # noqa: F401
 
         imported = peak_memory() - before
-        from benchmarks.sides import PLAIN, plain_loop
+        from benchmarks.contestants.choice import plain_loop
+        from benchmarks.contestants.contestant import PLAIN
 
         plain_loop(PLAIN, work, work.data()).round(0)
         return {"bytes": peak_memory() - imported}
-    from benchmarks import framework
-    from benchmarks.sides import Side
+    from benchmarks.contestants import framework
+    from benchmarks.contestants.contestant import Contestant
 
     callbacks = framework.METHODS["fedavg"]()
-    trainer = framework.make_trainer(Side(engine="sequential"), callbacks, max_rounds=1)
+    trainer = framework.make_trainer(Contestant(engine="sequential"), callbacks, max_rounds=1)
     trainer.fit(framework.make_model(work), framework.make_datamodule(work, work.data()))
     return {"bytes": peak_memory()}
 
@@ -69,8 +70,8 @@ def start(writes: bool) -> dict[str, float]:
     work = WORKS["A"]
     data = work.data()
     began = time.perf_counter()
-    from benchmarks import framework
-    from benchmarks.sides import Side
+    from benchmarks.contestants import framework
+    from benchmarks.contestants.contestant import Contestant
     from lightning_fed import FederatedCallback
 
     class FirstStep(FederatedCallback):
@@ -82,17 +83,17 @@ def start(writes: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         writing: dict[str, Any] = {"logger": [], "enable_checkpointing": True, "default_root_dir": folder}
         options = {"max_rounds": 1, "clients_per_round": work.per_round, **(writing if writes else {})}
-        trainer = framework.make_trainer(Side(engine="sequential"), callbacks, **options)
+        trainer = framework.make_trainer(Contestant(engine="sequential"), callbacks, **options)
         trainer.fit(framework.make_model(work), framework.make_datamodule(work, data))
     raise RuntimeError("No local step was taken.")
 
 
 def _child(*words: str) -> dict[str, float]:
     """Runs one of the functions above in a process; returns what it prints."""
-    command = [sys.executable, "-m", "benchmarks.processes", *words]
+    command = [sys.executable, "-m", "benchmarks.start_and_memory", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SideFailed(f"{' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
+        raise ContestantFailed(f"{' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
     figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return figures
 
@@ -152,7 +153,7 @@ def run_figures(keys: list[str], repeats: int) -> dict[str, dict[str, Any]]:
             found = results[key]
             least, most = min(found["values"]), max(found["values"])
             said = f"{found['value']:.2f} {found['unit']} (from {least:.2f} to {most:.2f}, aim {found['aim']:.1f})"
-        except (SideFailed, subprocess.CalledProcessError) as error:
+        except (ContestantFailed, subprocess.CalledProcessError) as error:
             results[key] = {"text": text, "failed": str(error)}
             said = f"failed: {error}"
         print(f"{key}: {said}", flush=True)

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from benchmarks.sides import PLAIN, PLAIN_FAST, Side
+from benchmarks.contestants.contestant import PLAIN, PLAIN_FAST, Contestant
 
 __all__ = ["GPU_ROWS", "ROWS", "Row"]
 
-SEQUENTIAL, VECTORIZED = Side(engine="sequential"), Side(engine="vectorized")
-COMPILED = Side(engine="vectorized", compile=True)
-CHANNELS_LAST = Side(engine="sequential", memory_format="channels_last")
+SEQUENTIAL, VECTORIZED = Contestant(engine="sequential"), Contestant(engine="vectorized")
+COMPILED = Contestant(engine="vectorized", compile=True)
+CHANNELS_LAST = Contestant(engine="sequential", memory_format="channels_last")
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Row:
 
     key: str
     work: str
-    side: Side
-    against: Side = PLAIN
+    side: Contestant
+    against: Contestant = PLAIN
     aim: float | None = None
     note: str = ""
 
 
 def _method(name: str, aim: float, note: str = "") -> Row:
-    side = Side(engine="sequential", method=name)
+    side = Contestant(engine="sequential", method=name)
     return Row(f"A-{name}", "A", side, SEQUENTIAL, aim, note)
 
 
@@ -43,18 +43,18 @@ ROWS = [
     Row("A-channels-last", "A", CHANNELS_LAST, aim=0.92),
     Row("A-channels-last-fast", "A", CHANNELS_LAST, PLAIN_FAST, 1.02),
     Row("A-vectorized", "A", VECTORIZED),
-    Row("A-2", "A", Side(engine="sequential", devices=2), aim=0.52),
+    Row("A-2", "A", Contestant(engine="sequential", devices=2), aim=0.52),
     Row("A-2-channels-last", "A", replace(CHANNELS_LAST, devices=2), aim=0.52),
     Row("B-plain", "B", PLAIN, note="control"),
     Row("B-vectorized", "B", VECTORIZED, aim=0.40),
     Row("B-compiled", "B", COMPILED, aim=0.40),
     Row("B-sequential", "B", SEQUENTIAL, aim=1.15),
     Row("B-sequential-fast", "B", SEQUENTIAL, PLAIN_FAST),
-    Row("B-2", "B", Side(engine="vectorized", devices=2), aim=0.25),
-    Row("B-2-compiled", "B", Side(engine="vectorized", devices=2, compile=True), aim=0.25),
+    Row("B-2", "B", Contestant(engine="vectorized", devices=2), aim=0.25),
+    Row("B-2-compiled", "B", Contestant(engine="vectorized", devices=2, compile=True), aim=0.25),
     Row("C-sequential", "C", SEQUENTIAL, aim=1.02),
     Row("C-channels-last-fast", "C", CHANNELS_LAST, PLAIN_FAST, 1.02),
-    Row("C-2", "C", Side(engine="sequential", devices=2), aim=0.55),
+    Row("C-2", "C", Contestant(engine="sequential", devices=2), aim=0.55),
     Row("C-2-channels-last", "C", replace(CHANNELS_LAST, devices=2), aim=0.55),
     _method("gma", 1.02),
     _method("fedyogi+gma", 1.02),
@@ -63,10 +63,10 @@ ROWS = [
     _method("fedga", 1.08, "without its exchange of gradients"),
 ]
 
-_GPU, _GPU_BF16 = (Side("plain", accelerator="gpu", precision=p) for p in ("32-true", "bf16-mixed"))
+_GPU, _GPU_BF16 = (Contestant("plain", accelerator="gpu", precision=p) for p in ("32-true", "bf16-mixed"))
 GPU_ROWS = [
-    Row("A-gpu", "A", Side(engine="auto", accelerator="gpu"), _GPU, 0.2),
-    Row("B-gpu", "B", Side(engine="auto", accelerator="gpu"), _GPU, 0.2),
-    Row("D-gpu", "D", Side(engine="auto", accelerator="gpu"), _GPU, 0.2),
-    Row("C-gpu", "C", Side(engine="auto", accelerator="gpu", precision="bf16-mixed"), _GPU_BF16, 0.9),
+    Row("A-gpu", "A", Contestant(engine="auto", accelerator="gpu"), _GPU, 0.2),
+    Row("B-gpu", "B", Contestant(engine="auto", accelerator="gpu"), _GPU, 0.2),
+    Row("D-gpu", "D", Contestant(engine="auto", accelerator="gpu"), _GPU, 0.2),
+    Row("C-gpu", "C", Contestant(engine="auto", accelerator="gpu", precision="bf16-mixed"), _GPU_BF16, 0.9),
 ]

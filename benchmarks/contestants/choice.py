@@ -1,80 +1,30 @@
 """What can stand on either side of a row: the loops written by hand, the framework under its options, and peers."""
 
 import os
-from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.plain import PlainFedAvg
-from benchmarks.plain_fast import PlainFastFedAvg
-from benchmarks.turns import Turns
-from benchmarks.work import WORKS, Data, Work
+from benchmarks.contestants.contestant import Contestant
+from benchmarks.contestants.plain import PlainFedAvg
+from benchmarks.contestants.plain_fast import PlainFastFedAvg
+from benchmarks.race.turns import Turns
+from benchmarks.workloads import WORKS, Data, Work
 
-__all__ = ["PLAIN", "PLAIN_FAST", "Side", "missing", "plain_loop", "play"]
+__all__ = ["missing", "plain_loop", "take_part"]
 
-Loop = Literal["plain", "plain_fast", "framework", "flower", "pfl", "fedlab"]
 
-# Modules with a function `play` of the arguments of the one here; imported only for a side that needs them.
+# Modules with a function `take_part` of the arguments of the one here; imported only for a side that needs them.
 _MODULES = {
-    "framework": "benchmarks.framework",
-    "flower": "benchmarks.peer_flower",
-    "pfl": "benchmarks.peer_pfl",
-    "fedlab": "benchmarks.peer_fedlab",
+    "framework": "benchmarks.contestants.framework",
+    "flower": "benchmarks.contestants.flower",
+    "pfl": "benchmarks.contestants.pfl",
+    "fedlab": "benchmarks.contestants.fedlab",
 }
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a row.
-
-    Attributes:
-        loop: Whose loop trains.
-        engine: The framework's engine; None for its default.
-        devices: Processes that share the cohort.
-        method: Aggregator and client algorithm of the framework, a key of ``framework.METHODS``.
-        accelerator: ``cpu`` or ``gpu``.
-        memory_format: How the framework lays out the weights of convolutions.
-        precision: ``32-true`` or ``bf16-mixed``, for which loops written by hand go under autocast.
-        compile: Whether the framework compiles the local step.
-    """
-
-    loop: Loop = "framework"
-    engine: str | None = None
-    devices: int = 1
-    method: str = "fedavg"
-    accelerator: str = "cpu"
-    precision: str = "32-true"
-    memory_format: str = "preserve"
-    compile: bool = False
-
-    @property
-    def device(self) -> str:
-        """The torch device of a single process."""
-        return "cuda" if self.accelerator == "gpu" else "cpu"
-
-    @property
-    def text(self) -> str:
-        """Names the side in tables."""
-        words = [self.method] if self.method != "fedavg" else []
-        words += [self.engine or "default engine"] if self.loop == "framework" else [self.loop.replace("_", " ")]
-        words += ["compiled"] if self.compile else []
-        words += [f"{self.devices} processes"] if self.devices > 1 else []
-        words += [self.memory_format] if self.memory_format != "preserve" else []
-        words += [self.precision] if self.precision != "32-true" else []
-        return ", ".join(words + (["GPU"] if self.accelerator == "gpu" else []))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the options."""
-        return asdict(self)
-
-
-PLAIN, PLAIN_FAST = Side("plain"), Side("plain_fast")
-
-
-def missing(side: Side) -> str | None:
+def missing(side: Contestant) -> str | None:
     """Says in one line why a side cannot train here; None if nothing is known against it."""
     if side.accelerator == "gpu" and not torch.cuda.is_available():
         return "no CUDA device here"
@@ -82,17 +32,17 @@ def missing(side: Side) -> str | None:
     if side.accelerator == "cpu" and side.devices > cores:
         return f"{side.devices} processes on {cores} core would tell nothing"
     if side.loop == "framework":
-        from benchmarks.framework import refusal
+        from benchmarks.contestants.framework import refusal
 
         return refusal(side)
     if side.loop in _MODULES:
-        from benchmarks.peers import why_not
+        from benchmarks.contestants.installed import why_not
 
         return why_not(side.loop)
     return None
 
 
-def play(turns: Turns, key: str, side: Side, rounds: int) -> None:
+def take_part(turns: Turns, key: str, side: Contestant, rounds: int) -> None:
     """Trains a side's rounds, each at its turn.
 
     Args:
@@ -102,7 +52,7 @@ def play(turns: Turns, key: str, side: Side, rounds: int) -> None:
         rounds: Rounds over all repeats.
     """
     if side.loop in _MODULES:
-        import_module(_MODULES[side.loop]).play(turns, WORKS[key], side, rounds)
+        import_module(_MODULES[side.loop]).take_part(turns, WORKS[key], side, rounds)
         return
     loop = plain_loop(side, WORKS[key], WORKS[key].data())
     for number in range(rounds):
@@ -111,7 +61,7 @@ def play(turns: Turns, key: str, side: Side, rounds: int) -> None:
         turns.end()
 
 
-def plain_loop(side: Side, work: Work, data: Data) -> PlainFedAvg:
+def plain_loop(side: Contestant, work: Work, data: Data) -> PlainFedAvg:
     """Makes a loop written by hand, on the side's device."""
     model, data = work.model().to(side.device), data.to(side.device)
     if side.precision == "bf16-mixed":

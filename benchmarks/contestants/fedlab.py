@@ -10,11 +10,11 @@ from fedlab.contrib.dataset.basic_dataset import FedDataset
 from fedlab.core.standalone import StandalonePipeline
 from torch import Tensor
 
-from benchmarks.sides import Side
-from benchmarks.turns import Turns
-from benchmarks.work import Data, Work
+from benchmarks.contestants.contestant import Contestant
+from benchmarks.race.turns import Turns
+from benchmarks.workloads import Data, Work
 
-__all__ = ["play"]
+__all__ = ["take_part"]
 
 
 class Clients(FedDataset):
@@ -60,7 +60,7 @@ class Pipeline(StandalonePipeline):
             self.turns.begin()
 
 
-def play(turns: Turns, work: Work, side: Side, rounds: int) -> None:
+def take_part(turns: Turns, work: Work, side: Contestant, rounds: int) -> None:
     """Trains by turns."""
     model = work.model()
     trainer = MomentumTrainer(model, work.clients)

@@ -15,11 +15,11 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 
-from benchmarks.sides import Side
-from benchmarks.turns import Turns
-from benchmarks.work import WORKS, Data, Work
+from benchmarks.contestants.contestant import Contestant
+from benchmarks.race.turns import Turns
+from benchmarks.workloads import WORKS, Data, Work
 
-__all__ = ["play", "train"]
+__all__ = ["take_part", "train"]
 
 
 class Rounds(FedAvg):
@@ -62,7 +62,7 @@ def train(message: Message, context: Context) -> Message:
     return Message(content=RecordDict(trained), reply_to=message)
 
 
-def play(turns: Turns, work: Work, side: Side, rounds: int) -> None:
+def take_part(turns: Turns, work: Work, side: Contestant, rounds: int) -> None:
     """Trains by turns."""
     client_app, server_app = ClientApp(), ServerApp()
     client_app.train()(train)

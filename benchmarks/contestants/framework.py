@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch.utils.data import TensorDataset
 
-from benchmarks.sides import Side
-from benchmarks.turns import Turns
-from benchmarks.work import Data, Work
+from benchmarks.contestants.contestant import Contestant
+from benchmarks.race.turns import Turns
+from benchmarks.workloads import Data, Work
 from lightning_fed import Client, Cohort, FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAvg, FedYogi
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
@@ -20,7 +20,7 @@ from lightning_fed.data import ByUser, FederatedDataModule
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import ImageClassifier
 
-__all__ = ["METHODS", "make_datamodule", "make_model", "make_trainer", "play", "refusal"]
+__all__ = ["METHODS", "make_datamodule", "make_model", "make_trainer", "take_part", "refusal"]
 
 METHODS: dict[str, Callable[[], list[Callback]]] = {
     "fedavg": lambda: [FedAvg()],
@@ -98,7 +98,7 @@ def make_model(work: Work) -> LightningModule:
     return ImageClassifier(work.model(), optimizer=sgd)
 
 
-def make_trainer(side: Side, callbacks: list[Callback], **options: Any) -> FederatedTrainer:
+def make_trainer(side: Contestant, callbacks: list[Callback], **options: Any) -> FederatedTrainer:
     """Makes a trainer that writes nothing, unless options say so.
 
     Raises:
@@ -117,7 +117,7 @@ def make_trainer(side: Side, callbacks: list[Callback], **options: Any) -> Feder
     return FederatedTrainer(**chosen)
 
 
-def refusal(side: Side) -> str | None:
+def refusal(side: Contestant) -> str | None:
     """Says in one line why the installed framework cannot train a side; None if it can be tried."""
     # Without the argument there is one engine, the sequential one.
     if side.engine not in (None, "auto", "sequential") and "engine" not in signature(FederatedTrainer).parameters:
@@ -129,7 +129,7 @@ def refusal(side: Side) -> str | None:
     return None
 
 
-def play(turns: Turns, work: Work, side: Side, rounds: int) -> None:
+def take_part(turns: Turns, work: Work, side: Contestant, rounds: int) -> None:
     """Trains by turns."""
     callbacks = [*METHODS[side.method](), Clock(turns)]
     if side.method == "fedga":

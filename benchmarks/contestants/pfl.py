@@ -17,11 +17,11 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, distributed, nn
 
-from benchmarks.sides import Side
-from benchmarks.turns import Turns
-from benchmarks.work import Data, Work
+from benchmarks.contestants.contestant import Contestant
+from benchmarks.race.turns import Turns
+from benchmarks.workloads import Data, Work
 
-__all__ = ["play"]
+__all__ = ["take_part"]
 
 
 class Classifier(nn.Module):
@@ -83,7 +83,7 @@ def users_of(data: Data) -> FederatedDataset:
     return FederatedDataset(make_dataset, get_user_sampler("minimize_reuse", range(len(data.clients))))
 
 
-def play(turns: Turns, work: Work, side: Side, rounds: int) -> None:
+def take_part(turns: Turns, work: Work, side: Contestant, rounds: int) -> None:
     """Trains by turns."""
     network = Classifier(work.model())
     model = PyTorchModel(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from benchmarks.plain import PlainFedAvg
+from benchmarks.contestants.plain import PlainFedAvg
 
 __all__ = ["PlainFastFedAvg"]
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.turns import SideFailed, Turns
+from benchmarks.race.turns import ContestantFailed, Turns
 
-__all__ = ["Player", "ProcessPlayer", "ThreadPlayer", "race"]
+__all__ = ["Handle", "ProcessHandle", "ThreadHandle", "race"]
 
 _START_TIMEOUT, _ROUND_TIMEOUT = 300.0, 1800.0
 
 
-class Player(ABC):
+class Handle(ABC):
     """Listens for a side and tells it when to train.
 
     Args:
@@ -52,7 +52,7 @@ class Player(ABC):
         """Gives the side its turn; returns the seconds of its round.
 
         Raises:
-            SideFailed: If it failed or ended.
+            ContestantFailed: If it failed or ended.
         """
         if self._connection is None:
             self._connection = self._accept()
@@ -65,7 +65,7 @@ class Player(ABC):
             line = self._lines.readline()
         message = json.loads(line) if line else {"error": f"it ended or took too long{self.last_words()}"}
         if "error" in message:
-            raise SideFailed(f"{self.name}: {message['error']}")
+            raise ContestantFailed(f"{self.name}: {message['error']}")
         return float(message["seconds"])
 
     def _accept(self) -> socket.socket:
@@ -77,7 +77,7 @@ class Player(ABC):
             except TimeoutError:
                 if not self.is_alive():
                     break
-        raise SideFailed(f"{self.name}: it did not start{self.last_words()}")
+        raise ContestantFailed(f"{self.name}: it did not start{self.last_words()}")
 
     def close(self) -> None:
         """Ends the side, wherever it is."""
@@ -89,7 +89,7 @@ class Player(ABC):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class ThreadPlayer(Player):
+class ThreadHandle(Handle):
     """A side in a thread of this process; it waits while the other one trains.
 
     Args:
@@ -100,11 +100,11 @@ class ThreadPlayer(Player):
 
     def __init__(self, name: str, side: Callable[[Turns], None], device: str = "cpu") -> None:
         super().__init__(name)
-        self._thread = threading.Thread(target=self._play, args=(side, Turns(self.address, device)), daemon=True)
+        self._thread = threading.Thread(target=self._train, args=(side, Turns(self.address, device)), daemon=True)
         self._thread.start()
 
     @staticmethod
-    def _play(side: Callable[[Turns], None], turns: Turns) -> None:
+    def _train(side: Callable[[Turns], None], turns: Turns) -> None:
         torch.set_num_threads(1)  # each thread has its own number
         try:
             side(turns)
@@ -121,7 +121,7 @@ class ThreadPlayer(Player):
         self._thread.join(timeout=60)
 
 
-class ProcessPlayer(Player):
+class ProcessHandle(Handle):
     """A side in a process, or several, of its own.
 
     Args:
@@ -162,7 +162,7 @@ class ProcessPlayer(Player):
             time.sleep(1.0)
 
 
-def race(first: Player, second: Player, repeats: int, rounds: int) -> list[tuple[float, float]]:
+def race(first: Handle, second: Handle, repeats: int, rounds: int) -> list[tuple[float, float]]:
     """Lets two sides train alternately: a repeat is some rounds of one, then as many of the other.
 
     One repeat before the others warms both up; the side that begins changes from repeat to repeat.
@@ -177,11 +177,11 @@ def race(first: Player, second: Player, repeats: int, rounds: int) -> list[tuple
         Median seconds for a round of the first and of the second side, for each repeat.
 
     Raises:
-        SideFailed: If a side could not go on.
+        ContestantFailed: If a side could not go on.
     """
     pairs = []
     for repeat in range(repeats + 1):
         order = (first, second) if repeat % 2 == 0 else (second, first)
-        seconds = {player: statistics.median(player.round() for _ in range(rounds)) for player in order}
+        seconds = {handle: statistics.median(handle.round() for _ in range(rounds)) for handle in order}
         pairs.append((seconds[first], seconds[second]))
     return pairs[1:]

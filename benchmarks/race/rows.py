@@ -5,25 +5,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.child import child_command
-from benchmarks.players import Player, ProcessPlayer, ThreadPlayer, race
+from benchmarks.contestants.choice import missing, take_part
+from benchmarks.contestants.contestant import Contestant
+from benchmarks.race.referee import Handle, ProcessHandle, ThreadHandle, race
+from benchmarks.race.turns import ContestantFailed
+from benchmarks.race.worker import child_command
 from benchmarks.results import median_figures, milliseconds
-from benchmarks.rows import Row
-from benchmarks.sides import Side, missing, play
-from benchmarks.turns import SideFailed
-from benchmarks.work import WORKS
+from benchmarks.tables import Row
+from benchmarks.workloads import WORKS
 
 __all__ = ["run_row", "run_rows", "sentence"]
 
 _IN_THIS_PROCESS = ("plain", "plain_fast", "framework")
 
 
-def make_player(row: Row, side: Side, rounds: int, logs: Path) -> Player:
+def start(row: Row, side: Contestant, rounds: int, logs: Path) -> Handle:
     """Starts a side: in this process, unless it needs several or a peer's own."""
     name = f"{row.key}, {side.text}"
     if side.loop in _IN_THIS_PROCESS and side.devices == 1:
-        return ThreadPlayer(name, partial(play, key=row.work, side=side, rounds=rounds), side.device)
-    return ProcessPlayer(name, partial(child_command, row.work, side, rounds), logs / f"{row.key}.log")
+        return ThreadHandle(name, partial(take_part, key=row.work, side=side, rounds=rounds), side.device)
+    return ProcessHandle(name, partial(child_command, row.work, side, rounds), logs / f"{row.key}.log")
 
 
 def run_row(row: Row, repeats: int | None, logs: Path) -> dict[str, Any]:
@@ -40,18 +41,18 @@ def run_row(row: Row, repeats: int | None, logs: Path) -> dict[str, Any]:
     reason = missing(row.side) or missing(row.against)
     if reason is not None:
         return {"skipped": reason}
-    work, players = WORKS[row.work], list[Player]()
+    work, handles = WORKS[row.work], list[Handle]()
     repeats = repeats or work.repeats
     rounds = (repeats + 1) * work.rounds
     try:
         for side in (row.side, row.against):
-            players.append(make_player(row, side, rounds, logs))
-        return median_figures(race(players[0], players[1], repeats, work.rounds))
-    except SideFailed as error:
+            handles.append(start(row, side, rounds, logs))
+        return median_figures(race(handles[0], handles[1], repeats, work.rounds))
+    except ContestantFailed as error:
         return {"failed": str(error)}
     finally:
-        for player in players:
-            player.close()
+        for handle in handles:
+            handle.close()
 
 
 def run_rows(rows: Sequence[Row], repeats: int | None, logs: Path) -> dict[str, dict[str, Any]]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["SideFailed", "Turns"]
+__all__ = ["ContestantFailed", "Turns"]
 
 
-class SideFailed(Exception):
+class ContestantFailed(Exception):
     """One side of a row could not go on."""
 
 
@@ -46,11 +46,11 @@ class Turns:
             barrier: Lets the processes that wait for this one go on.
 
         Raises:
-            SideFailed: If the other end is gone.
+            ContestantFailed: If the other end is gone.
         """
         self._connect()
         if not self._lines.readline():
-            raise SideFailed("The race is over.")
+            raise ContestantFailed("The race is over.")
         if barrier is not None:
             barrier()
         self.excluded = 0.0

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import framework, sides
-from benchmarks.rows import ROWS
-from benchmarks.sides import PLAIN, PLAIN_FAST, Side, missing, plain_loop
-from benchmarks.turns import Turns
-from benchmarks.work import WORKS, Data, Work
+from benchmarks.contestants import choice, framework
+from benchmarks.contestants.choice import missing, plain_loop
+from benchmarks.contestants.contestant import PLAIN, PLAIN_FAST, Contestant
+from benchmarks.race.turns import Turns
+from benchmarks.tables import ROWS
+from benchmarks.workloads import WORKS, Data, Work
 from lightning_fed import FederatedCallback, Update
 
 SMALL = {
@@ -57,7 +58,7 @@ class NoTurns(Turns):
         self.seconds.append(time.perf_counter() - self.started - self.excluded)
 
 
-def train(work: Work, side: Side, data: Data, rounds: int) -> tuple[Tensor, Counting]:
+def train(work: Work, side: Contestant, data: Data, rounds: int) -> tuple[Tensor, Counting]:
     """Trains the framework; returns the global vector and the counts."""
     counting = Counting()
     callbacks = [*framework.METHODS[side.method](), counting]
@@ -92,14 +93,14 @@ def test_a_round_of_every_side_has_the_steps_and_samples_of_the_work(key: str) -
     work, data = SMALL[key], SMALL[key].data()
     assert count_steps(plain_loop(PLAIN, work, data), rounds=2) == 2 * work.steps
     assert count_steps(plain_loop(PLAIN_FAST, work, data), rounds=2) == 2 * work.steps
-    _, counting = train(work, Side(engine="sequential"), data, rounds=2)
+    _, counting = train(work, Contestant(engine="sequential"), data, rounds=2)
     assert sum(counting.steps) == 2 * work.steps
     assert sum(counting.samples) == 2 * work.samples
     assert len(counting.clients) == 2 * work.per_round
 
 
 @pytest.mark.parametrize("side", [s for s in FRAMEWORK if s.devices == 1], ids=lambda side: side.text)
-def test_every_side_of_the_framework_takes_the_same_steps(side: Side) -> None:
+def test_every_side_of_the_framework_takes_the_same_steps(side: Contestant) -> None:
     if (reason := missing(side)) is not None:
         pytest.skip(reason)
     _, counting = train(SMALL["B"], side, SMALL["B"].data(), rounds=2)
@@ -109,7 +110,7 @@ def test_every_side_of_the_framework_takes_the_same_steps(side: Side) -> None:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("key", ["A", "B", "C"])
 def test_the_framework_and_the_loop_by_hand_end_with_the_same_weights(key: str, engine: str) -> None:
-    side = Side(engine=engine)
+    side = Contestant(engine=engine)
     if (reason := missing(side)) is not None:
         pytest.skip(reason)
     work = replace(SMALL[key], per_round=SMALL[key].clients)
@@ -152,7 +153,7 @@ def test_the_exchange_of_gradients_is_excluded_and_nothing_else(monkeypatch: pyt
     monkeypatch.setattr(StartGradients, "open", open_slowly)
     for method, kept in (("fedga", False), ("fedavg", True)):
         turns = NoTurns()
-        framework.play(turns, work, Side(engine="sequential", method=method), rounds=2)
+        framework.take_part(turns, work, Contestant(engine="sequential", method=method), rounds=2)
         assert len(turns.seconds) == 2
         assert all((seconds >= slow) == kept for seconds in turns.seconds), (method, turns.seconds)
 
@@ -164,21 +165,21 @@ def test_rows_have_different_names_and_known_works() -> None:
 
 
 def test_a_side_that_the_package_refuses_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides.os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    assert missing(Side(devices=2)) == "2 processes on 1 core would tell nothing"
+    monkeypatch.setattr(choice.os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    assert missing(Contestant(devices=2)) == "2 processes on 1 core would tell nothing"
     assert missing(PLAIN) is None
-    refused = missing(Side(precision="16-mixed"))
+    refused = missing(Contestant(precision="16-mixed"))
     assert refused is not None
     assert "--trainer.precision" in refused
     monkeypatch.setattr(framework, "FederatedTrainer", partial(lambda accelerator: None))
-    assert missing(Side(engine="vectorized")) == "the installed FederatedTrainer has no argument `engine`"
+    assert missing(Contestant(engine="vectorized")) == "the installed FederatedTrainer has no argument `engine`"
 
 
 @pytest.mark.parametrize("loop", ["plain", "plain_fast"])
 def test_loops_by_hand_go_under_autocast_and_keep_float32_weights(loop: Any) -> None:
     work = SMALL["A"]
-    by_hand = plain_loop(Side(loop, precision="bf16-mixed"), work, work.data())
-    exact = plain_loop(Side(loop), work, work.data())
+    by_hand = plain_loop(Contestant(loop, precision="bf16-mixed"), work, work.data())
+    exact = plain_loop(Contestant(loop), work, work.data())
     for each in (by_hand, exact):
         each.round(0)
     difference = (weights_of(by_hand) - weights_of(exact)).abs().max()

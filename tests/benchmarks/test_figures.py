@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from benchmarks import figures, peers, scale
+from benchmarks.contestants import installed
 from benchmarks.environment import peak_memory, resident_memory
 from benchmarks.results import median_figures, milliseconds
-from benchmarks.rows import GPU_ROWS, ROWS
+from benchmarks.tables import GPU_ROWS, ROWS
 
 FOUND = {
     "work": "LeNet", "side": "sequential", "against": "plain", "note": "", "aim": 0.92,
@@ -111,17 +112,17 @@ def test_how_far_ahead_is_told_for_like_numbers_of_processes() -> None:
 def test_a_peer_that_cannot_be_installed_is_named_with_the_reason_of_pip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "_REASONS", tmp_path / "reasons.json")
-    monkeypatch.setattr(peers, "PEERS", {"nothing": ("no-such-distribution", "no-such-distribution[x]")})
-    assert peers.why_not("nothing") == "not installed: run `make bench-peers`"
+    monkeypatch.setattr(installed, "_REASONS", tmp_path / "reasons.json")
+    monkeypatch.setattr(installed, "PEERS", {"nothing": ("no-such-distribution", "no-such-distribution[x]")})
+    assert installed.why_not("nothing") == "not installed: run `make bench-peers`"
 
     class Refused:
         returncode, stderr = 1, "looking\nERROR: No matching distribution\n"
 
-    monkeypatch.setattr(peers.subprocess, "run", lambda *args, **kwargs: Refused)
-    peers.install()
+    monkeypatch.setattr(installed.subprocess, "run", lambda *args, **kwargs: Refused)
+    installed.install()
     reason = "pip install 'no-such-distribution[x]' failed: ERROR: No matching distribution"
-    assert peers.why_not("nothing") == reason
+    assert installed.why_not("nothing") == reason
     assert reason in capsys.readouterr().out
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.child import child_command
-from benchmarks.players import ProcessPlayer, ThreadPlayer, race
-from benchmarks.rows import Row
-from benchmarks.runner import run_row
-from benchmarks.sides import PLAIN, Side, missing
-from benchmarks.turns import SideFailed, Turns
-from benchmarks.work import WORKS
+from benchmarks.contestants.choice import missing
+from benchmarks.contestants.contestant import PLAIN, Contestant
+from benchmarks.race.referee import ProcessHandle, ThreadHandle, race
+from benchmarks.race.rows import run_row
+from benchmarks.race.turns import ContestantFailed, Turns
+from benchmarks.race.worker import child_command
+from benchmarks.tables import Row
+from benchmarks.workloads import WORKS
 
 
 class Sleeper:
@@ -33,12 +34,12 @@ class Sleeper:
 
 def test_rounds_alternate_and_the_first_repeat_does_not_count() -> None:
     diary: list[str] = []
-    players = [ThreadPlayer(name, Sleeper(name, s, diary)) for name, s in (("slow", 0.05), ("quick", 0.01))]
+    handles = [ThreadHandle(name, Sleeper(name, s, diary)) for name, s in (("slow", 0.05), ("quick", 0.01))]
     try:
-        pairs = race(players[0], players[1], repeats=2, rounds=2)
+        pairs = race(handles[0], handles[1], repeats=2, rounds=2)
     finally:
-        for player in players:
-            player.close()
+        for handle in handles:
+            handle.close()
     assert (
         diary == ["slow", "slow", "quick", "quick"] + ["quick", "quick", "slow", "slow"] + ["slow"] * 2 + ["quick"] * 2
     )
@@ -53,9 +54,9 @@ def test_what_is_excluded_does_not_count() -> None:
         turns.excluded += 0.1
         turns.end()
 
-    player = ThreadPlayer("side", side)
-    assert player.round() < 0.09
-    player.close()
+    handle = ThreadHandle("side", side)
+    assert handle.round() < 0.09
+    handle.close()
 
 
 def test_a_side_that_fails_is_named_with_its_reason() -> None:
@@ -63,43 +64,43 @@ def test_a_side_that_fails_is_named_with_its_reason() -> None:
         turns.begin()
         raise ValueError("no\nluck")
 
-    player = ThreadPlayer("side", side)
-    with pytest.raises(SideFailed, match="side: ValueError: no luck"):
-        player.round()
-    player.close()
+    handle = ThreadHandle("side", side)
+    with pytest.raises(ContestantFailed, match="side: ValueError: no luck"):
+        handle.round()
+    handle.close()
 
 
 def test_a_thread_ends_when_the_race_is_over_before_it() -> None:
-    player = ThreadPlayer("side", Sleeper("side", 0.0, []))
-    player.round()
-    player.close()
-    assert not player.is_alive()
+    handle = ThreadHandle("side", Sleeper("side", 0.0, []))
+    handle.round()
+    handle.close()
+    assert not handle.is_alive()
     assert "race" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize("words", [["-c", "raise SystemExit('no such thing')"], ["-c", "print('quiet end')"]])
 def test_a_process_that_ends_is_named_with_its_last_words(tmp_path: Path, words: list[str]) -> None:
-    player = ProcessPlayer("child", lambda address: [sys.executable, *words], tmp_path / "child.log")
-    with pytest.raises(SideFailed, match="child: it did not start: (no such thing|quiet end)"):
-        player.round()
-    player.close()
+    handle = ProcessHandle("child", lambda address: [sys.executable, *words], tmp_path / "child.log")
+    with pytest.raises(ContestantFailed, match="child: it did not start: (no such thing|quiet end)"):
+        handle.round()
+    handle.close()
 
 
 def test_a_side_in_a_process_tells_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Path(__file__).resolve().parents[2]
     monkeypatch.chdir(repository)
-    player = ProcessPlayer("child", partial(child_command, "B", PLAIN, 2), tmp_path / "child.log")
+    handle = ProcessHandle("child", partial(child_command, "B", PLAIN, 2), tmp_path / "child.log")
     try:
-        assert all(player.round() > 0 for _ in range(2))
+        assert all(handle.round() > 0 for _ in range(2))
     finally:
-        player.close()
-    assert not player.is_alive()
+        handle.close()
+    assert not handle.is_alive()
 
 
 @pytest.mark.slow
 def test_two_processes_tell_their_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(Path(__file__).resolve().parents[2])
-    side = Side(devices=2)
+    side = Contestant(devices=2)
     if (reason := missing(side)) is not None:
         pytest.skip(reason)
     figures = run_row(Row("B-2", "B", side), 2, tmp_path)
@@ -111,6 +112,6 @@ def test_a_row_gives_figures_or_says_why_there_are_none(monkeypatch: pytest.Monk
     figures = run_row(Row("B-plain", "B", PLAIN), 3, tmp_path)
     assert len(figures["ratios"]) == 3
     assert figures["ratio_min"] <= figures["ratio"] <= figures["ratio_max"]
-    assert "--trainer.precision" in run_row(Row("B", "B", Side(precision="16-mixed")), 1, tmp_path)["skipped"]
-    monkeypatch.setattr("benchmarks.runner.missing", lambda side: None)
-    assert "--trainer.precision" in run_row(Row("B", "B", Side(precision="16-mixed")), 1, tmp_path)["failed"]
+    assert "--trainer.precision" in run_row(Row("B", "B", Contestant(precision="16-mixed")), 1, tmp_path)["skipped"]
+    monkeypatch.setattr("benchmarks.race.rows.missing", lambda side: None)
+    assert "--trainer.precision" in run_row(Row("B", "B", Contestant(precision="16-mixed")), 1, tmp_path)["failed"]

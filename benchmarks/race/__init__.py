@@ -1,0 +1,1 @@
+"""Two contestants that train by turns, and who gives them their turns."""
