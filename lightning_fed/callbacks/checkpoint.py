@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.hooks import FederatedCallback
 from lightning_fed.runs.checkpoints import save_checkpoint
-from lightning_fed.trainer.checkpointing import dump_state
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
@@ -78,7 +77,7 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         due = (final or trainer.round % self.every_n_rounds == 0) and self.saved_round != trainer.round
         if not (improved or due):
             return
-        checkpoint = dump_state(trainer)
+        checkpoint = trainer.dump_state()
         trainer.processes.from_first(lambda: self._write(trainer, folder, checkpoint, improved, due), "checkpoint")
         if due:
             self.saved_round = trainer.round

@@ -22,6 +22,7 @@ from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import ClientSampler, UniformSampler
 from lightning_fed.trainer.callback_order import order_callbacks
+from lightning_fed.trainer.checkpointing import dump_state
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.loop import RoundLoop
@@ -327,6 +328,10 @@ class FederatedTrainer(TrainerSession):
         elif self.run_config is not None:
             rank_zero_info("The predictions were not kept: give a file as `--output` to save them.")
         return predictions
+
+    def dump_state(self) -> dict[str, Any]:
+        """Gathers the checkpoint of the last finished round; called by all processes."""
+        return dump_state(self)
 
     def _evaluate(
         self, model: LightningModule, datamodule: LightningDataModule | None, stage: RunningStage,
