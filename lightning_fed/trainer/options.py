@@ -1,67 +1,154 @@
-"""Checks of the trainer's arguments: one sentence for each mistake, before any work begins."""
+"""The trainer's options: checked when they are given, one sentence for each mistake, before any work begins."""
+
+from __future__ import annotations
 
 import os
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from operator import attrgetter
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lightning_fed.core.describe import describe
+from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count, is_number
 from lightning_fed.sampling import ClientSampler
 
-__all__ = ["batch_limit", "expect_datamodule", "expect_module", "validate_options"]
+__all__ = ["TrainerOptions", "batch_limit", "expect_datamodule", "expect_module", "option"]
 
 
-def validate_options(options: dict[str, Any]) -> None:
-    """Checks the arguments of ``FederatedTrainer``.
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "local_schedule": ("restart", "continue"),
+    "deterministic": (True, False, "warn"),
+    **dict.fromkeys(
+        ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay", "compile", "cuda_graphs"),
+        (True, False),
+    ),
+    "full_gradient_mode": ("eval", "train"),
+    "engine": ("sequential", "vectorized", "auto"),
+    "memory_format": ("preserve", "channels_last"),
+    "client_states": ("device", "host", "disk"),
+}
 
-    Args:
-        options: The constructor's arguments by name.
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """The arguments of ``FederatedTrainer``, which documents each, as they were given.
+
+    Attributes:
+        local: Those that say how a client trains.
 
     Raises:
         FederatedError: On the first argument that is out of range.
     """
-    for name in ("max_rounds", "check_val_every_n_rounds", "accumulate_grad_batches", "num_nodes"):
-        _expect_count(name, options[name])
-    for name in ("local_epochs", "local_steps", "check_test_every_n_rounds", "full_gradient_batch_size", "chunk_size"):
-        if options[name] is not None:
-            _expect_count(name, options[name])
-    for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
-        _expect_share(name, options[name], smallest=0)
-    _expect_share("clients_per_round", options["clients_per_round"], smallest=1)
-    if options["gradient_clip_algorithm"] is not None:
-        _expect_choice("gradient_clip_algorithm", options["gradient_clip_algorithm"], ("norm", "value"))
-    _expect_choice("local_schedule", options["local_schedule"], ("restart", "continue"))
-    _expect_choice("deterministic", options["deterministic"], (True, False, "warn"))
-    for name in ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay", "compile", "cuda_graphs"):
-        _expect_choice(name, options[name], (True, False))
-    _expect_choice("full_gradient_mode", options["full_gradient_mode"], ("eval", "train"))
-    _expect_choice("engine", options["engine"], ("sequential", "vectorized", "auto"))
-    _expect_choice("memory_format", options["memory_format"], ("preserve", "channels_last"))
-    _expect_choice("client_states", options["client_states"], ("device", "host", "disk"))
-    _expect_balance(options["balance"], options["deterministic"])
-    share = options["max_diverged"]
-    if not is_number(share, least=0, below=1):
-        raise _error("max_diverged", "a share in [0, 1)", share)
-    if options["local_epochs"] is not None and options["local_steps"] is not None:
-        raise FederatedError(
-            "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
+
+    local: LocalOptions
+    accelerator: str
+    devices: list[int] | str | int
+    num_nodes: int
+    strategy: str
+    balance: Literal["samples", "measured"]
+    precision: str | int
+    memory_format: Literal["preserve", "channels_last"]
+    logger: Logger | list[Logger] | bool | None
+    callbacks: list[Callback] | Callback | None
+    default_root_dir: str
+    name: str | None
+    seed: int | None
+    max_rounds: int
+    clients_per_round: int | float
+    sampler: ClientSampler | None
+    client_states: Literal["device", "host", "disk"]
+    check_val_every_n_rounds: int
+    check_test_every_n_rounds: int | None
+    limit_val_batches: int | float
+    limit_test_batches: int | float
+    limit_predict_batches: int | float
+    fast_dev_run: bool | int
+    enable_progress_bar: bool
+    enable_checkpointing: bool
+    max_time: str | timedelta | dict[str, int] | None
+
+    def __post_init__(self) -> None:
+        """Checks every option."""
+        options = self._by_name()
+        for name in ("max_rounds", "check_val_every_n_rounds", "accumulate_grad_batches", "num_nodes"):
+            expect_count(f"--trainer.{name}", options[name])
+        for name in (
+            "local_epochs", "local_steps", "check_test_every_n_rounds", "full_gradient_batch_size", "chunk_size"
+        ):  # fmt: skip
+            if options[name] is not None:
+                expect_count(f"--trainer.{name}", options[name])
+        for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
+            _expect_share(name, options[name], smallest=0)
+        _expect_share("clients_per_round", self.clients_per_round, smallest=1)
+        if self.local.gradient_clip_algorithm is not None:
+            expect_choice("--trainer.gradient_clip_algorithm", self.local.gradient_clip_algorithm, ("norm", "value"))
+        for name, known in _CHOICES.items():
+            expect_choice(f"--trainer.{name}", options[name], known)
+        _expect_balance(self.balance, self.local.deterministic)
+        share = self.local.max_diverged
+        if not is_number(share, least=0, below=1):
+            raise _error("max_diverged", "a share in [0, 1)", share)
+        if self.local.local_epochs is not None and self.local.local_steps is not None:
+            raise FederatedError(
+                "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
+            )
+        if self.local.cuda_graphs and self.local.engine != "sequential":
+            raise FederatedError(
+                "Expected `--trainer.cuda_graphs true` with `--trainer.engine sequential`, as a graph is the step of "
+                f"one client and auto tries it by itself, got {self.local.engine}: leave one of the two out."
+            )
+        _expect_numbers(options)
+        _expect_places(self.default_root_dir, self.name)
+        _expect_parts(self.sampler, self.logger)
+        if self.max_time is not None:
+            _expect_duration(self.max_time)
+
+    def _by_name(self) -> dict[str, Any]:
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "local"}
+        return {**own, **vars(self.local)}
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the options as primitives, by name."""
+        return {name: describe(value) for name, value in self._by_name().items()}
+
+    def changed(self, **options: Any) -> TrainerOptions:
+        """Returns the options with other values for some, which are checked."""
+        local = {name: options.pop(name) for name in vars(self.local).keys() & options.keys()}
+        return replace(self, local=replace(self.local, **local), **options)
+
+    def shortened(self) -> TrainerOptions:
+        """Returns the options cut to a few rounds of as many steps and batches, if ``fast_dev_run`` asks for it."""
+        count = int(self.fast_dev_run)
+        if not count:
+            return self
+        steps = min(count, self.local.local_steps or count)
+        limits = dict.fromkeys(("limit_val_batches", "limit_test_batches", "limit_predict_batches"), count)
+        return self.changed(
+            max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False, **limits
         )
-    if options["cuda_graphs"] and options["engine"] != "sequential":
-        raise FederatedError(
-            "Expected `--trainer.cuda_graphs true` with `--trainer.engine sequential`, as a graph is the step of one "
-            f"client and auto tries it by itself, got {options['engine']}: leave one of the two out."
-        )
-    _expect_numbers(options)
-    _expect_places(options["default_root_dir"], options["name"])
-    _expect_parts(options["sampler"], options["logger"])
-    if options["max_time"] is not None:
-        _expect_duration(options["max_time"])
+
+
+def option(name: str, at: str | None = None) -> Any:
+    """Makes a property of the trainer that reads an option, and gives it another value, checked, between two calls.
+
+    Args:
+        name: The option.
+        at: Where to read it, if not under its name.
+    """
+    at = at or (f"options.local.{name}" if name in LocalOptions.__dataclass_fields__ else f"options.{name}")
+
+    def change(trainer: Any, value: Any) -> None:
+        trainer.options = trainer.options.changed(**{name: value})
+
+    return property(attrgetter(at), change, doc=f"The option ``{name}``.")
 
 
 def batch_limit(limit: int | float, total: int | None) -> int | None:
@@ -94,10 +181,6 @@ def _error(name: str, expected: str, value: Any) -> FederatedError:
     return FederatedError(f"Expected `--trainer.{name}` to be {expected}, got {value!r}.")
 
 
-def _expect_count(name: str, value: Any) -> None:
-    expect_count(f"--trainer.{name}", value)
-
-
 def _expect_share(name: str, value: Any, smallest: int) -> None:
     is_share = isinstance(value, float) and 0 <= value <= 1 and (smallest == 0 or value > 0)
     if not (is_count(value, smallest) or is_share):
@@ -116,7 +199,7 @@ def _expect_numbers(options: dict[str, Any]) -> None:
 
 
 def _expect_balance(balance: Any, deterministic: Any) -> None:
-    _expect_choice("balance", balance, ("samples", "measured"))
+    expect_choice("--trainer.balance", balance, ("samples", "measured"))
     if balance == "measured" and deterministic is True:
         raise FederatedError(
             "Expected `--trainer.balance` to be samples under `--trainer.deterministic true`, got measured: it divides "
@@ -153,10 +236,6 @@ def _expect_duration(duration: Any) -> None:
         raise _error("max_time", wanted, duration) from error
     if left is None or left < 0:
         raise _error("max_time", wanted, duration)
-
-
-def _expect_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    expect_choice(f"--trainer.{name}", value, known)
 
 
 def expect_module(module: Any, step: str) -> None:

@@ -33,6 +33,7 @@ from lightning_fed.trainer.checkpointing import load_weights, restore_state
 from lightning_fed.trainer.costs import no_totals
 from lightning_fed.trainer.evaluation import named_loaders
 from lightning_fed.trainer.fabric import announce_device, launch, move_to_device
+from lightning_fed.trainer.options import TrainerOptions
 
 if TYPE_CHECKING:
     from lightning_fed.engines.start_gradients import StartGradients
@@ -66,7 +67,7 @@ class TrainerSession(RunKeeping):
     local_schedule: Literal["restart", "continue"]
     memory_format: Literal["preserve", "channels_last"]
     client_state_location: Literal["device", "host", "disk"]
-    _seed: int | None
+    options: TrainerOptions
 
     weights: Tensor
     origin: Tensor
@@ -127,7 +128,7 @@ class TrainerSession(RunKeeping):
     ) -> Iterator[None]:
         """Connects model and data for one call, and tells callbacks when it fails."""
         self.lightning_module, self.datamodule = model, datamodule
-        self.seed = self._seed if self._seed is not None else run_seed()
+        self.seed = run_seed() if self.options.seed is None else self.options.seed
         self.state.fn, self.state.status = fn, TrainerStatus.RUNNING
         self.state.stage = RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(fn.value)
         self.interrupted, self.stop_message, self.should_stop = None, "", False

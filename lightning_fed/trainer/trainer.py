@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
-from lightning_fed.core.describe import describe
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
 from lightning_fed.runs.log import RunLog
@@ -26,7 +26,7 @@ from lightning_fed.trainer.checkpointing import dump_state
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.loop import RoundLoop
-from lightning_fed.trainer.options import expect_datamodule, expect_module, validate_options
+from lightning_fed.trainer.options import TrainerOptions, expect_datamodule, expect_module, option
 from lightning_fed.trainer.setup import TrainerSession
 from lightning_fed.trainer.signals import graceful_stop
 
@@ -138,55 +138,70 @@ class FederatedTrainer(TrainerSession):
         enable_checkpointing: bool = True,
         max_time: str | timedelta | dict[str, int] | None = None,
     ) -> None:
-        options = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
-        validate_options(options)
+        local = LocalOptions(
+            engine=engine, chunk_size=chunk_size, compile=compile, cuda_graphs=cuda_graphs, local_epochs=local_epochs,
+            local_steps=local_steps, local_schedule=local_schedule, max_diverged=max_diverged,
+            full_gradient_mode=full_gradient_mode, full_gradient_batch_size=full_gradient_batch_size,
+            full_gradient_weight_decay=full_gradient_weight_decay, gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm, accumulate_grad_batches=accumulate_grad_batches,
+            deterministic=deterministic,
+        )  # fmt: skip
+        given = TrainerOptions(
+            local, accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, balance=balance,
+            precision=precision, memory_format=memory_format, logger=logger, callbacks=callbacks,
+            default_root_dir=default_root_dir, name=name, seed=seed, max_rounds=max_rounds,
+            clients_per_round=clients_per_round, sampler=sampler, client_states=client_states,
+            check_val_every_n_rounds=check_val_every_n_rounds, check_test_every_n_rounds=check_test_every_n_rounds,
+            limit_val_batches=limit_val_batches, limit_test_batches=limit_test_batches,
+            limit_predict_batches=limit_predict_batches, fast_dev_run=fast_dev_run,
+            enable_progress_bar=enable_progress_bar, enable_checkpointing=enable_checkpointing, max_time=max_time,
+        )  # fmt: skip
         super().__init__()
+        self._options = given.describe()
+        self.options = options = given.shortened()
         self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision)
         set_determinism(deterministic)
-        self.deterministic = deterministic
-        self._options = {key: describe(value) for key, value in options.items()}
-        self.balance, self.memory_format = balance, memory_format
-        self._seed = seed
-        self.logger_choice: Any = logger
-        self.default_root_dir = Path(default_root_dir)
-        self.max_rounds, self.max_time = max_rounds, max_time
-        self.clients_per_round = clients_per_round
-        self.engine, self.chunk_size = engine, chunk_size
-        self.compile, self.cuda_graphs = compile, cuda_graphs
-        self.local_steps = local_steps
-        self.local_epochs = 1 if local_epochs is None and local_steps is None else local_epochs
-        self.local_schedule = local_schedule
-        self.max_diverged = max_diverged
-        self.full_gradient_mode = full_gradient_mode
-        self.client_state_location = client_states
-        self.full_gradient_batch_size = full_gradient_batch_size
-        self.full_gradient_weight_decay = full_gradient_weight_decay
         self.sampler = sampler if sampler is not None else UniformSampler()
-        self.check_val_every_n_rounds = check_val_every_n_rounds
-        self.check_test_every_n_rounds = check_test_every_n_rounds
-        self.limit_val_batches, self.limit_test_batches = limit_val_batches, limit_test_batches
-        self.limit_predict_batches = limit_predict_batches
-        self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
-        self.accumulate_grad_batches = accumulate_grad_batches
-        self.fast_dev_run = fast_dev_run
-        if fast_dev_run:
-            enable_checkpointing = False
-            self._shorten(int(fast_dev_run))
         self.callbacks = order_callbacks(
             callbacks,
             FederatedProgressBar() if enable_progress_bar else None,
-            FederatedCheckpoint() if enable_checkpointing else None,
+            FederatedCheckpoint() if options.enable_checkpointing else None,
             Timer(duration=max_time, interval="epoch") if max_time is not None else None,
         )
         self.aggregator = next(cb for cb in self.callbacks if isinstance(cb, Aggregator))
+        self.default_root_dir = Path(default_root_dir)
         self.name = name if name is not None else self.label.lower()
 
-    def _shorten(self, count: int) -> None:
-        """Cuts a run to ``count`` rounds of as many steps and batches, for ``fast_dev_run``."""
-        self.max_rounds = count
-        self.local_steps, self.local_epochs = min(count, self.local_steps or count), None
-        self.limit_val_batches = self.limit_test_batches = self.limit_predict_batches = count
-        self.logger_choice = False
+    # Options, which stay attributes of the trainer as under Lightning
+
+    balance: str = option("balance")
+    memory_format: Literal["preserve", "channels_last"] = option("memory_format")
+    logger_choice: Any = option("logger")
+    max_rounds: int = option("max_rounds")
+    max_time: Any = option("max_time")
+    clients_per_round: int | float = option("clients_per_round")
+    client_state_location: Literal["device", "host", "disk"] = option("client_states")
+    check_val_every_n_rounds: int = option("check_val_every_n_rounds")
+    check_test_every_n_rounds: int | None = option("check_test_every_n_rounds")
+    limit_val_batches: int | float = option("limit_val_batches")
+    limit_test_batches: int | float = option("limit_test_batches")
+    limit_predict_batches: int | float = option("limit_predict_batches")
+    fast_dev_run: bool | int = option("fast_dev_run")
+    engine: str = option("engine")
+    chunk_size: int | None = option("chunk_size")
+    compile: bool = option("compile")
+    cuda_graphs: bool = option("cuda_graphs")
+    local_epochs: int | None = option("local_epochs", at="options.local.epochs")
+    local_steps: int | None = option("local_steps")
+    local_schedule: Literal["restart", "continue"] = option("local_schedule")
+    max_diverged: float = option("max_diverged")
+    full_gradient_mode: str = option("full_gradient_mode")
+    full_gradient_batch_size: int | None = option("full_gradient_batch_size")
+    full_gradient_weight_decay: bool = option("full_gradient_weight_decay")
+    gradient_clip_val: float | None = option("gradient_clip_val")
+    gradient_clip_algorithm: Literal["norm", "value"] | None = option("gradient_clip_algorithm")
+    accumulate_grad_batches: int = option("accumulate_grad_batches")
+    deterministic: bool | Literal["warn"] = option("deterministic")
 
     # The four calls of a Lightning user
 

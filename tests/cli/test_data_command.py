@@ -60,7 +60,7 @@ def test_the_split_is_the_one_that_fit_trains_on(
     shown = look(*words, "--output", "here")["hash"]
     main(["fit", *MODEL, *words])
     call = cli.calls[-1]
-    call.arguments["datamodule"].trainer = type("Trainer", (), {"seed": call.trainer._seed})
+    call.arguments["datamodule"].trainer = type("Trainer", (), {"seed": call.trainer.options.seed})
     assert shown == call.arguments["datamodule"].split_hash
     assert (shown == Digits(num_clients=7, partitioner=IID(), split_seed=0).split_hash) == (not seeds)
 
