@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
-__all__ = ["LocalOptions"]
+__all__ = ["CompileMode", "LocalOptions"]
+
+# The modes of torch.compile.
+CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 @dataclass(frozen=True)
@@ -14,8 +17,7 @@ class LocalOptions:
 
     engine: Literal["sequential", "vectorized", "auto"] = "sequential"
     chunk_size: int | None = None
-    compile: bool = False
-    cuda_graphs: bool = False
+    compile: bool | CompileMode = False
     local_epochs: int | None = None
     local_steps: int | None = None
     local_schedule: Literal["restart", "continue"] = "restart"
@@ -32,3 +34,8 @@ class LocalOptions:
     def epochs(self) -> int | None:
         """Passes of a client over its data in a round, None where steps are counted."""
         return 1 if self.local_epochs is None and self.local_steps is None else self.local_epochs
+
+    @property
+    def compile_mode(self) -> CompileMode | None:
+        """The mode of ``torch.compile`` for ``training_step``, None where it is not compiled."""
+        return "default" if self.compile is True else self.compile or None

@@ -5,8 +5,7 @@ gradient is a view. Loading a model is one copy and an update one subtraction. F
 vector, tied parameters appear once, buffers are kept apart (``lightning_fed.core.buffers``).
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -140,37 +139,11 @@ class ParameterVector:
     def zero_grad(self) -> None:
         """Zeroes the flat gradient in one call and puts back gradient views that the last step detached."""
         self.grad.zero_()
-        self.show_gradients()
-
-    def show_gradients(self) -> None:
-        """Puts back gradient views that the last step detached, whatever their values; none counts as reached."""
         self._touched.clear()
         self._hidden = False
         for p, view in zip(self.parameters, self._grads, strict=True):
             if p.grad is not view:
                 p.grad = view
-
-    @property
-    def reached(self) -> tuple[Tensor, ...]:
-        """The parameters that a backward pass has reached since ``zero_grad``."""
-        return tuple(self._touched)
-
-    def note_reached(self, parameters: Iterable[Tensor]) -> None:
-        """Counts parameters as reached whose gradients were computed without a backward pass of autograd's."""
-        self._touched.extend(parameters)
-
-    @contextmanager
-    def keeping_gradients(self) -> Iterator[None]:
-        """Puts the live gradient back at the end of the block, and what counts as reached and as hidden."""
-        values, reached, hidden = self.grad.clone(), self.reached, self._hidden
-        shown = [p.grad for p in self.parameters]
-        try:
-            yield
-        finally:
-            self.grad.copy_(values)
-            self._touched[:], self._hidden = reached, hidden
-            for p, gradient in zip(self.parameters, shown, strict=True):
-                p.grad = gradient
 
     def hide_missing_gradients(self) -> None:
         """Sets ``.grad`` to None on parameters that no backward pass has reached since ``zero_grad``.

@@ -11,18 +11,12 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
 from lightning_fed.core.overrides import overrides
-from lightning_fed.engines import graphs
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.capturable import capture_refusal
-from lightning_fed.engines.capture_trial import CaptureTrial
-from lightning_fed.engines.captured_step import CapturedStep
-from lightning_fed.engines.graphs import CannotCapture
-from lightning_fed.engines.local_step import LocalStep, overriding_hooks
+from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.engines.vectorized.step import CannotStack, first_sentence, refusal
-from lightning_fed.errors import FederatedError
+from lightning_fed.engines.vectorized.step import CannotStack, refusal
 from lightning_fed.hooks import FederatedCallback
 
 if TYPE_CHECKING:
@@ -53,35 +47,19 @@ def make_engine(trainer: FederatedTrainer, module: LightningModule, *parts: Any)
         *parts: Source, reducer and recorder, see ``Engine``.
 
     Raises:
-        FederatedError: If ``engine`` is ``vectorized`` or ``cuda_graphs`` is set, and the run cannot train this way.
+        FederatedError: If ``engine`` is ``vectorized`` and the run cannot train this way.
     """
     if trainer.engine == "sequential":
-        trainer.engine_choice = _as_asked(trainer, module, parts[0])
+        trainer.engine_choice = {"engine": "sequential"}
     else:
         before = trainer.engine_choice
         choice = trainer.processes.from_first(lambda: _choose(trainer, module, parts[0], before), "engine")
         trainer.engine_choice = choice
         if trainer.engine == "auto" and choice != before:
-            how = " with CUDA graphs" if choice.get("cuda_graphs") else ""
-            rank_zero_info(f"Engine: {choice['engine']}{how}, as {choice['reason']}.")
+            rank_zero_info(f"Engine: {choice['engine']}, as {choice['reason']}.")
     if trainer.engine_choice["engine"] == "vectorized":
         return VectorizedEngine(trainer, module, *parts, chunk_size=trainer.engine_choice["chunk_size"])
-    step: LocalStep | None = None
-    made = graphs.graphs_for(trainer.vector.device) if trainer.engine_choice.get("cuda_graphs") else None
-    if made is not None:
-        step = CapturedStep(trainer, module, parts[-1], made, strict=trainer.cuda_graphs)
-    return SequentialEngine(trainer, module, *parts, step=step)
-
-
-def _as_asked(trainer: FederatedTrainer, module: LightningModule, source: Any) -> dict[str, Any]:
-    """Returns the sequential engine, with graphs if they are asked for and can be had."""
-    if not trainer.cuda_graphs:
-        return {"engine": "sequential"}
-    try:
-        CaptureTrial(trainer, module, source)
-    except CannotCapture as reason:
-        raise capture_refusal(reason) from reason
-    return {"engine": "sequential", "cuda_graphs": True}
+    return SequentialEngine(trainer, module, *parts)
 
 
 def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, before: dict[str, Any] | None) -> Any:
@@ -89,7 +67,7 @@ def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, bef
     if trainer.engine == "vectorized" and before is not None and before["engine"] != "vectorized":
         before = None  # it was another way then, and this one is asked for now
     if before is not None and before["engine"] == "sequential":
-        return _still(trainer, module, source, before) if before.get("cuda_graphs") else before
+        return before
     probe, draws, refused = None, False, ""
     try:
         _expect_hooks_that_stack(trainer, module)
@@ -109,40 +87,17 @@ def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, bef
     if trainer.deterministic and probe is not None:
         wins, why = _by_rule(trainer, draws)
         return {"engine": "vectorized" if wins else "sequential", "chunk_size": size, "reason": why}
-    trial, why = (None, "") if trainer.deterministic else _tried(trainer, module, source)
-    if trial is None and probe is None:
-        return {"engine": "sequential", "reason": refused + why}
+    if probe is None:
+        return {"engine": "sequential", "reason": refused}
     try:
-        return _by_time(probe, trial, size, draws, refused if probe is None else why)
+        return _by_time(probe, size, draws)
     except CannotStack as reason:  # of a step that can be traced and not compiled
-        if trial is None:
-            return {"engine": "sequential", "reason": str(reason)}
-        return _by_time(None, trial, size, draws, str(reason))
+        return {"engine": "sequential", "reason": str(reason)}
 
 
 def _chunk_size(trainer: FederatedTrainer, probe: StepProbe) -> int:
     share = -(-trainer.cohort_size // trainer.processes.size)
     return trainer.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
-
-
-def _still(trainer: FederatedTrainer, module: LightningModule, source: Any, before: dict[str, Any]) -> dict[str, Any]:
-    """Returns the choice of a run's former part for graphs, or that of a step without them if it cannot be had now."""
-    trial, why = _tried(trainer, module, source)
-    if trial is not None:
-        return before
-    return {"engine": "sequential", "reason": f"the run before was captured{why or ', and this one is not on a GPU'}"}
-
-
-def _tried(trainer: FederatedTrainer, module: LightningModule, source: Any) -> tuple[CaptureTrial | None, str]:
-    """Captures a step on trial; without success returns None and why, for the end of a sentence."""
-    if graphs.graphs_for(trainer.vector.device) is None:
-        return None, ""
-    try:
-        return CaptureTrial(trainer, module, source), ""
-    except CannotCapture as reason:
-        return None, f"; no CUDA graph, as {reason}"
-    except FederatedError as error:  # the run itself will say so
-        return None, f"; no CUDA graph ({first_sentence(error)})"
 
 
 def _by_rule(trainer: FederatedTrainer, draws: bool) -> tuple[bool, str]:
@@ -156,37 +111,13 @@ def _by_rule(trainer: FederatedTrainer, draws: bool) -> tuple[bool, str]:
     return not convolves, f"the model has {'convolutions' if convolves else 'no convolutions'} and trains on a CPU"
 
 
-def _by_time(
-    probe: StepProbe | None, trial: CaptureTrial | None, size: int, draws: bool, without: str
-) -> dict[str, Any]:
-    """Takes the fastest of what can be had.
-
-    Args:
-        probe: Takes the steps of many clients at once, None where they cannot train so.
-        trial: Takes captured steps, None where the step cannot be captured.
-        size: How many clients would train at once.
-        draws: Whether the model draws random numbers in training.
-        without: Why one of the two is None.
-    """
-    timed = probe if probe is not None else trial
-    assert timed is not None
-    seconds = {"alone": timed.seconds_alone()}
-    told = [f"{1e6 * seconds['alone']:.0f} µs alone"]
-    if trial is not None:
-        seconds["graph"] = trial.seconds_captured()
-        told.insert(0, f"{1e6 * seconds['graph']:.0f} µs as a CUDA graph")
-    if probe is not None:
-        seconds["together"] = probe.seconds_together(size) / size
-        told.insert(0, f"{1e6 * seconds['together']:.0f} µs when {size} train at once")
-    reason = f"a client's step takes {', '.join(told[:-1])} and {told[-1]}"
-    best = min(seconds, key=lambda name: (seconds[name], name == "together"))
-    if best == "together" and draws:
+def _by_time(probe: StepProbe, size: int, draws: bool) -> dict[str, Any]:
+    """Takes the faster one of what can be had."""
+    alone, together = probe.seconds_alone(), probe.seconds_together(size) / size
+    reason = f"a client's step takes {1e6 * together:.0f} µs when {size} train at once and {1e6 * alone:.0f} µs alone"
+    if together < alone and draws:
         reason += "; the random numbers that the model draws are others than one after another"
-    reason += without if probe is not None else f"; many cannot train at once, as {without}"
-    choice: dict[str, Any] = {"engine": "vectorized" if best == "together" else "sequential"}
-    if best == "graph":
-        choice["cuda_graphs"] = True
-    return {**choice, **({"chunk_size": size} if probe is not None else {}), "reason": reason}
+    return {"engine": "vectorized" if together < alone else "sequential", "chunk_size": size, "reason": reason}
 
 
 def _expect_hooks_that_stack(trainer: FederatedTrainer, module: LightningModule) -> None:

@@ -61,8 +61,8 @@ class LocalStep:
         self.training_step: Callable[..., Any] = module.training_step
         if trainer.compile:
             disable: Any = torch.compiler.disable  # torch leaves it untyped
-            recorder.log = disable(recorder.log)  # type: ignore[method-assign]  # it counts, and graphs do not
-            self.training_step = torch.compile(module.training_step)
+            recorder.log = disable(_copying(recorder.log))  # type: ignore[method-assign]  # it counts, graphs do not
+            self.training_step = torch.compile(module.training_step, mode=trainer.compile)
         self.untrained = self.vector.gradients_except(trainer.local_optimizer.parameters)
         self.accumulate = trainer.accumulate_grad_batches
         if self.accumulate > 1 and isinstance(self.optimizer, LBFGS):
@@ -198,6 +198,15 @@ class LocalStep:
             torch.nn.utils.clip_grad_value_(parameters, clip_val)
         else:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+
+
+def _copying(log: Callable[..., None]) -> Callable[..., None]:
+    """Lets a recorder keep copies: a replayed CUDA graph writes its next results where the last ones are."""
+
+    def log_copy(name: str, value: Any, *args: Any, **options: Any) -> None:
+        log(name, value.clone() if isinstance(value, Tensor) else value, *args, **options)
+
+    return log_copy
 
 
 def loss_of(output: Any, module: LightningModule) -> Tensor:

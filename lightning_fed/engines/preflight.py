@@ -128,7 +128,7 @@ class StepProbe:
         trainer, vector, local = self.trainer, self.trainer.vector, self.trainer.local_optimizer
         assert local is not None
 
-        training_step: Any = torch.compile(self.module.training_step) if trainer.compile else None
+        training_step: Any = torch.compile(self.module.training_step, mode=trainer.compile) if trainer.compile else None
 
         def step() -> None:
             vector.zero_grad()
@@ -148,7 +148,7 @@ class StepProbe:
         local, (weights, buffers, batch) = self.trainer.local_optimizer, self._inputs(count)
         assert local is not None
         gradients, size = torch.zeros_like(weights), self.run.size
-        take = CompiledStep(self.step, count, frozenset({size})) if self.trainer.compile else self.step
+        take = CompiledStep(self.step, count, frozenset({size}), mode) if (mode := self.trainer.compile) else self.step
         optimizer = FlatOptimizer(local.optimizer, self.trainer.vector, weights, gradients, fuse=True)
         optimizer.start(count)
 

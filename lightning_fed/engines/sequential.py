@@ -23,13 +23,12 @@ class SequentialEngine(Engine):
 
     Args:
         *args: See ``Engine``.
-        step: Takes the local steps; one that is not captured by default.
     """
 
-    def __init__(self, *args: Any, step: LocalStep | None = None) -> None:
+    def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         trainer, module = self.trainer, self.module
-        self.step = LocalStep(trainer, module, self.recorder) if step is None else step
+        self.step = LocalStep(trainer, module, self.recorder)
         self.delta = torch.empty_like(trainer.weights)
         self.order_stream = torch.Generator()
         self.client_start_hooks = overriding_hooks(trainer, "on_client_start")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fed.core.describe import describe
-from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.core.train_state import CompileMode, LocalOptions
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count, is_number
 from lightning_fed.sampling import ClientSampler
 
@@ -27,9 +27,10 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "local_schedule": ("restart", "continue"),
     "deterministic": (True, False, "warn"),
     **dict.fromkeys(
-        ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay", "compile", "cuda_graphs"),
+        ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay"),
         (True, False),
     ),
+    "compile": (True, False, *get_args(CompileMode)),
     "full_gradient_mode": ("eval", "train"),
     "engine": ("sequential", "vectorized", "auto"),
     "memory_format": ("preserve", "channels_last"),
@@ -99,11 +100,6 @@ class TrainerOptions:
         if self.local.local_epochs is not None and self.local.local_steps is not None:
             raise FederatedError(
                 "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
-            )
-        if self.local.cuda_graphs and self.local.engine != "sequential":
-            raise FederatedError(
-                "Expected `--trainer.cuda_graphs true` with `--trainer.engine sequential`, as a graph is the step of "
-                f"one client and auto tries it by itself, got {self.local.engine}: leave one of the two out."
             )
         _expect_numbers(options)
         _expect_places(self.default_root_dir, self.name)

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.core.train_state import CompileMode, LocalOptions
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
 from lightning_fed.runs.log import RunLog
@@ -59,10 +59,9 @@ class FederatedTrainer(TrainerSession):
         engine: How a cohort trains: its clients one after another (``sequential``), or many at once
             (``vectorized``), with the same results up to rounding; ``auto`` measures which is faster.
         chunk_size: Clients that train at once in the vectorized engine; as many as fit into memory by default.
-        compile: Whether ``training_step`` goes through ``torch.compile``: that of a client that trains alone, or one
-            graph of the steps of many at once, which takes what Python reads of the module for constant.
-        cuda_graphs: Whether the gradient of a client that trains alone is captured as a CUDA graph and replayed; what
-            cannot be captured is refused.
+        compile: Whether ``training_step`` goes through ``torch.compile``, or in which of its modes (``default`` for
+            true): that of a client that trains alone, or one graph of the steps of many at once, which takes what
+            Python reads of the module for constant.
         local_epochs: Passes of a client over its data in a round; 1 unless ``local_steps`` is given.
         local_steps: Optimizer steps of a client in a round, instead of epochs.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
@@ -113,8 +112,7 @@ class FederatedTrainer(TrainerSession):
         clients_per_round: int | float = 1.0,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
         chunk_size: int | None = None,
-        compile: bool = False,
-        cuda_graphs: bool = False,
+        compile: bool | CompileMode = False,
         local_epochs: int | None = None,
         local_steps: int | None = None,
         local_schedule: Literal["restart", "continue"] = "restart",
@@ -139,7 +137,7 @@ class FederatedTrainer(TrainerSession):
         max_time: str | timedelta | dict[str, int] | None = None,
     ) -> None:
         local = LocalOptions(
-            engine=engine, chunk_size=chunk_size, compile=compile, cuda_graphs=cuda_graphs, local_epochs=local_epochs,
+            engine=engine, chunk_size=chunk_size, compile=compile, local_epochs=local_epochs,
             local_steps=local_steps, local_schedule=local_schedule, max_diverged=max_diverged,
             full_gradient_mode=full_gradient_mode, full_gradient_batch_size=full_gradient_batch_size,
             full_gradient_weight_decay=full_gradient_weight_decay, gradient_clip_val=gradient_clip_val,
@@ -189,8 +187,7 @@ class FederatedTrainer(TrainerSession):
     fast_dev_run: bool | int = option("fast_dev_run")
     engine: str = option("engine")
     chunk_size: int | None = option("chunk_size")
-    compile: bool = option("compile")
-    cuda_graphs: bool = option("cuda_graphs")
+    compile: CompileMode | None = option("compile", at="options.local.compile_mode")
     local_epochs: int | None = option("local_epochs", at="options.local.epochs")
     local_steps: int | None = option("local_steps")
     local_schedule: Literal["restart", "continue"] = option("local_schedule")

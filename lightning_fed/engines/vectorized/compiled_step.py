@@ -66,14 +66,15 @@ class CompiledStep:
         step: Computes the same uncompiled.
         block: Clients in a block.
         sizes: Sizes of batches to compile for.
+        mode: One of ``torch.compile``.
 
     Attributes:
         reads_batch_idx: False: a graph cannot depend on it.
         blocks: Times that a graph was run.
     """
 
-    def __init__(self, step: StackedStep, block: int, sizes: frozenset[int]) -> None:
-        self.step, self.sizes = step, sizes
+    def __init__(self, step: StackedStep, block: int, sizes: frozenset[int], mode: str = "default") -> None:
+        self.step, self.sizes, self.mode = step, sizes, mode
         self._widths = sorted({block, -(-block // 4)}, reverse=True)
         self.reads_batch_idx = False
         self.blocks = self._traces = 0
@@ -176,8 +177,11 @@ class CompiledStep:
         Raises:
             CannotTrace: If torch cannot compile it, or it computes something else.
         """
+        from torch._inductor import list_mode_options  # late, as it takes a while: torch takes no mode beside options
+
         # Random numbers from the same kernels as uncompiled ones, so that a seed gives the same.
-        compiled = torch.compile(traced.run, dynamic=False, options={"fallback_random": True})
+        options = {**list_mode_options(self.mode), "fallback_random": True}
+        compiled = torch.compile(traced.run, dynamic=False, options=options)
         expected = self._computed(traced.run, inputs)
         try:
             got = self._computed(compiled, inputs)

@@ -44,7 +44,7 @@ class VectorizedEngine(Engine):
         self.lanes = Lanes(self.trainer, min(chunk_size, share))
         if self.trainer.compile:
             sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
-            self.step = CompiledStep(self.step, self.lanes.capacity, sizes)
+            self.step = CompiledStep(self.step, self.lanes.capacity, sizes, self.trainer.compile)
         self.started: dict[int, dict[str, Series]] = {}  # what each lane's start has logged
         self.gradient_hooks = overriding_hooks(self.trainer, "on_before_optimizer_step")
         self.client_start_hooks = overriding_hooks(self.trainer, "on_client_start")
