@@ -1,20 +1,16 @@
-"""One sentence for a mistake on the command line or in a configuration file."""
+"""One sentence for a mistake on the command line or in a configuration file.
+
+jsonargparse's message is a tree by indentation: keys, classes within keys, one branch for each member of a union. What
+matters is said under the deepest key: the others say only why the remaining members of the union did not fit either.
+"""
 
 import os
 import re
+from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
 
-from lightning_fed.cli.findings import Finding, find
-from lightning_fed.cli.suggestions import (
-    class_options,
-    classes_for,
-    command_options,
-    did_you_mean,
-    listing,
-    own_first,
-    yaml_has,
-)
+from lightning_fed.cli.suggestions import class_options, classes_for, command_options, did_you_mean, listing, own_first
 
 __all__ = ["explain"]
 
@@ -26,6 +22,82 @@ _MISSING_FILE = re.compile(
 _YAML_MISTAKE = re.compile(
     r"Problems parsing config: (?P<what>.*?)(?: in \"<\w+ string>\",)? line (?P<place>\d+, column \d+)"
 )
+
+# A line may name a key and a class before it says anything.
+_LINE = re.compile(
+    r"(?P<indent> *)(?P<dash>- )?(?:Type .* expects a function or a callable class: ?)?"
+    r"(?:Parser key \"(?P<key>[^\"]+)\"(?: element \d+)?:\s*)?(?:Type .* expects a function or a callable class: ?)?"
+    r"(?:Problem with given class_path '(?P<path>[^']+)':)?(?P<text>.*)"
+)
+# What a line can say, in the order in which it explains more; the first pattern that fits decides.
+_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern + r"(?:\. Got value: (?P<value>.*))?"))
+    for kind, pattern in (
+        ("unknown option", r"Group '(?P<group>[^']+)' does not accept option '(?P<name>[^']+)'"),
+        ("unknown option", r"Option '(?P<name>[^']+)' is not accepted"),
+        ("missing", r"the following arguments are required: (?P<name>[^ ]+(?:, [^ ]+)*?)"),
+        ("ambiguous class", r"Multiple subclasses with name (?P<name>\w+)\..*ambiguity: (?P<detail>.*?)\.?"),
+        ("unknown class", r"(?:Expected a dot import path string|Unexpected import path format): (?P<name>.+)"),
+        ("abstract class", r"Expected an instantiatable class, but (?:(?P<name>\S+) )?is abstract"),
+        ("wrong class", r"Import path (?:(?P<name>\S+) )?does not correspond to a subclass of (?P<detail>\w+)"),
+        ("wrong class", r"Expected '(?P<name>\S+)' to be a subclass of (?P<detail>\S+?)\.?"),
+        # Any other line of a class or of a union: what an import in the user's code raised.
+        ("broken import", r"(?!Expected a|Does not|Not a valid subclass|a class path|a dict |Unable)(?P<detail>.+)"),
+        ("wrong type", r"Expected an? (?P<detail>(?!path but).+?)"),
+    )
+)
+_ABOUT_KEY = re.compile(r"(Subtypes|Given value): (.*)")
+_RANKS = [kind for kind, _ in _KINDS]
+_TENSOR = "<class 'torch.Tensor'>"
+
+
+class _Finding(NamedTuple):
+    """One thing that is wrong: under which keys, in the arguments of which class, and what was given or expected."""
+
+    kind: str
+    keys: tuple[str, ...]
+    class_path: str
+    name: str = ""
+    detail: str = ""
+    value: str = ""
+
+
+def _find(message: str) -> _Finding | None:
+    """Returns what stands under the deepest key and explains most, None if the message has another form."""
+    places: list[tuple[int, str, str]] = []  # the keys and classes that a line stands under, by their indentation
+    said: dict[tuple[tuple[str, ...], str], str] = {}
+    found: list[_Finding] = []
+    for match in map(_LINE.fullmatch, filter(str.strip, message.splitlines())):
+        assert match is not None  # whatever a line says, it has a text
+        text, indent = match["text"], len(match["indent"])
+        places = [place for place in places if place[0] < indent]
+        if match["key"] or match["path"]:
+            places.append((indent, match["key"] or "", match["path"] or ""))
+        keys = tuple(part for _, key, _ in places if key for part in key.split("."))
+        if about := _ABOUT_KEY.match(text):
+            said[keys, about[1]] = about[2].split(". Got value: Namespace(")[0]
+        elif one := _read(text, keys, [path for *_, path in places], bool(places and match["dash"])):
+            found.append(one)
+    # A number may also be a tensor, named by a class path: not what someone had in mind who wrote `lr: abc`.
+    found = [one for one in found if one.kind == "wrong type" or _TENSOR not in said.get((one.keys, "Subtypes"), "")]
+    best = max(found, key=lambda one: (len(one.keys), -_RANKS.index(one.kind)), default=None)
+    if best is None:
+        return None
+    types = said.get((best.keys, "Subtypes"), "")[1:-1] if best.kind == "wrong type" else ""
+    return best._replace(detail=types or best.detail, value=best.value or said.get((best.keys, "Given value"), ""))
+
+
+def _read(text: str, keys: tuple[str, ...], class_paths: list[str], is_member: bool) -> _Finding | None:
+    """Reads what one line says."""
+    kind, said = next(((kind, m.groupdict("")) for kind, p in _KINDS if (m := p.fullmatch(text))), ("", {}))
+    owner = next(filter(None, reversed(class_paths)), "")
+    if kind == "broken import":  # only under a class, or beside the other members of a union
+        under_class = bool(class_paths and class_paths[-1])
+        return _Finding(kind, keys, "", owner if under_class else "", text) if under_class or is_member else None
+    if built := re.search(r"Got value: Namespace\(class_path='([^']*)'", text):
+        owner = built[1]
+    group = said.pop("group", "")
+    return _Finding(kind, (*keys, group) if group else keys, owner, **said) if kind else None
 
 
 def explain(parser: ArgumentParser, message: str) -> str:
@@ -61,7 +133,7 @@ def _words(parser: ArgumentParser, flat: str) -> str:
     """Explains mistakes in the words of the command line, before any value is looked at."""
     if match := re.match(r"unrecognized arguments: (-*)([^ =]+)", flat):
         if match[1]:
-            return _unknown_option(parser, (match[2],), None)
+            return _unknown_option(parser, (match[2],))
         return f"Expected options as `--name value`, got the word {match[2]!r}; see `{_help(parser)}`."
     if match := re.match(r"argument (?:-c/)?(--\S+): expected one argument", flat):
         return f"Expected a value after `{match[1]}`, got none."
@@ -96,18 +168,15 @@ def _file(parser: ArgumentParser, flat: str) -> str:
 def _finding(parser: ArgumentParser, message: str) -> str:
     """Explains a value or name that does not fit."""
     if match := re.match(r"Subcommand '(\w+)' does not accept option '(\S+)'", message):
-        return _unknown_option(_command_parser(parser, match[1]), tuple(match[2].split(".")), None)
-    finding = find(message)
+        return _unknown_option(_command_parser(parser, match[1]), tuple(match[2].split(".")))
+    finding = _find(message)
     if finding is None:
         return ""
-    keys = tuple(part for key in finding.keys for part in key.split("."))
     if finding.kind == "unknown option":
-        return _unknown_option(parser, (*keys, *finding.name.split(".")), finding.class_path)
+        return _unknown_option(parser, (*finding.keys, *finding.name.split(".")), finding.class_path)
     if finding.kind == "missing":
-        return _missing(keys, finding)
-    if finding.kind == "wrong type":
-        return _wrong_type(parser, keys, finding)
-    return _wrong_class(parser, keys, finding)
+        return _missing(finding)
+    return (_wrong_type if finding.kind == "wrong type" else _wrong_class)(parser, finding)
 
 
 def _command_parser(parser: ArgumentParser, command: str) -> ArgumentParser:
@@ -122,18 +191,15 @@ def _option(keys: tuple[str, ...]) -> str:
 
 
 def _source(parser: ArgumentParser, keys: tuple[str, ...]) -> str:
-    """Says where a value came from, if it was not the command line."""
+    """Says where a value came from, if it stands in a file that is being read or in a variable."""
     if path := _file_read(parser):
         return f" in {path}"
     words = [word for word in getattr(parser, "args", ()) if word.startswith("--" + ".".join(keys))]
-    variable = "_".join(("PL", _command(parser))) + "__" + "__".join(keys)
-    if not words and variable.upper() in os.environ:
-        return f" in the variable {variable.upper()}"
-    files = [path for path in getattr(parser, "config_files", ()) if yaml_has(path, keys)]
-    return f" in {files[-1]}" if files and not words else ""
+    variable = "__".join((f"PL_{_command(parser)}", *keys)).upper()
+    return f" in the variable {variable}" if not words and variable in os.environ else ""
 
 
-def _unknown_option(parser: ArgumentParser, keys: tuple[str, ...], class_path: str | None) -> str:
+def _unknown_option(parser: ArgumentParser, keys: tuple[str, ...], class_path: str = "") -> str:
     name = ".".join(keys)
     if class_path:
         prefix, known = ".".join(keys[:-1]), class_options(class_path)
@@ -147,10 +213,10 @@ def _unknown_option(parser: ArgumentParser, keys: tuple[str, ...], class_path: s
     return f"There is no option `--{name}`{_source(parser, keys)}; {asked}"
 
 
-def _missing(keys: tuple[str, ...], finding: Finding) -> str:
+def _missing(finding: _Finding) -> str:
     names = [name.strip() for name in finding.name.split(",")]
     if finding.class_path:
-        options = [_option((*keys, name)) for name in names]
+        options = [_option((*finding.keys, name)) for name in names]
         return f"Expected a value for {listing(options)}, which {finding.class_path.rsplit('.', 1)[1]} needs, got none."
     options = [_option(tuple(name.split(".")[1:] or [name])) for name in names]
     return f"Expected {listing(options)} on the command line or in a file given to `--config`, got none."
@@ -169,20 +235,21 @@ def _expected(types: str) -> str:
     return " or ".join(words) if words[0].startswith("one of") else "of type " + " or ".join(words)
 
 
-def _wrong_type(parser: ArgumentParser, keys: tuple[str, ...], finding: Finding) -> str:
+def _wrong_type(parser: ArgumentParser, finding: _Finding) -> str:
     value = f"{finding.value!r}" if finding.value else "another type"
-    return f"Expected {_option(keys)} to be {_expected(finding.detail)}, got {value}{_source(parser, keys)}."
+    where = _source(parser, finding.keys)
+    return f"Expected {_option(finding.keys)} to be {_expected(finding.detail)}, got {value}{where}."
 
 
-def _wrong_class(parser: ArgumentParser, keys: tuple[str, ...], finding: Finding) -> str:
-    known = classes_for(parser, keys, finding.class_path)
-    name, where = finding.name or finding.value, _source(parser, keys)
+def _wrong_class(parser: ArgumentParser, finding: _Finding) -> str:
+    known = classes_for(parser, finding.keys, finding.class_path)
+    option, name, where = _option(finding.keys), finding.name or finding.value, _source(parser, finding.keys)
     if finding.kind == "ambiguous class":
         paths = listing(finding.detail.split(", "))
-        return f"Expected {_option(keys)} to name one class, got {name!r}{where}; give its import path, one of {paths}."
+        return f"Expected {option} to name one class, got {name!r}{where}; give its import path, one of {paths}."
     if finding.kind == "broken import":
         return (
-            f"Expected {_option(keys)} to name a class that can be imported, got {name!r}{where} "
+            f"Expected {option} to name a class that can be imported, got {name!r}{where} "
             f"({finding.detail.rstrip('.')}; --debug shows where)."
         )
     what = {"abstract class": "a class that can be built", "wrong class": f"a subclass of {finding.detail}"}.get(
@@ -192,4 +259,4 @@ def _wrong_class(parser: ArgumentParser, keys: tuple[str, ...], finding: Finding
     names = own_first(known)
     exists = f"known: {listing(names)}" if names else "give the full import path of your class"
     ending = f"did you mean {meant} ({exists})?" if meant else f"{exists}."
-    return f"Expected {_option(keys)} to name {what}, got {name!r}{where}; {ending}"
+    return f"Expected {option} to name {what}, got {name!r}{where}; {ending}"

@@ -25,8 +25,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     Attributes:
         command: The command that it parses, where it is not one of several parsers of a program.
-        config_files: Configuration files read so far, in order.
-        open_files: Those being read right now, outermost first.
+        open_files: Configuration files being read right now, outermost first.
     """
 
     command = ""
@@ -36,7 +35,6 @@ class FederatedArgumentParser(LightningArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self._failure: Exception | None = None
-        self.config_files: list[str] = []
         self.open_files: list[str] = []
 
     def add_lightning_class_args(
@@ -91,7 +89,6 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_path(self, cfg_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
         """Parses a configuration file, keeping its name for messages."""
-        self.config_files.append(str(cfg_path))
         self.open_files.append(str(cfg_path))
         try:
             parsed: Namespace = super().parse_path(cfg_path, *args, **kwargs)

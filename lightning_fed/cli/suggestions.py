@@ -1,8 +1,6 @@
 """What exists: options of a command or a class, classes for an option; and what a misspelt name probably meant."""
 
 import inspect
-import os
-import re
 from argparse import Action
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -23,7 +21,6 @@ __all__ = [
     "did_you_mean",
     "listing",
     "own_first",
-    "yaml_has",
 ]
 
 _MOST_NAMES = 12
@@ -60,13 +57,13 @@ def class_options(class_path: str) -> list[str]:
     return [name for name in command_options(_class_parser(class_path)) if name != "help"]
 
 
-def classes_for(parser: ArgumentParser, keys: tuple[str, ...], class_path: str | None) -> dict[str, str]:
+def classes_for(parser: ArgumentParser, keys: tuple[str, ...], class_path: str) -> dict[str, str]:
     """Finds the classes that fit an option.
 
     Args:
         parser: The command's parser.
         keys: Path of the option.
-        class_path: The class whose argument it is, None if it is the command's own.
+        class_path: The class whose argument it is, empty if it is the command's own.
 
     Returns:
         Short name to import path, the package's own classes first, then others that are loaded.
@@ -123,12 +120,3 @@ def listing(names: Iterable[str]) -> str:
     if len(chosen) > _MOST_NAMES:
         return ", ".join(chosen[:_MOST_NAMES]) + " and others"
     return " and ".join(part for part in (", ".join(chosen[:-1]), chosen[-1] if chosen else "") if part)
-
-
-def yaml_has(path: str, keys: tuple[str, ...]) -> bool:
-    """Whether a YAML file has a key under a dotted path, also under ``init_args``."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, encoding="utf-8", errors="replace") as file:
-        text = file.read()
-    return re.search(rf"^[\s-]*[\"']?{re.escape(keys[-1])}[\"']?\s*:", text, re.MULTILINE) is not None

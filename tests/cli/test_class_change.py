@@ -37,11 +37,11 @@ def tuned(cli):
     "change",
     [
         ["--aggregator", "OtherAggregator"],
-        ["--aggregator=cli_parts.OtherAggregator"],
+        ["--aggregator=tests.cli.parts.OtherAggregator"],
         ["--aggregator.class_path", "OtherAggregator"],
         ["--aggregator={class_path: OtherAggregator}"],
         ["--config", "aggregator: OtherAggregator"],
-        ["--config", "aggregator: {class_path: cli_parts.OtherAggregator}"],
+        ["--config", "aggregator: {class_path: tests.cli.parts.OtherAggregator}"],
         ["--aggregator", "null", "--aggregator", "OtherAggregator"],
     ],
 )
@@ -100,7 +100,7 @@ def test_a_mask_inside_an_aggregator(cli, tuned, change):
     change = [word.replace("{mask: OtherMask}", "{init_args: {mask: {class_path: OtherMask}}}") for word in change]
     arguments = cli.config("--config", tuned, *change)["aggregator"]["init_args"]
     assert arguments["lr"] == 0.05
-    assert arguments["mask"] == {"class_path": "cli_parts.OtherMask", "init_args": {"threshold": 0.9}}
+    assert arguments["mask"] == {"class_path": "tests.cli.parts.OtherMask", "init_args": {"threshold": 0.9}}
     kept = cli.config("--config", tuned, "--aggregator.mask", "SignAgreement")["aggregator"]["init_args"]["mask"]
     assert kept["init_args"] == {"threshold": 0.7, "binary": True, "comparison": ">=", "votes": "equal"}
 

@@ -66,7 +66,7 @@ def test_the_split_is_the_one_that_fit_trains_on(
 
 
 def test_takes_every_option_of_fit_and_builds_no_model(look: Callable[..., dict[str, str]]) -> None:
-    model = ("--model", "linked_parts.Exploding", "--model.num_classes=3", "--weights=none.ckpt")
+    model = ("--model", "tests.cli.linked_parts.Exploding", "--model.num_classes=3", "--weights=none.ckpt")
     words = ("--trainer.max_rounds=5", "--aggregator", "FedAvg", "--aggregator.lr=0.5", "--data.num_clients=3")
     facts = look(QUICKSTART, *model, *words)
     assert facts["clients"].startswith("3,")
@@ -85,7 +85,7 @@ def test_takes_the_config_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_shows_what_there_is_to_show(look: Callable[..., dict[str, str]]) -> None:
-    facts = look("--data", "test_data_command.Numbers", "--output", "numbers")
+    facts = look("--data", "tests.cli.test_data_command.Numbers", "--output", "numbers")
     assert written("numbers") == ["sizes.png"]
     assert not {"classes per client", "label entropy", "validation", "test"} & facts.keys()
     assert facts["input"] == "3"
@@ -117,7 +117,7 @@ def test_pictures_take_the_place_of_former_ones(look: Callable[..., dict[str, st
         ((), 2, "Expected `--data` on the command line or in a file given to `--config`, got none."),
         (("--data", "Digits", "--data.num_clients", "many"), 2,
          "Expected `--data.num_clients` to be of type int, got 'many'."),
-        (("--data", "linked_parts.Silent"), 1,
+        (("--data", "tests.cli.linked_parts.Silent"), 1,
          "Expected `--data` to be a FederatedDataModule, which splits its data over clients, got Silent: subclass it, "
          "or choose another class."),
         (("--data", "Digits", "--output", "taken"), 1,

@@ -15,8 +15,10 @@ from tests.cli.linked_parts import Facts
 
 CLASSIFIER = ("--model", "ImageClassifier")
 LENET = (*CLASSIFIER, "--model.backbone=LeNet")
-FACTS = ("--data", "linked_parts.Facts")
-SILENT = ("--data", "linked_parts.Silent")
+PARTS = "tests.cli.linked_parts"
+FACTS = ("--data", f"{PARTS}.Facts")
+SILENT = ("--data", f"{PARTS}.Silent")
+EVERYTHING = f"--model={PARTS}.Everything"
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +69,7 @@ def test_a_model_that_takes_nothing_from_the_data_does_not_read_them(cli: Comman
 
 
 def test_every_fact_in_the_form_that_the_class_takes(cli: CommandLine) -> None:
-    call = run(cli, "--model", "linked_parts.Everything", *FACTS, "--data.width", "16")
+    call = run(cli, EVERYTHING, *FACTS, "--data.width", "16")
     names = ["class0", "class1", "class2", "class3"]
     assert call.arguments["model"].told == {
         "names": names, "shape": (1, 12, 16), "size": (12, 16), "mean": 0.5, "std": [0.25],
@@ -76,31 +78,40 @@ def test_every_fact_in_the_form_that_the_class_takes(cli: CommandLine) -> None:
 
 def test_other_parts_of_the_model_are_no_backbone(cli: CommandLine) -> None:
     head = ("--model.head", "torch.nn.Linear", "--model.head.in_features", "9", "--model.head.out_features", "2")
-    call = run(cli, "--model", "linked_parts.Everything", *head, *FACTS)
+    call = run(cli, EVERYTHING, *head, *FACTS)
     assert isinstance(call.arguments["model"].head, nn.Linear)
     assert call.arguments["model"].head.in_features == 9
 
 
 def test_mean_and_std_with_values_of_their_own_are_left_alone(cli: CommandLine) -> None:
-    model = run(cli, "--model", "linked_parts.Drawn", "--model.std", "0.1", *FACTS).arguments["model"]
+    model = run(cli, "--model", "tests.cli.linked_parts.Drawn", "--model.std", "0.1", *FACTS).arguments["model"]
     assert (model.mean, model.std, model.num_classes) == (0.0, 0.1, 4)
 
 
 def test_a_model_without_annotations(cli: CommandLine) -> None:
-    assert run(cli, "--model", "linked_parts.Untyped", *FACTS).arguments["model"].sizes == (4, 144)
+    assert run(cli, "--model", "tests.cli.linked_parts.Untyped", *FACTS).arguments["model"].sizes == (4, 144)
 
 
 def test_a_function_that_makes_the_backbone(cli: CommandLine) -> None:
-    words = ("--model", "linked_parts.Wrapper", "--model.backbone", "linked_parts.make_net", "--model.backbone.width=4")
+    words = (
+        "--model",
+        "tests.cli.linked_parts.Wrapper",
+        "--model.backbone",
+        "tests.cli.linked_parts.make_net",
+        "--model.backbone.width=4",
+    )
     net = run(cli, *words, *FACTS).arguments["model"].backbone
     assert [(layer.in_features, layer.out_features) for layer in net] == [(144, 4), (4, 4)]
 
 
 def test_an_equal_option_is_accepted(cli: CommandLine) -> None:
-    file = cli.file("model.yaml", "model: {class_path: linked_parts.Drawn, init_args: {num_classes: 4}}")
+    file = cli.file("model.yaml", "model: {class_path: tests.cli.linked_parts.Drawn, init_args: {num_classes: 4}}")
     assert run(cli, f"--config={file}", *FACTS).arguments["model"].num_classes == 4
     words = ("--model.mean=0.5", "--model.std=[0.25]", "--model.image_size=[12,12]")
-    assert run(cli, "--model", "linked_parts.Everything", *words, *FACTS).arguments["model"].told["size"] == (12, 12)
+    assert run(cli, EVERYTHING, *words, *FACTS).arguments["model"].told["size"] == (
+        12,
+        12,
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,8 +122,8 @@ def test_an_equal_option_is_accepted(cli: CommandLine) -> None:
         (LENET, "--model.backbone.in_channels", "1", "3"),
         (LENET, "--model.backbone.image_size", "12", "28"),
         ((*CLASSIFIER, "--model.backbone=MLP"), "--model.backbone.in_features", "144", "64"),
-        (("--model=linked_parts.Everything",), "--model.image_size", "[12, 12]", "[12, 13]"),
-        (("--model=linked_parts.Everything",), "--model.mean", "0.5", "0.4"),
+        ((EVERYTHING,), "--model.image_size", "[12, 12]", "[12, 13]"),
+        ((EVERYTHING,), "--model.mean", "0.5", "0.4"),
     ],
 )
 def test_a_contradiction_is_refused(
@@ -125,7 +136,7 @@ def test_a_contradiction_is_refused(
 
 
 def test_a_contradiction_in_a_file_is_refused(mistake: Callable[..., str], cli: CommandLine) -> None:
-    file = cli.file("model.yaml", "model: {class_path: linked_parts.Drawn, init_args: {num_classes: 5}}")
+    file = cli.file("model.yaml", "model: {class_path: tests.cli.linked_parts.Drawn, init_args: {num_classes: 5}}")
     assert "`--model.num_classes` to be 4" in mistake("test", f"--config={file}", *FACTS, code=1)
 
 
@@ -149,7 +160,7 @@ def test_what_comes_from_nowhere_is_asked_for(mistake: Callable[..., str], unlin
 def test_data_that_tell_nothing_leave_the_defaults(cli: CommandLine) -> None:
     call = run(cli, *CLASSIFIER, "--model.backbone", "LeNet", *SILENT)
     assert arguments(call, "backbone") == {"num_classes": 10, "in_channels": 1, "image_size": 28}
-    assert run(cli, "--model", "linked_parts.Model", "--model.num_classes", "5", *SILENT).arguments["model"]
+    assert run(cli, "--model", "tests.cli.linked_parts.Model", "--model.num_classes", "5", *SILENT).arguments["model"]
 
 
 def test_images_that_are_not_square_have_no_size_in_one_number(cli: CommandLine) -> None:

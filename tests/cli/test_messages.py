@@ -3,7 +3,6 @@
 import pytest
 
 from lightning_fed.cli import main
-from lightning_fed.cli.findings import find
 
 BASE = ("fit", "--model", "Plain", "--data", "Digits")
 
@@ -21,7 +20,7 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
         (["--aggregator", "Aggregator"], ["`--aggregator`", "can be built", "FedAvg"]),
         (["--aggregator", "torch.nn.Linear"], ["`--aggregator`", "subclass of Aggregator", "FedAvg"]),
         (["--aggregator", "no.such.Thing"], ["`--aggregator`", "'no.such.Thing'", "No module named 'no'"]),
-        (["--aggregator", "cli_parts.Nothing"], ["`--aggregator`", "has no attribute 'Nothing'"]),
+        (["--aggregator", "tests.cli.parts.Nothing"], ["`--aggregator`", "has no attribute 'Nothing'"]),
         (["--aggregator.lrr", "3"], ["`--aggregator.lrr`", "did you mean `--aggregator.lr`", "weighting"]),
         (["--aggregator.lr", "abc"], ["`--aggregator.lr`", "float", "'abc'"]),
         (["--aggregator.weighting", "abc"], ["`--aggregator.weighting`", "'samples', 'uniform'", "'abc'"]),
@@ -69,11 +68,6 @@ def test_words(mistake, words, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            "trainer:\n  max_rounds: 3\n  max_round: 4\n",
-            ["`--trainer.max_round`", "did you mean `--trainer.max_rounds`"],
-        ),
-        ("trainr:\n  max_rounds: 3\n", ["`--trainr.max_rounds`", "did you mean `--trainer.max_rounds`"]),
         ("aggregator:\n  class_path: FedAvg\n  init_args: {lrr: 4}\n", ["`--aggregator.lrr`", "`--aggregator.lr`"]),
         ("aggregator: FedAvgg\n", ["`--aggregator`", "'FedAvgg'", "did you mean FedAvg"]),
         ("client:\n- class_path: Pull\n  init_args: {muu: 1}\n", ["`--client.muu`", "`--client.mu`"]),
@@ -82,7 +76,6 @@ def test_words(mistake, words, says):
         ("trainer: [1\n", ["YAML", "line "]),
         ("- a\n- b\n", ["`name: value`"]),
         ("", ["`name: value`"]),
-        ("fit:\n  trainer:\n    max_rounds: 3\n", ["`--fit.trainer.max_rounds`", "`--trainer.max_rounds`"]),
     ],
 )
 def test_files(cli, mistake, text, says):
@@ -90,6 +83,20 @@ def test_files(cli, mistake, text, says):
     sentence = mistake(*BASE, "--config", good, "--config", cli.file("wrong.yaml", text))
     for part in [*says, "wrong.yaml"]:
         assert part in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("trainer:\n  max_rounds: 3\n  max_round: 4\n", "trainer.max_round"),
+        ("trainr:\n  max_rounds: 3\n", "trainr.max_rounds"),
+        ("fit:\n  trainer:\n    max_rounds: 3\n", "fit.trainer.max_rounds"),
+    ],
+)
+def test_options_in_a_file_that_no_command_has(cli, mistake, text, name):
+    assert mistake(*BASE, "--config", cli.file("wrong.yaml", text)) == (
+        f"There is no option `--{name}`; did you mean `--trainer.max_rounds` (`lightning-fed fit --help` lists all)?"
+    )
 
 
 def test_a_file_that_is_no_text(cli, mistake, tmp_path):
@@ -153,7 +160,7 @@ def test_mistakes_found_by_the_trainer(mistake):
 def test_a_defect_in_the_users_code_keeps_its_type_and_traceback(cli):
     with pytest.raises(RuntimeError, match="a defect of the user's own") as error:
         cli.run("--client", "Failing")
-    assert any(entry.path.name == "cli_parts.py" for entry in error.traceback)
+    assert any(entry.path.name == "parts.py" for entry in error.traceback)
 
 
 @pytest.mark.parametrize("how", ["word", "variable"])
@@ -174,5 +181,4 @@ def test_debug_raises_what_is_found_later(cli):
 
 
 def test_a_message_of_another_form_is_still_one_line(mistake):
-    assert find("something\n\n  new and long") is None
     assert mistake(*BASE, "--print_config=upside_down").startswith('Invalid option "upside_down" for --print_config')

@@ -27,7 +27,7 @@ def test_a_mask_alone_stays_with_the_default_aggregator(cli):
 
 
 def test_both_groups_reach_the_callbacks_of_the_trainer(cli):
-    words = ["--trainer.callbacks", "cli_parts.Push", "--client+=Pull", "--client.mu", ".3", "--client+=FedProx"]
+    words = ["--trainer.callbacks", "tests.cli.parts.Push", "--client+=Pull", "--client.mu", ".3", "--client+=FedProx"]
     trainer = cli.run(*words, "--aggregator", "OtherAggregator").trainer
     names = [type(callback).__name__ for callback in trainer.callbacks]
     wanted = ["FedProx", "OtherAggregator", "Pull", "Push"]
@@ -74,8 +74,8 @@ def test_a_class_may_come_from_a_variable(cli, monkeypatch):
     monkeypatch.setenv("PL_FIT__AGGREGATOR", "OtherAggregator")
     monkeypatch.setenv("PL_FIT__MODEL", "OtherPlain")
     config = cli.config("--data", "Digits", "--trainer.logger", "false", base=False)
-    assert config["aggregator"]["class_path"] == "cli_parts.OtherAggregator"
-    assert config["model"]["class_path"] == "cli_parts.OtherPlain"
+    assert config["aggregator"]["class_path"] == "tests.cli.parts.OtherAggregator"
+    assert config["model"]["class_path"] == "tests.cli.parts.OtherPlain"
 
 
 def test_later_files_and_words_win(cli):
@@ -129,7 +129,7 @@ def test_the_saved_config_is_the_run_without_its_checkpoint(cli, tmp_path):
 
 def test_nothing_of_a_checkpoint_enters_the_config(cli, tmp_path):
     path = tmp_path / "some.ckpt"
-    torch.save({"hyper_parameters": {"_class_path": "cli_parts.Plain", "width": 99}}, path)
+    torch.save({"hyper_parameters": {"_class_path": "tests.cli.parts.Plain", "width": 99}}, path)
     call = cli.run("--ckpt_path", str(path))
     assert call.arguments["ckpt_path"] == str(path)
     assert call.trainer.run_config["model"]["init_args"]["width"] == 3
