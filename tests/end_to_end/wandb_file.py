@@ -1,38 +1,56 @@
-"""Reads the file of an offline W&B run: LevelDB's log format with protobuf records."""
+"""Reads the file of an offline W&B run: LevelDB's log format with protobuf records.
+
+A file is a row of blocks; the first begins with a header of W&B's own. A record is one chunk, or several where it goes
+on in the next block; less of a block than the head of a chunk needs is padding.
+"""
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto import wandb_internal_pb2
+BLOCK, HEAD = 32768, 7
+HEADER = b":W&B\xe1\xbe\x00"
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
-_BLOCK = 32768
-_HEADER = 7
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+def chunks(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields kind and content of each chunk that is there as a whole and unharmed."""
+    position = len(HEADER)
+    while True:
+        if BLOCK - position % BLOCK < HEAD:
+            position += BLOCK - position % BLOCK
+        head, start = data[position : position + HEAD], position + HEAD
+        if len(head) < HEAD:
+            return
+        checksum, length, kind = struct.unpack("<IHB", head)
+        position = start + length
+        content = data[start:position]
+        if len(content) < length or zlib.crc32(bytes([kind]) + content) != checksum:
+            return
+        yield kind, content
+
+
+def contents(data: bytes) -> Iterator[bytes]:
+    """Yields what the whole records of a file hold; an end that is still being written is passed over."""
+    assert data.startswith(HEADER), "no header of W&B"
+    parts = b""
+    for kind, content in chunks(data):
+        parts = content if kind in (FULL, FIRST) else parts + content
+        if kind in (FULL, LAST):
+            yield parts
 
 
 def records(path: Path) -> Iterator[Any]:
-    """Yields the records of a .wandb file; a cut-off end is where it stops."""
-    data = path.read_bytes()
-    assert data[:4] == b":W&B", f"{path} has no W&B header"
-    position, parts = 7, b""
-    while position + _HEADER <= len(data):
-        left = _BLOCK - position % _BLOCK
-        if left < _HEADER:  # the rest of a block that holds no header is padding
-            position += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, position)
-        parts += data[position + _HEADER : position + _HEADER + length]
-        position += _HEADER + length
-        if kind in (_FULL, _LAST):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            parts = b""
-            yield record
-        elif kind not in (_FIRST, _MIDDLE):
-            return
+    """Yields the records of a .wandb file."""
+    from wandb.proto import wandb_internal_pb2
+
+    for content in contents(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content)
+        yield record
 
 
 def history(path: Path) -> list[dict[str, Any]]:
