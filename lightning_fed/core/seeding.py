@@ -7,6 +7,7 @@ global random state: every stream is derived anew with ``numpy.random.SeedSequen
 import os
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -16,7 +17,16 @@ import torch
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Purpose", "generator_for", "numpy_generator_for", "run_seed", "seed_everywhere", "seed_for", "seeds_for"]
+__all__ = [
+    "Purpose",
+    "generator_for",
+    "isolated_random_state",
+    "numpy_generator_for",
+    "run_seed",
+    "seed_everywhere",
+    "seed_for",
+    "seeds_for",
+]
 
 
 _Words = npt.NDArray[np.uint32]
@@ -149,3 +159,22 @@ def run_seed() -> int:
             f"Expected `seed_everything` (PL_GLOBAL_SEED) to be an integer of at least 0, got {text!r}."
         )
     return int(text)
+
+
+@contextmanager
+def isolated_random_state(seed: int) -> Iterator[None]:
+    """Seeds the global CPU streams of Python, NumPy and torch inside the block and restores them after it.
+
+    A user's transform draws from these streams; without this it would move the streams that dropout draws from, and
+    its own draws would depend on which clients came before.
+    """
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - transforms draw from it
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - as above
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])  # noqa: NPY002 - as above
+        torch.set_rng_state(state[2])

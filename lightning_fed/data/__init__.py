@@ -1,8 +1,7 @@
 """Data of a federated run: any data set, a partitioner, and batches of one client at a time."""
 
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip
-from lightning_fed.data.bundled import BundledDataModule
-from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.datamodule import BundledDataModule, FederatedDataModule
 from lightning_fed.data.datasets.arrays import Arrays
 from lightning_fed.data.datasets.cifar import CIFAR10, CIFAR100
 from lightning_fed.data.datasets.colored_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
@@ -28,10 +27,9 @@ from lightning_fed.data.partitioners import (
     QuantityDirichlet,
     Shards,
 )
-from lightning_fed.data.readers.idx import read_idx
 from lightning_fed.data.readers.text_windows import TextWindows
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
-from lightning_fed.data.sources import BatchSource, EvalBatches, LoaderSource, TensorSource
+from lightning_fed.data.sources import BatchSource, TensorSource
 from lightning_fed.data.split import Split
 from lightning_fed.data.summary.figures import samples_figure, sizes_figure, split_figure, split_figures
 
@@ -52,10 +50,8 @@ __all__ = [
     "BundledDataModule",
     "Datasets",
     "Digits",
-    "EvalBatches",
     "FashionMNIST",
     "FederatedDataModule",
-    "LoaderSource",
     "Partitioner",
     "Shards",
     "Split",
@@ -69,7 +65,6 @@ __all__ = [
     "HeldOut",
     "PowerLaw",
     "QuantityDirichlet",
-    "read_idx",
     "samples_figure",
     "sizes_figure",
     "split_figure",

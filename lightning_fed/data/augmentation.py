@@ -11,9 +11,8 @@ from torch.utils.data import default_collate
 from typing_extensions import Self
 
 from lightning_fed.core.seeding import Purpose, seed_for
-from lightning_fed.data.checks import check_count
 from lightning_fed.data.sources import BatchSource, map_inputs
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["AugmentedSource", "Augmentation", "AugmentingCollate", "CropFlip"]
 
@@ -53,7 +52,7 @@ class CropFlip(Augmentation):
     """
 
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
-        check_count("--data.augmentation.padding", padding, minimum=0)
+        expect_count("--data.augmentation.padding", padding, least=0)
         self.padding = padding
         self.flip = flip
 

@@ -1,39 +1,34 @@
 """The data module of a federated run: any data set, split over clients."""
 
+import hashlib
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Subset, default_collate
 
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
-from lightning_fed.data.checks import check_count
-from lightning_fed.data.description import DescribedData, Divided
-from lightning_fed.data.division import DivisionOptions, HeldOut, ValSplit, divide
-from lightning_fed.data.identity import name_skew, name_targets
+from lightning_fed.data.description import Description, Divided, name_skew, name_targets
+from lightning_fed.data.division import Division, DivisionOptions, HeldOut, ValSplit, divide
+from lightning_fed.data.evaluation import JoinedBatches, eval_loader, expect_free_names, join_tests, worker_options
 from lightning_fed.data.inspection import AnyDataset, find_conversion
-from lightning_fed.data.loading import (
-    Datasets,
-    EvalLoader,
-    EvalLoaders,
-    LoadedData,
-    eval_loader,
-    eval_loaders,
-    expect_free_names,
-    join_tests,
-    worker_options,
-)
+from lightning_fed.data.label_statistics import label_statistics
+from lightning_fed.data.loading import Datasets, LoadedData
 from lightning_fed.data.partitioners import IID, Partitioner
-from lightning_fed.data.skews import FeatureSkew
-from lightning_fed.data.skews.views import NumberedRows, SkewedSets
-from lightning_fed.data.sources import BatchSource, LoaderSource, TensorSource
-from lightning_fed.data.user_tests import JoinedBatches, UserTests
-from lightning_fed.errors import FederatedError
+from lightning_fed.data.skews import FeatureSkew, SkewedSets
+from lightning_fed.data.skews.views import NumberedRows
+from lightning_fed.data.sources import BatchSource, EvalBatches, EvalLoader, EvalLoaders, LoaderSource, TensorSource
+from lightning_fed.data.split import Split
+from lightning_fed.data.user_tests import UserTests
+from lightning_fed.errors import FederatedError, expect_count
 
-__all__ = ["FederatedDataModule"]
+__all__ = ["BundledDataModule", "FederatedDataModule"]
 
 
-class FederatedDataModule(DescribedData):
+class FederatedDataModule(LightningDataModule):
     """Splits a map-style data set over clients; validation and test sets stay central.
 
     A data set with an attribute ``tensors`` (a ``TensorDataset``, or a tuple or dict of tensors whose row i is sample
@@ -89,12 +84,12 @@ class FederatedDataModule(DescribedData):
     ) -> None:
         super().__init__()
         if num_clients is not None:
-            check_count("--data.num_clients", num_clients)
-        check_count("--data.batch_size", batch_size)
-        check_count("--data.eval_batch_size", eval_batch_size)
-        check_count("--data.num_workers", num_workers, minimum=0)
+            expect_count("--data.num_clients", num_clients)
+        expect_count("--data.batch_size", batch_size)
+        expect_count("--data.eval_batch_size", eval_batch_size)
+        expect_count("--data.num_workers", num_workers, least=0)
         if split_seed is not None:
-            check_count("--data.split_seed", split_seed, minimum=0)
+            expect_count("--data.split_seed", split_seed, least=0)
         self.partitioner = partitioner
         self.num_clients = num_clients
         self.batch_size = batch_size
@@ -109,6 +104,7 @@ class FederatedDataModule(DescribedData):
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets)
         self._users = users
         self._loaded: LoadedData | None = None
+        self._description: Description | None = None
         self._divided: Divided | None = None
 
     def load_datasets(self) -> Datasets:
@@ -169,8 +165,7 @@ class FederatedDataModule(DescribedData):
             return self._held_out_loader(held_out)
         rows = Subset(loaded.datasets.train, held_out.rows.tolist())
         targets = None if loaded.targets is None else loaded.targets[held_out.rows]
-        loader = eval_loader(rows, self.eval_batch_size, self.in_memory, self.num_workers)
-        return skewed.seen("val", rows, loader, targets)
+        return skewed.seen("val", rows, self._eval_loader(rows), targets)
 
     def test_dataloader(self) -> EvalLoaders:
         """Returns the batches of the test set, by name if there are several, an empty list when there is none.
@@ -181,11 +176,13 @@ class FederatedDataModule(DescribedData):
         Raises:
             FederatedError: If the data have a test set of the same name as one held out.
         """
-        loaded = self._load()
+        loaded, skewed = self._load(), self._divide().skewed
         test = loaded.datasets.test
         parts = {name: self._held_out_loader(part) for name, part in self.division.tests().items()}
         if (by_user := UserTests.of(loaded.datasets, loaded.users, self.division)) is not None:
-            parts["unseen"] = JoinedBatches([parts["unseen"], self._unseen_loader(by_user)])
+            unseen = self._eval_loader(by_user.unseen_set())
+            shown = unseen if skewed is None else by_user.skewed(skewed, unseen)
+            parts["unseen"] = JoinedBatches([parts["unseen"], shown])
             test = by_user.seen_set()
         loaders = self._eval_loaders("test", test)
         return join_tests(loaders, parts) if parts else loaders
@@ -194,6 +191,78 @@ class FederatedDataModule(DescribedData):
         """Returns the batches to predict, those of the test set unless a set of its own was given."""
         predict = self._load().datasets.predict
         return self.test_dataloader() if predict is None else self._eval_loaders("predict", predict)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of class names, else the largest label + 1; None when the targets are not class labels."""
+        return self._describe().num_classes
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes in the order of their labels, None when there are none."""
+        return self._describe().class_names
+
+    @property
+    def mean(self) -> tuple[float, ...] | None:
+        """What was subtracted from each channel of the inputs, in [0, 1], None when nothing was."""
+        return self._describe().mean
+
+    @property
+    def std(self) -> tuple[float, ...] | None:
+        """What each channel was divided by after that, None when by nothing."""
+        return self._describe().std
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Shape of one input (the first part of a sample), None when it has none."""
+        return self._describe().input_shape
+
+    @property
+    def labels(self) -> npt.NDArray[Any] | None:
+        """The training labels that the model sees, shape (samples,), None when the targets are not class labels."""
+        labels, skewed = self._load().labels, self._divide().skewed
+        return labels if labels is None or skewed is None else skewed.labels(labels)
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of the training tensors, and of the text that windows are gathered from; None when there are none."""
+        return self._load().memory
+
+    @property
+    def division(self) -> Division:
+        """What each client trains on and what is held out."""
+        return self._divide().division
+
+    @property
+    def split(self) -> Split:
+        """Which training samples each client trains on."""
+        return self.division.split
+
+    @property
+    def split_hash(self) -> str:
+        """SHA-256 in hexadecimal that names the clients.
+
+        Equal hashes mean data of the same class, size and targets, and equal splits, held-out sets, drawn users and
+        feature skews. Inputs are not read for it, nor does it matter where they lie and how they are kept.
+        """
+        divided = self._divide()
+        if divided.hash is None:  # asked for with every checkpoint
+            parts = [divided.division.hash(), *self.identity()]
+            divided.hash = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return divided.hash
+
+    def class_counts(self) -> npt.NDArray[np.int64] | None:
+        """Returns the samples of each client and class, shape (clients, classes); None without class labels."""
+        labels, num_classes = self.labels, self.num_classes
+        return None if labels is None or num_classes is None else self.split.class_counts(labels, num_classes)
+
+    def split_summary(self) -> dict[str, int | float | str]:
+        """Describes the split in a few numbers, and how differently labels are distributed over the clients."""
+        labels, num_classes = self.labels, self.num_classes
+        summary = self.split.summary(labels) | {"hash": self.split_hash}
+        if labels is None or num_classes is None:
+            return summary
+        return summary | label_statistics(self.split, labels, num_classes)
 
     def _load(self) -> LoadedData:
         if self._loaded is None:
@@ -208,6 +277,11 @@ class FederatedDataModule(DescribedData):
             self._loaded = LoadedData.of(datasets, self.in_memory)
         return self._loaded
 
+    def _describe(self) -> Description:
+        if self._description is None:
+            self._description = Description.of(self._load(), self.skew)
+        return self._description
+
     def _seed(self) -> int:
         if self.split_seed is not None:
             return self.split_seed
@@ -218,33 +292,51 @@ class FederatedDataModule(DescribedData):
     def _divide(self) -> Divided:
         loaded, seed = self._load(), self._seed()
         if self._divided is None or self._divided.division.seed != seed:
-            division = divide(
-                self.held_out,
-                self.partitioner,
-                loaded.targets,
-                loaded.users,
-                loaded.num_samples,
-                self.num_clients,
-                seed,
-            )
+            found = (loaded.targets, loaded.users, loaded.num_samples)
+            division = divide(self.held_out, self.partitioner, *found, self.num_clients, seed)
             if self.skew is None and isinstance(loaded.datasets.test, dict):  # a skew makes other names of them
                 expect_free_names(loaded.datasets.test, division.tests())
             skewed = None if self.skew is None else SkewedSets.of(self.skew, loaded, division)
             self._divided = Divided(division, skewed)
         return self._divided
 
-    def _held_out_loader(self, part: HeldOut) -> EvalLoader:
-        rows, skewed = Subset(self._load().datasets.train, part.rows.tolist()), self._divide().skewed
-        loader = eval_loader(rows, self.eval_batch_size, self.in_memory, self.num_workers)
-        return loader if skewed is None else skewed.held_out(part, loader)
-
-    def _unseen_loader(self, tests: UserTests) -> EvalLoader:
-        skewed = self._divide().skewed
-        loader = eval_loader(tests.unseen_set(), self.eval_batch_size, self.in_memory, self.num_workers)
-        return loader if skewed is None else tests.skewed(skewed, loader)
+    def _eval_loader(self, dataset: AnyDataset) -> EvalBatches | DataLoader[Any]:
+        return eval_loader(dataset, self.eval_batch_size, self.in_memory, self.num_workers)
 
     def _eval_loaders(self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None) -> EvalLoaders:
-        options, skewed = (self.eval_batch_size, self.in_memory, self.num_workers), self._divide().skewed
-        if dataset is None or skewed is None:
-            return eval_loaders(dataset, *options)
-        return skewed.loaders(stage, dataset, lambda part: eval_loader(part, *options))
+        """Returns batches of one data set, of several by name, or an empty list when there is none."""
+        if dataset is None:
+            return []
+        if (skewed := self._divide().skewed) is not None:
+            return skewed.loaders(stage, dataset, self._eval_loader)
+        if isinstance(dataset, dict):
+            return {name: self._eval_loader(part) for name, part in dataset.items()}
+        return self._eval_loader(dataset)
+
+    def _held_out_loader(self, part: HeldOut) -> EvalLoader:
+        loader = self._eval_loader(Subset(self._load().datasets.train, part.rows.tolist()))
+        skewed = self._divide().skewed
+        return loader if skewed is None else skewed.held_out(part, loader)
+
+
+class BundledDataModule(FederatedDataModule, ABC):
+    """Base of data modules that bring their own data sets: a subclass writes ``load_datasets``.
+
+    Args:
+        **kwargs: Every option of ``FederatedDataModule`` except the data sets, the targets and the users.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            train_dataset=None,
+            val_dataset=None,
+            test_dataset=None,
+            predict_dataset=None,
+            targets=None,
+            users=None,
+            **kwargs,
+        )
+
+    @abstractmethod
+    def load_datasets(self) -> Datasets:
+        """Returns the data sets, called once; what must be fetched first belongs in ``prepare_data``."""

@@ -1,131 +1,91 @@
-"""What a data module tells of its data and of their division, and what a model takes from it."""
+"""What a model takes from the data of a data module, and what tells its clients from those of another."""
 
 import hashlib
-from abc import ABC, abstractmethod
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from lightning.pytorch import LightningDataModule
 
+from lightning_fed.core.describe import describe
 from lightning_fed.data.division import Division
 from lightning_fed.data.inspection import input_shape
-from lightning_fed.data.label_statistics import label_statistics
 from lightning_fed.data.loading import LoadedData
-from lightning_fed.data.skews import FeatureSkew
-from lightning_fed.data.skews.views import SkewedSets
-from lightning_fed.data.split import Split
+from lightning_fed.data.skews import FeatureSkew, SkewedSets
 
-__all__ = ["DescribedData", "Divided"]
+__all__ = ["Description", "Divided", "name_skew", "name_targets"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a model takes from the data, as it sees them under the feature skew.
+
+    Attributes: Those of ``FederatedDataModule`` of the same names.
+    """
+
+    num_classes: int | None
+    class_names: tuple[str, ...] | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    input_shape: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, loaded: LoadedData, skew: FeatureSkew | None) -> "Description":
+        """Describes what was loaded; ``skew`` is None where samples look as they are."""
+        data, num_classes = loaded.datasets, loaded.num_classes
+        shape, names, mean, std = input_shape(data.train), data.class_names, data.mean, data.std
+        if skew is not None:
+            num_classes, names = skew.num_classes(num_classes), skew.class_names(names)
+            shape, mean, std = skew.input_shape(shape), skew.per_channel(mean), skew.per_channel(std)
+        return cls(
+            num_classes,
+            None if names is None else tuple(names),
+            None if mean is None else tuple(mean),
+            None if std is None else tuple(std),
+            shape,
+        )
 
 
 @dataclass
 class Divided:
-    """How the training set is divided under one seed, and what it then looks like."""
+    """How the training set is divided under one seed, what it then looks like, and the hash once it was asked for."""
 
     division: Division
     skewed: SkewedSets | None
     hash: str | None = None
 
 
-class DescribedData(LightningDataModule, ABC):
-    """Describes the data that a subclass loads and divides.
+def name_targets(targets: npt.NDArray[Any] | None) -> str:
+    """Names the targets by a digest of their values, whatever the width of their type.
 
-    Attributes:
-        skew: What samples look like depending on the client, None if they look as they are.
+    Args:
+        targets: Numbers or strings, shape (samples,), None if there are none.
+
+    Returns:
+        Their kind and a SHA-256 in hexadecimal.
     """
+    if targets is None:
+        return "no targets"
+    if targets.dtype.kind in "US":
+        words = np.char.encode(targets, "utf-8") if targets.dtype.kind == "U" else targets
+        kind, content = "strings", b"\0".join(words.tolist())
+    elif targets.dtype.kind == "f":
+        kind, content = "numbers", targets.astype("<f8").tobytes()
+    else:
+        kind, content = "integers", targets.astype("<i8").tobytes()
+    return f"{kind} {hashlib.sha256(content).hexdigest()}"
 
-    skew: FeatureSkew | None
 
-    @abstractmethod
-    def _load(self) -> LoadedData:
-        """Returns the data, loaded once."""
+def name_skew(skew: FeatureSkew | None, num_clients: int, seed: int) -> str:
+    """Names a skew by all that its schemes depend on beside the data.
 
-    @abstractmethod
-    def identity(self) -> list[str]:
-        """Says what the clients are beyond the numbers of their rows, for ``split_hash``."""
-
-    @abstractmethod
-    def _divide(self) -> Divided:
-        """Returns the division under the present seed, made once."""
-
-    @property
-    def num_classes(self) -> int | None:
-        """Number of class names, else the largest label + 1; None when the targets are not class labels."""
-        num_classes = self._load().num_classes
-        return num_classes if self.skew is None else self.skew.num_classes(num_classes)
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes in the order of their labels, None when there are none."""
-        names = self._load().datasets.class_names
-        names = names if self.skew is None else self.skew.class_names(names)
-        return None if names is None else tuple(names)
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """What was subtracted from each channel of the inputs, in [0, 1], None when nothing was."""
-        mean = self._load().datasets.mean
-        mean = mean if self.skew is None else self.skew.per_channel(mean)
-        return None if mean is None else tuple(mean)
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """What each channel was divided by after that, None when by nothing."""
-        std = self._load().datasets.std
-        std = std if self.skew is None else self.skew.per_channel(std)
-        return None if std is None else tuple(std)
-
-    @property
-    def input_shape(self) -> tuple[int, ...] | None:
-        """Shape of one input (the first part of a sample), None when it has none."""
-        shape = input_shape(self._load().datasets.train)
-        return shape if self.skew is None else self.skew.input_shape(shape)
-
-    @property
-    def labels(self) -> npt.NDArray[Any] | None:
-        """The training labels that the model sees, shape (samples,), None when the targets are not class labels."""
-        labels, skewed = self._load().labels, self._divide().skewed
-        return labels if labels is None or skewed is None else skewed.labels(labels)
-
-    @property
-    def memory(self) -> int | None:
-        """Bytes of the training tensors, and of the text that windows are gathered from; None when there are none."""
-        return self._load().memory
-
-    @property
-    def division(self) -> Division:
-        """What each client trains on and what is held out."""
-        return self._divide().division
-
-    @property
-    def split(self) -> Split:
-        """Which training samples each client trains on."""
-        return self.division.split
-
-    @property
-    def split_hash(self) -> str:
-        """SHA-256 in hexadecimal that names the clients.
-
-        Equal hashes mean data of the same class, size and targets, and equal splits, held-out sets, drawn users and
-        feature skews. Inputs are not read for it, nor does it matter where they lie and how they are kept.
-        """
-        divided = self._divide()
-        if divided.hash is None:  # asked for with every checkpoint
-            parts = [divided.division.hash(), *self.identity()]
-            divided.hash = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-        return divided.hash
-
-    def class_counts(self) -> npt.NDArray[np.int64] | None:
-        """Returns the samples of each client and class, shape (clients, classes); None without class labels."""
-        labels, num_classes = self.labels, self.num_classes
-        return None if labels is None or num_classes is None else self.split.class_counts(labels, num_classes)
-
-    def split_summary(self) -> dict[str, int | float | str]:
-        """Describes the split in a few numbers, and how differently labels are distributed over the clients."""
-        labels, num_classes = self.labels, self.num_classes
-        summary = self.split.summary(labels) | {"hash": self.split_hash}
-        if labels is None or num_classes is None:
-            return summary
-        return summary | label_statistics(self.split, labels, num_classes)
+    Args:
+        skew: The skew as the user gave it, None for none.
+        num_clients: Clients that have a scheme.
+        seed: Seed of the schemes.
+    """
+    if skew is None:
+        return "no skew"
+    options = json.dumps(describe(skew)["init_args"], sort_keys=True)
+    return f"{type(skew).__name__} {options}, {num_clients} clients, seed {seed}"

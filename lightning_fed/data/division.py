@@ -2,17 +2,15 @@
 
 import hashlib
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.data.checks import check_fraction
 from lightning_fed.data.partitioners import Partitioner
 from lightning_fed.data.split import Split
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, expect_number, is_count, is_number
 
 __all__ = ["CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "divide"]
 
@@ -39,13 +37,11 @@ class DivisionOptions:
     client_test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fraction("--data.val_fraction", self.val_fraction)
-        check_fraction("--data.client_test_fraction", self.client_test_fraction)
-        if self.val_split not in get_args(ValSplit):
-            raise FederatedError(f"Expected `--data.val_split` to be central or per_client, got {self.val_split!r}.")
+        expect_number("--data.val_fraction", self.val_fraction, least=0, below=1)
+        expect_number("--data.client_test_fraction", self.client_test_fraction, least=0, below=1)
+        expect_choice("--data.val_split", self.val_split, get_args(ValSplit))
         unseen = self.unseen_clients
-        is_number = isinstance(unseen, Real) and not isinstance(unseen, bool)
-        if not is_number or unseen < 0 or (not isinstance(unseen, int) and not unseen < 1):
+        if not is_count(unseen, least=0) and not is_number(unseen, least=0, below=1):
             raise FederatedError(
                 "Expected `--data.unseen_clients` to be a number of clients (an integer of at least 0) or a share of "
                 f"them in [0, 1), got {unseen!r}."
@@ -63,7 +59,8 @@ class DivisionOptions:
             FederatedError: If none would be left.
         """
         unseen = self.unseen_clients
-        count = unseen if isinstance(unseen, int) else max(1, round(unseen * num_clients)) if unseen > 0 else 0
+        share = max(1, round(unseen * num_clients)) if unseen > 0 else 0
+        count = int(unseen) if is_count(unseen, least=0) else share
         if count >= num_clients:
             raise FederatedError(
                 f"Expected `--data.unseen_clients` to leave at least one of {num_clients} clients to train, got "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from lightning_fed.data.randomness import isolated_random_state
+from lightning_fed.core.seeding import isolated_random_state
 from lightning_fed.errors import FederatedError
 
 __all__ = [

@@ -1,14 +1,13 @@
-"""What a data module loads, what is found in it, and how it is read for evaluation."""
+"""What a data module loads, and what is found in it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from lightning_fed.data.checks import check_labels, check_users
 from lightning_fed.data.inspection import (
     AnyDataset,
     Tensors,
@@ -19,26 +18,9 @@ from lightning_fed.data.inspection import (
     find_users,
     length,
 )
-from lightning_fed.data.skews.views import SkewedBatches
-from lightning_fed.data.sources import EvalBatches
-from lightning_fed.data.user_tests import JoinedBatches
 from lightning_fed.errors import FederatedError
 
-__all__ = [
-    "Datasets",
-    "EvalLoader",
-    "EvalLoaders",
-    "LoadedData",
-    "eval_loader",
-    "eval_loaders",
-    "expect_free_names",
-    "join_tests",
-    "worker_options",
-]
-
-EvalLoader: TypeAlias = EvalBatches | SkewedBatches | JoinedBatches | DataLoader[Any]
-# Where there is no such set, Lightning expects an empty list, not None.
-EvalLoaders: TypeAlias = EvalLoader | dict[str, EvalLoader] | list[EvalLoader]
+__all__ = ["Datasets", "LoadedData"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +93,7 @@ class LoadedData:
             find_targets(datasets.train) if targets is None else targets,
             find_users(datasets.train) if users is None else users,
         )
-        check_users(loaded.users)
+        loaded._check_users()
         loaded._check_labels()
         return loaded
 
@@ -141,6 +123,7 @@ class LoadedData:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _check_labels(self) -> None:
+        """Refuses class labels in other sets that a model of the training data's classes has no output for."""
         datasets, num_classes = self.datasets, self.num_classes
         if self.labels is None or num_classes is None:
             return
@@ -152,8 +135,22 @@ class LoadedData:
         sets = {"`--data.val_dataset`": datasets.val}
         sets |= {f"`--data.test_dataset` {name}".strip(): part for name, part in tests.items()}
         for option, dataset in sets.items():
-            if dataset is not None:
-                check_labels(option, find_targets(dataset), num_classes)
+            found = None if dataset is None else find_targets(dataset)
+            if found is not None and found.dtype.kind in "iu" and len(found) and found.max() >= num_classes:
+                raise FederatedError(
+                    f"Expected {option} to hold class labels from 0 to {num_classes - 1}, as the training data do, got "
+                    f"{found.max()}: leave such samples out, or let `Datasets` of a data module of your own name all "
+                    "classes (`class_names`), or say that targets are no class labels (`class_labels=False`)."
+                )
+
+    def _check_users(self) -> None:
+        """Refuses NaN as the user of a sample, which would make one client of all samples without a user."""
+        users = self.users
+        if users is not None and users.dtype.kind == "f" and np.isnan(users).any():
+            raise FederatedError(
+                "Expected `--data.users` to name the user of each training sample, got NaN for "
+                f"{np.isnan(users).sum()} of {len(users)}: leave these samples out, or give them users."
+            )
 
 
 def _given(values: Any, name: str, num_samples: int) -> npt.NDArray[Any] | None:
@@ -167,58 +164,3 @@ def _given(values: Any, name: str, num_samples: int) -> npt.NDArray[Any] | None:
             f"{'something else' if array is None else len(array)}."
         )
     return array
-
-
-def eval_loaders(
-    dataset: AnyDataset | dict[str, AnyDataset] | None, batch_size: int, in_memory: bool, num_workers: int
-) -> EvalLoaders:
-    """Returns batches of one data set, of several by name, or an empty list when there is none."""
-    if dataset is None:
-        return []
-    if isinstance(dataset, dict):
-        return {name: eval_loader(part, batch_size, in_memory, num_workers) for name, part in dataset.items()}
-    return eval_loader(dataset, batch_size, in_memory, num_workers)
-
-
-def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[str, EvalLoader]:
-    """Puts test sets that were held out of the training set beside those that the data have.
-
-    Args:
-        loaders: The data's test sets; a single one gets the name ``test``.
-        held_out: ``clients`` and ``unseen``, what was held out of them.
-
-    Raises:
-        FederatedError: If the data have a test set of the same name.
-    """
-    named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"test": loaders}
-    expect_free_names(named, held_out)
-    return {**named, **held_out}
-
-
-def expect_free_names(named: Iterable[str], held_out: Iterable[str]) -> None:
-    """Refuses a test set of the data with the name of one that is held out of the training set.
-
-    Raises:
-        FederatedError: If there is one.
-    """
-    for name in set(named).intersection(held_out):
-        option = "unseen_clients" if name == "unseen" else "client_test_fraction"
-        raise FederatedError(
-            f"Expected no test set named {name} beside the one that `--data.{option}` makes, but the data have "
-            f"one: set `--data.{option} 0`, or give theirs another name."
-        )
-
-
-def eval_loader(
-    dataset: AnyDataset, batch_size: int, in_memory: bool, num_workers: int
-) -> EvalBatches | DataLoader[Any]:
-    """Returns slices of data in memory, else a data loader that does not shuffle."""
-    tensors = find_tensors(dataset) if in_memory else None
-    if tensors is not None:
-        return EvalBatches(tensors, batch_size, find_conversion(dataset))
-    return DataLoader(dataset, batch_size, **worker_options(num_workers))
-
-
-def worker_options(num_workers: int) -> dict[str, Any]:
-    """Options of a data loader whose workers outlive one pass."""
-    return {"num_workers": num_workers, "persistent_workers": num_workers > 0}

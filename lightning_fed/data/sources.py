@@ -1,7 +1,7 @@
 """Batches of one client at a time, without a data loader or a copy of the data per client."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
+from lightning_fed.core.seeding import isolated_random_state
 from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors
-from lightning_fed.data.randomness import isolated_random_state
 from lightning_fed.data.split import Split
 
-__all__ = ["BatchSource", "EvalBatches", "LoaderSource", "TensorSource", "map_inputs"]
+__all__ = ["BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "TensorSource", "map_inputs"]
 
 _MAX_SEED = 2**63 - 1
 
@@ -161,6 +161,18 @@ class LoaderSource:
             # Without one of its own a loader draws from torch's global stream each time it is iterated.
             generator=torch.Generator(),
         )
+
+
+class EvalLoader(Protocol):
+    """The batches of a central set: a data loader, or what can also say ``num_samples`` and move ``to`` a device."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __len__(self) -> int: ...
+
+
+# Where there is no such set, Lightning expects an empty list, not None.
+EvalLoaders: TypeAlias = EvalLoader | dict[str, EvalLoader] | list[EvalLoader]
 
 
 class EvalBatches:

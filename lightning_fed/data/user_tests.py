@@ -1,26 +1,22 @@
 """Test samples of users: those of unseen users are evaluated with their training samples, apart from the others."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from torch.utils.data import DataLoader, Subset
 from typing_extensions import Self
 
 from lightning_fed.data.division import CENTRAL, Division, HeldOut
 from lightning_fed.data.inspection import AnyDataset, as_targets, find_users, length
-from lightning_fed.data.skews.views import SkewedBatches, SkewedRows, SkewedSets
+from lightning_fed.data.loading import Datasets
+from lightning_fed.data.skews.views import SkewedBatches, SkewedSets
 from lightning_fed.data.sources import EvalBatches
 from lightning_fed.errors import FederatedError
 
-if TYPE_CHECKING:
-    from lightning_fed.data.loading import Datasets, EvalLoader
-
-__all__ = ["JoinedBatches", "UserTests"]
+__all__ = ["UserTests"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class UserTests:
     unseen: HeldOut
 
     @classmethod
-    def of(cls, datasets: "Datasets", users: npt.NDArray[Any] | None, division: Division) -> Self | None:
+    def of(cls, datasets: Datasets, users: npt.NDArray[Any] | None, division: Division) -> Self | None:
         """Divides the test set; None where it stays as it is.
 
         Args:
@@ -82,49 +78,9 @@ class UserTests:
             sets: The skew of the data module.
             loader: The batches.
         """
-        part, num_samples = self.unseen, length(self.test, "--data.test_dataset")
-        draws = sets.skew.draws("test", num_samples)[torch.from_numpy(part.rows)]
-        schemes = np.where(part.owners == CENTRAL, sets.skew.num_clients, part.owners)
-        return SkewedBatches(loader, SkewedRows(sets.skew, draws, schemes))
-
-
-class JoinedBatches:
-    """The batches of several sets, one set after the other; the last batch of each may be short.
-
-    Args:
-        loaders: The sets' batches.
-    """
-
-    def __init__(self, loaders: Sequence["EvalLoader"]) -> None:
-        self._loaders = list(loaders)
-        self._device: torch.device | None = None
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in all sets together."""
-        loaders = self._loaders
-        return sum(
-            length(loader.dataset, "--data") if isinstance(loader, DataLoader) else loader.num_samples
-            for loader in loaders
-        )
-
-    def __len__(self) -> int:
-        """Number of batches."""
-        return sum(len(loader) for loader in self._loaders)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yields the batches of the sets as they are."""
-        for loader in self._loaders:
-            for batch in loader:
-                yield move_data_to_device(batch, self._device) if self._device is not None else batch
-
-    def to(self, device: torch.device | str) -> Self:
-        """Makes batches arrive on a device; returns itself."""
-        self._device = torch.device(device)
-        for loader in self._loaders:
-            if not isinstance(loader, DataLoader):
-                loader.to(device)
-        return self
+        draws = sets.skew.draws("test", length(self.test, "--data.test_dataset"))[torch.from_numpy(self.unseen.rows)]
+        schemes = np.where(self.unseen.owners == CENTRAL, sets.skew.num_clients, self.unseen.owners)
+        return sets.shown(loader, draws, schemes)
 
 
 def _checked(own: npt.NDArray[Any] | None, users: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

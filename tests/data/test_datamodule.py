@@ -27,13 +27,11 @@ from lightning_fed.data import (
     ColoredMNISTBinary,
     Datasets,
     Digits,
-    EvalBatches,
     FashionMNIST,
     FedCMNIST,
     FederatedDataModule,
     FedRotMNIST,
     ImageDataModule,
-    LoaderSource,
     Shakespeare,
     Shards,
     TensorSource,
@@ -41,6 +39,7 @@ from lightning_fed.data import (
     split_figure,
 )
 from lightning_fed.data.skews import SkewedBatches, SkewedSource
+from lightning_fed.data.sources import EvalBatches, LoaderSource
 from lightning_fed.errors import FederatedError
 from tests.official_files import write_cifar, write_emnist, write_tiny_imagenet
 from tests.user_files import write_femnist, write_speech

@@ -20,7 +20,6 @@ from lightning_fed.data import (
     Datasets,
     Digits,
     Division,
-    EvalBatches,
     FederatedDataModule,
     Partitioner,
     QuantityDirichlet,
@@ -28,6 +27,7 @@ from lightning_fed.data import (
     Split,
 )
 from lightning_fed.data.division import CENTRAL, DivisionOptions, divide
+from lightning_fed.data.sources import EvalBatches
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import ImageClassifier, LogisticRegression
 
@@ -298,7 +298,7 @@ def test_users_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"val_split": "local"}, "`--data.val_split` to be central or per_client, got 'local'."),
+        ({"val_split": "local"}, "`--data.val_split` to be one of central, per_client, got 'local'."),
         ({"client_test_fraction": 1.0}, "`--data.client_test_fraction` to be at least 0 and below 1, got 1.0."),
         ({"unseen_clients": -1}, "`--data.unseen_clients` to be a number of clients (an integer of at least 0) or a"),
         ({"unseen_clients": 1.5}, "share of them in [0, 1), got 1.5."),

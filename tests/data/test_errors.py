@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from lightning_fed.data import MNIST, Digits, FashionMNIST, FederatedDataModule, Shards, read_idx
+from lightning_fed.data import MNIST, Digits, FashionMNIST, FederatedDataModule, Shards
+from lightning_fed.data.readers.idx import read_idx
 from lightning_fed.errors import FederatedError
 from tests.official_files import idx
 

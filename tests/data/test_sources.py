@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from lightning_fed.data import BatchSource, EvalBatches, FederatedDataModule, LoaderSource, Split, TensorSource
+from lightning_fed.data import BatchSource, FederatedDataModule, Split, TensorSource
+from lightning_fed.data.sources import EvalBatches, LoaderSource
 
 N = 41
 X = torch.arange(N * 6, dtype=torch.float32).reshape(N, 2, 3)

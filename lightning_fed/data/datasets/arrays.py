@@ -8,11 +8,12 @@ from typing import Any, get_args
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_fed.data.bundled import BundledDataModule
+from lightning_fed.data.datamodule import BundledDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.readers.array_files import SUFFIXES, ArrayFile
 from lightning_fed.data.readers.array_values import Layout, as_inputs, as_labels, as_numbers
-from lightning_fed.errors import FederatedError
+from lightning_fed.data.readers.downloads import data_folder
+from lightning_fed.errors import FederatedError, expect_choice
 
 __all__ = ["Arrays"]
 
@@ -66,10 +67,7 @@ class Arrays(BundledDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if layout not in get_args(Layout):
-            raise FederatedError(
-                f"Expected `--data.layout` to be one of {', '.join(get_args(Layout))}, got {layout!r}."
-            )
+        expect_choice("--data.layout", layout, get_args(Layout))
         if std is not None and not bool((torch.tensor(std) > 0).all()):
             raise FederatedError(f"Expected `--data.std` to be above 0, got {std}.")
         self.path = path
@@ -161,8 +159,7 @@ class Arrays(BundledDataModule):
         return file, file.names[0]
 
     def _file(self, path: str | os.PathLike[str], option: str, files: dict[Path, ArrayFile]) -> ArrayFile:
-        root = Path(self.root or os.environ.get("LIGHTNING_FED_DATA") or "").expanduser()
-        full = root / Path(path).expanduser()
+        full = (data_folder(self.root) or Path()) / Path(path).expanduser()
         if full not in files:
             files[full] = ArrayFile(full, f"--data.{option}")
         return files[full]

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_fed.data.bundled import BundledDataModule
-from lightning_fed.data.checks import check_fraction
+from lightning_fed.data.datamodule import BundledDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import Partitioner, Shards
+from lightning_fed.errors import expect_number
 
 __all__ = ["Digits"]
 
@@ -49,7 +49,7 @@ class Digits(BundledDataModule):
             val_fraction=val_fraction,
             **kwargs,
         )
-        check_fraction("--data.test_fraction", test_fraction)
+        expect_number("--data.test_fraction", test_fraction, least=0, below=1)
         self.test_fraction = test_fraction
 
     def load_datasets(self) -> Datasets:

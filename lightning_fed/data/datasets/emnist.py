@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor
 
 from lightning_fed.data.datasets.mnist import IdxImages
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect_choice
 
 __all__ = ["EMNIST"]
 
@@ -73,10 +73,7 @@ class EMNIST(IdxImages):
 
     def __init__(self, variant: Variant = "balanced", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if variant not in get_args(Variant):
-            raise FederatedError(
-                f"Expected `--data.variant` to be one of {', '.join(get_args(Variant))}, got {variant!r}."
-            )
+        expect_choice("--data.variant", variant, get_args(Variant))
         self.variant = variant
         self.stems = (f"emnist-{variant}-train", f"emnist-{variant}-test")
         self.class_labels = _CLASSES[variant]

@@ -11,11 +11,10 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.loading import Datasets
-from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.readers.array_files import ArrayFile
 from lightning_fed.data.readers.leaf import read_leaf
 from lightning_fed.data.readers.users import UserSamples, known_and_unseen, places_of
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_number
 
 __all__ = ["FEMNIST"]
 
@@ -38,38 +37,19 @@ class FEMNIST(UserDataModule):
 
     Args:
         path: Folder or file, relative to ``root``.
-        root: Folder of data sets; ``LIGHTNING_FED_DATA`` if not given, the current folder if that is not set either.
-        num_clients: Number of clients; one for each writer if not given.
-        partitioner: How the samples are split over the clients.
-        num_users: How many writers' training images are used, drawn by ``draw_seed``. If not given, ``num_clients``
-            where the partitioner makes a client of each writer, else all.
-        draw_seed: Seed of that draw. It is no part of the run's seed, so that all runs use the same writers.
         mean: Subtracted from images in [0, 1].
         std: Divides them after that, above 0. Mean and standard deviation are those in common use for LEAF's images.
-        **kwargs: Every other option of ``BundledDataModule``.
+        **kwargs: Every other option of ``UserDataModule``; a user is a writer.
 
     Raises:
         FederatedError: If an option is out of range.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] = "femnist",
-        root: str | os.PathLike[str] | None = None,
-        num_clients: int | None = None,
-        partitioner: Partitioner = ByUser(),  # noqa: B008 - holds no state
-        num_users: int | None = None,
-        draw_seed: int = 0,
-        mean: float = 0.9637,
-        std: float = 0.1592,
-        **kwargs: Any,
+        self, path: str | os.PathLike[str] = "femnist", mean: float = 0.9637, std: float = 0.1592, **kwargs: Any
     ) -> None:
-        super().__init__(
-            path=path, root=root, num_clients=num_clients, partitioner=partitioner, num_users=num_users,
-            draw_seed=draw_seed, **kwargs,
-        )  # fmt: skip
-        if not std > 0:
-            raise FederatedError(f"Expected `--data.std` to be above 0, got {std}.")
+        super().__init__(path=path, **kwargs)
+        expect_number("--data.std", std, above=0)
         self.pixel_mean = mean
         self.pixel_std = std
 

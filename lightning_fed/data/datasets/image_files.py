@@ -8,11 +8,11 @@ from typing import Any, ClassVar, get_args
 
 from torch import Tensor
 
-from lightning_fed.data.bundled import BundledDataModule
+from lightning_fed.data.datamodule import BundledDataModule
 from lightning_fed.data.loading import Datasets
-from lightning_fed.data.readers.downloads import fetch_whole
+from lightning_fed.data.readers.downloads import data_folder, fetch_whole
 from lightning_fed.data.readers.images import Normalisation, Storage, image_dataset
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
 
 __all__ = ["ImageDataModule"]
 
@@ -47,10 +47,7 @@ class ImageDataModule(BundledDataModule, ABC):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if storage not in get_args(Storage):
-            raise FederatedError(
-                f"Expected `--data.storage` to be one of {', '.join(get_args(Storage))}, got {storage!r}."
-            )
+        expect_choice("--data.storage", storage, get_args(Storage))
         self.root = root
         self.download = download
         self.storage = storage
@@ -101,13 +98,13 @@ class ImageDataModule(BundledDataModule, ABC):
         Raises:
             FederatedError: If neither ``root`` nor the environment names it.
         """
-        root = self.root or os.environ.get("LIGHTNING_FED_DATA")
-        if not root:
+        root = data_folder(self.root)
+        if root is None:
             raise FederatedError(
                 "Expected `--data.root` (or the environment variable LIGHTNING_FED_DATA) to name the folder that "
                 f"holds {self.folder}, got neither."
             )
-        return Path(root).expanduser()
+        return root
 
     @property
     def place(self) -> Path:

@@ -8,14 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lightning_fed.data.checks import check_count, check_fraction
 from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.loading import Datasets
-from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.readers.plays import LETTERS, WINDOW, Role, read_plays, read_roles
 from lightning_fed.data.readers.text_windows import TextWindows
 from lightning_fed.data.readers.users import known_and_unseen, places_of
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_count, expect_number
 
 __all__ = ["Shakespeare"]
 
@@ -44,17 +42,11 @@ class Shakespeare(UserDataModule):
 
     Args:
         path: File or folder, relative to ``root``.
-        root: Folder of data sets; ``LIGHTNING_FED_DATA`` if not given, the current folder if that is not set either.
-        num_clients: Number of clients; one for each role if not given.
-        partitioner: How the samples are split over the clients.
-        num_users: How many roles take part, drawn by ``draw_seed``. If not given, ``num_clients`` where the partitioner
-            makes a client of each role, else all.
-        draw_seed: Seed of that draw. It is no part of the run's seed, so that all runs use the same roles.
         min_samples: Roles with fewer windows, training and test together, are left out before the draw.
         max_samples: Of a role with more windows the first ones are used; all if not given.
         min_lines: Roles with fewer lines are left out; for plays as text only.
         test_fraction: Share of each role's windows at its end that is kept for the test; in [0, 1).
-        **kwargs: Every other option of ``BundledDataModule``.
+        **kwargs: Every other option of ``UserDataModule``; a user is a role.
 
     Raises:
         FederatedError: If an option is out of range.
@@ -63,26 +55,18 @@ class Shakespeare(UserDataModule):
     def __init__(
         self,
         path: str | os.PathLike[str] = "shakespeare/by_role.json.gz",
-        root: str | os.PathLike[str] | None = None,
-        num_clients: int | None = None,
-        partitioner: Partitioner = ByUser(),  # noqa: B008 - holds no state
-        num_users: int | None = None,
-        draw_seed: int = 0,
         min_samples: int = 1,
         max_samples: int | None = None,
         min_lines: int = 2,
         test_fraction: float = 0.1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            path=path, root=root, num_clients=num_clients, partitioner=partitioner, num_users=num_users,
-            draw_seed=draw_seed, **kwargs,
-        )  # fmt: skip
-        check_count("--data.min_samples", min_samples)
-        check_count("--data.min_lines", min_lines)
-        check_fraction("--data.test_fraction", test_fraction)
+        super().__init__(path=path, **kwargs)
+        expect_count("--data.min_samples", min_samples)
+        expect_count("--data.min_lines", min_lines)
+        expect_number("--data.test_fraction", test_fraction, least=0, below=1)
         if max_samples is not None:
-            check_count("--data.max_samples", max_samples)
+            expect_count("--data.max_samples", max_samples)
         self.min_samples = min_samples
         self.max_samples = max_samples
         self.min_lines = min_lines

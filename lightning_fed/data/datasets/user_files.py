@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.bundled import BundledDataModule
-from lightning_fed.data.checks import check_count
+from lightning_fed.data.datamodule import BundledDataModule
 from lightning_fed.data.partitioners import ByUser, Partitioner
+from lightning_fed.data.readers.downloads import data_folder
 from lightning_fed.data.readers.users import draw_users
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["UserDataModule"]
 
@@ -46,8 +46,8 @@ class UserDataModule(BundledDataModule, ABC):
     ) -> None:
         super().__init__(num_clients=num_clients, partitioner=partitioner, **kwargs)
         if num_users is not None:
-            check_count("--data.num_users", num_users)
-        check_count("--data.draw_seed", draw_seed, minimum=0)
+            expect_count("--data.num_users", num_users)
+        expect_count("--data.draw_seed", draw_seed, least=0)
         self.path = path
         self.root = root
         self.num_users = num_users
@@ -60,8 +60,7 @@ class UserDataModule(BundledDataModule, ABC):
         Raises:
             FederatedError: If it does not exist.
         """
-        root = Path(self.root or os.environ.get("LIGHTNING_FED_DATA") or "").expanduser()
-        place = root / Path(self.path).expanduser()
+        place = (data_folder(self.root) or Path()) / Path(self.path).expanduser()
         if not place.exists():
             raise FederatedError(
                 f"Expected the file or folder {place.absolute()}, found none: change `--data.path`, or set "

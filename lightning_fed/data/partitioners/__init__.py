@@ -3,8 +3,7 @@
 from lightning_fed.data.partitioners.base import Partitioner
 from lightning_fed.data.partitioners.classes import ExactClasses
 from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
-from lightning_fed.data.partitioners.iid import IID
-from lightning_fed.data.partitioners.quantity import PowerLaw, QuantityDirichlet
+from lightning_fed.data.partitioners.quantity import IID, PowerLaw, QuantityDirichlet
 from lightning_fed.data.partitioners.shards import Shards
 from lightning_fed.data.partitioners.users import ByUser
 

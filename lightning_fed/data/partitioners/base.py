@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.data.checks import check_count
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
 __all__ = ["MAX_DRAWS", "Partitioner", "Reads", "TooSmall"]
 
@@ -44,21 +43,14 @@ class Partitioner(ABC):
     too_small: TooSmall = "redraw"
 
     def __init__(self, min_samples: int = 0, too_small: TooSmall = "redraw") -> None:
-        check_count("--data.partitioner.min_samples", min_samples, minimum=0)
-        if too_small not in get_args(TooSmall):
-            raise FederatedError(
-                f"Expected `--data.partitioner.too_small` to be redraw, refuse or allow, got {too_small!r}."
-            )
+        expect_count("--data.partitioner.min_samples", min_samples, least=0)
+        expect_choice("--data.partitioner.too_small", too_small, get_args(TooSmall))
         self.min_samples = min_samples
         self.too_small = too_small
 
     @abstractmethod
     def assign(
-        self,
-        targets: npt.NDArray[Any] | None,
-        num_samples: int,
-        num_clients: int,
-        generator: np.random.Generator,
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> npt.NDArray[np.int64]:
         """Says which client owns each sample.
 
@@ -135,7 +127,7 @@ class Partitioner(ABC):
         )
 
     def _check(self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int) -> None:
-        check_count("--data.num_clients", num_clients)
+        expect_count("--data.num_clients", num_clients)
         if num_clients > num_samples:
             raise FederatedError(
                 f"Expected `--data.num_clients` to be at most the number of training samples, {num_samples}, "

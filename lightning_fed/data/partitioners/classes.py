@@ -5,10 +5,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.checks import check_count
 from lightning_fed.data.partitioners.base import Partitioner, Reads
 from lightning_fed.data.partitioners.dealing import by_class, class_codes
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["ExactClasses"]
 
@@ -37,15 +36,11 @@ class ExactClasses(Partitioner):
 
     def __init__(self, classes_per_client: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_count("--data.partitioner.classes_per_client", classes_per_client)
+        expect_count("--data.partitioner.classes_per_client", classes_per_client)
         self.classes_per_client = classes_per_client
 
     def assign(
-        self,
-        targets: npt.NDArray[Any] | None,
-        num_samples: int,
-        num_clients: int,
-        generator: np.random.Generator,
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> npt.NDArray[np.int64]:
         """Finds who holds which classes and cuts each class into parts.
 

@@ -5,21 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.errors import FederatedError
-
-__all__ = ["by_class", "check_concentration", "class_codes", "deal"]
-
-
-def check_concentration(option: str, value: object) -> None:
-    """Refuses anything but a finite number above 0.
-
-    Raises:
-        FederatedError: Naming ``option``.
-    """
-    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    number = float(value) if isinstance(value, (int, float, np.integer, np.floating)) else 0.0
-    if not is_number or not 0 < number < float("inf"):
-        raise FederatedError(f"Expected `{option}` to be a finite number above 0, got {value!r}.")
+__all__ = ["by_class", "class_codes", "deal"]
 
 
 def class_codes(targets: npt.NDArray[Any] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.data.partitioners.base import Partitioner, Reads, TooSmall
-from lightning_fed.data.partitioners.dealing import by_class, check_concentration, class_codes, deal
+from lightning_fed.data.partitioners.dealing import by_class, class_codes, deal
 from lightning_fed.data.partitioners.urn import draw_classes
+from lightning_fed.errors import expect_number
 
 __all__ = ["DirichletBalanced", "DirichletByClass", "DirichletByClient"]
 
@@ -40,15 +41,11 @@ class DirichletByClient(Partitioner):
 
     def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_concentration("--data.partitioner.alpha", alpha)
+        expect_number("--data.partitioner.alpha", alpha, above=0)
         self.alpha = alpha
 
     def assign(
-        self,
-        targets: npt.NDArray[Any] | None,
-        num_samples: int,
-        num_clients: int,
-        generator: np.random.Generator,
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> npt.NDArray[np.int64]:
         """Draws the class of each place, then deals the samples of each class to its places."""
         counts, codes = class_codes(targets)
@@ -80,15 +77,11 @@ class DirichletByClass(Partitioner):
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 10, too_small: TooSmall = "redraw") -> None:
         super().__init__(min_samples, too_small)
-        check_concentration("--data.partitioner.alpha", alpha)
+        expect_number("--data.partitioner.alpha", alpha, above=0)
         self.alpha = alpha
 
     def assign(
-        self,
-        targets: npt.NDArray[Any] | None,
-        num_samples: int,
-        num_clients: int,
-        generator: np.random.Generator,
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> npt.NDArray[np.int64]:
         """Draws the shares of each class in turn and deals its samples out."""
         counts, codes = class_codes(targets)

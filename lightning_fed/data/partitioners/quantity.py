@@ -1,4 +1,4 @@
-"""Splits whose clients differ in size and in nothing else."""
+"""Splits whose clients differ in size, or in nothing at all."""
 
 from typing import Any, ClassVar
 
@@ -6,9 +6,22 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.data.partitioners.base import Partitioner
-from lightning_fed.data.partitioners.dealing import check_concentration, deal
+from lightning_fed.data.partitioners.dealing import deal
+from lightning_fed.errors import expect_number
 
-__all__ = ["PowerLaw", "QuantityDirichlet"]
+__all__ = ["IID", "PowerLaw", "QuantityDirichlet"]
+
+
+class IID(Partitioner):
+    """A uniformly random split into clients whose sizes differ by at most one sample."""
+
+    sizes_vary: ClassVar[bool] = False
+
+    def assign(
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
+    ) -> npt.NDArray[np.int64]:
+        """Deals the samples out in random order."""
+        return generator.permutation(np.arange(num_samples, dtype=np.int64) % num_clients)
 
 
 class QuantityDirichlet(Partitioner):
@@ -30,15 +43,11 @@ class QuantityDirichlet(Partitioner):
 
     def __init__(self, beta: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_concentration("--data.partitioner.beta", beta)
+        expect_number("--data.partitioner.beta", beta, above=0)
         self.beta = beta
 
     def assign(
-        self,
-        targets: npt.NDArray[Any] | None,
-        num_samples: int,
-        num_clients: int,
-        generator: np.random.Generator,
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> npt.NDArray[np.int64]:
         """Draws the shares and deals the samples out in random order."""
         shares = generator.dirichlet(np.full(num_clients, float(self.beta)))
@@ -64,15 +73,11 @@ class PowerLaw(Partitioner):
 
     def __init__(self, exponent: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_concentration("--data.partitioner.exponent", exponent)
+        expect_number("--data.partitioner.exponent", exponent, above=0)
         self.exponent = exponent
 
     def assign(
-        self,
-        targets: npt.NDArray[Any] | None,
-        num_samples: int,
-        num_clients: int,
-        generator: np.random.Generator,
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> npt.NDArray[np.int64]:
         """Deals the ranks to the clients and the samples out in random order."""
         shares = generator.permutation(np.arange(1, num_clients + 1, dtype=np.float64) ** -float(self.exponent))

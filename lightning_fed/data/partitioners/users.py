@@ -37,11 +37,7 @@ class ByUser(Partitioner):
         return len(np.unique(np.asarray(values)))
 
     def assign(
-        self,
-        targets: npt.NDArray[Any] | None,
-        num_samples: int,
-        num_clients: int,
-        generator: np.random.Generator,
+        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> npt.NDArray[np.int64]:
         """Numbers the users, which are passed as ``targets``.
 

@@ -1,4 +1,4 @@
-"""Downloads that are whole or not there."""
+"""The folder of data sets, and downloads into it that are whole or not there."""
 
 import os
 import zipfile
@@ -8,10 +8,16 @@ from tempfile import TemporaryDirectory
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["fetch_whole"]
+__all__ = ["data_folder", "fetch_whole"]
 
 # What a download can end with: no network, no space, a wrong checksum, an archive that cannot be unpacked.
 _FAILURES = (OSError, RuntimeError, EOFError, zipfile.BadZipFile)
+
+
+def data_folder(root: str | os.PathLike[str] | None) -> Path | None:
+    """Returns the folder of data sets: ``root``, else what ``LIGHTNING_FED_DATA`` names, None without either."""
+    folder = root or os.environ.get("LIGHTNING_FED_DATA")
+    return Path(folder).expanduser() if folder else None
 
 
 def fetch_whole(root: Path, folder: str, fetch: Callable[[Path], None]) -> None:

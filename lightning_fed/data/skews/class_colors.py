@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.data.checks import check_count
 from lightning_fed.data.skews.coloring import ColorSkew, color_maps, colored
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_count, expect_number
 
 __all__ = ["BinaryColors", "ClassColors"]
 
@@ -49,8 +48,7 @@ class BinaryColors(ColorSkew):
             "label_noise": label_noise,
         }  # fmt: skip
         for name, rate in rates.items():
-            if not 0 <= rate <= 1:
-                raise FederatedError(f"Expected `--data.skew.{name}` to be in [0, 1], got {rate}.")
+            expect_number(f"--data.skew.{name}", rate, least=0, most=1)
         if flip_rate_low > flip_rate_high or flip_rate_low <= test_flip_rate <= flip_rate_high:
             raise FederatedError(
                 "Expected `--data.skew.flip_rate_low` to be at most `--data.skew.flip_rate_high`, and "
@@ -117,8 +115,8 @@ class ClassColors(ColorSkew):
     num_draws: ClassVar[int] = 2
 
     def __init__(self, colors_per_class: int = 2, test_colors: int = 10) -> None:
-        check_count("--data.skew.colors_per_class", colors_per_class)
-        check_count("--data.skew.test_colors", test_colors)
+        expect_count("--data.skew.colors_per_class", colors_per_class)
+        expect_count("--data.skew.test_colors", test_colors)
         self.colors_per_class = colors_per_class
         self.test_colors = test_colors
 

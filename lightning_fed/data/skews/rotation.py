@@ -7,7 +7,7 @@ from torch.nn.functional import grid_sample
 
 from lightning_fed.data.skews.base import FeatureSkew
 from lightning_fed.data.skews.facts import DataFacts
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_number
 
 __all__ = ["ClientRotation"]
 
@@ -30,8 +30,7 @@ class ClientRotation(FeatureSkew):
     """
 
     def __init__(self, max_angle: float = 45.0) -> None:
-        if not 0 < max_angle <= 180:
-            raise FederatedError(f"Expected `--data.skew.max_angle` to be above 0 and at most 180, got {max_angle}.")
+        expect_number("--data.skew.max_angle", max_angle, above=0, most=180)
         self.max_angle = max_angle
         self._places = torch.empty(0)
         self._black = torch.empty(0)

@@ -1,7 +1,9 @@
 """Skewed views of what a data module has: the clients' batches, central sets, and all training data together."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +13,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 from typing_extensions import Self
 
+from lightning_fed.data.division import CENTRAL, Division, HeldOut
+from lightning_fed.data.evaluation import num_samples
 from lightning_fed.data.inspection import AnyDataset, find_targets, first_input, length
+from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.skews.base import FeatureSkew
 from lightning_fed.data.skews.facts import DataFacts
-from lightning_fed.data.sources import BatchSource, EvalBatches
+from lightning_fed.data.sources import BatchSource, EvalBatches, EvalLoader
 from lightning_fed.data.split import Split
-
-if TYPE_CHECKING:
-    from lightning_fed.data.division import Division, HeldOut
-    from lightning_fed.data.loading import EvalLoader, LoadedData
 
 __all__ = ["NEW_SCHEME", "NumberedRows", "SEEN_SCHEMES", "SkewedBatches", "SkewedRows", "SkewedSets", "SkewedSource"]
 
@@ -111,8 +112,7 @@ class SkewedBatches:
     @property
     def num_samples(self) -> int:
         """Samples in the set."""
-        loader = self._loader
-        return loader.num_samples if isinstance(loader, EvalBatches) else length(loader.dataset, "--data")
+        return num_samples(self._loader)
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -134,38 +134,23 @@ class SkewedBatches:
         return self
 
 
+@dataclass(frozen=True)
 class SkewedSets:
     """Shows every data set of a data module under a skew.
 
-    Args:
-        skew: A prepared skew.
-        split: Which training samples each client owns.
-        targets: One target per training sample, None if they are unknown.
-        num_samples: Training samples.
-        owners: The client of each training sample, negative for none, shape (num_samples,); those of ``split`` if not
-            given.
+    Attributes:
+        skew: A prepared skew, with schemes for the clients that do not train, too.
+        loaded: The data sets.
+        division: What the clients hold.
     """
 
-    def __init__(
-        self,
-        skew: FeatureSkew,
-        split: Split,
-        targets: npt.NDArray[Any] | None,
-        num_samples: int,
-        owners: npt.NDArray[np.int64] | None = None,
-    ) -> None:
-        self.skew = skew
-        self._split = split
-        self._targets = targets
-        self._num_samples = num_samples
-        if owners is None:
-            owners = np.full(num_samples, -1, dtype=np.int64)
-            owners[split.index] = split.owners
-        self._owners = np.where(owners < 0, skew.num_clients, owners)
+    skew: FeatureSkew
+    loaded: LoadedData
+    division: Division
 
     @classmethod
-    def of(cls, skew: FeatureSkew, loaded: "LoadedData", division: "Division") -> "SkewedSets":
-        """Prepares a skew for the data that were loaded; clients that do not train have schemes of their own.
+    def of(cls, skew: FeatureSkew, loaded: LoadedData, division: Division) -> "SkewedSets":
+        """Prepares a skew for the data that were loaded.
 
         Raises:
             FederatedError: If the skew is not made for such data.
@@ -177,40 +162,43 @@ class SkewedSets:
             tuple(datasets.mean or (0.0,)),
             tuple(datasets.std or (1.0,)),
         )
-        prepared = skew.prepare(division.num_owners, division.seed, facts)
-        owners = division.owners(loaded.num_samples)
-        return cls(prepared, division.split, loaded.targets, loaded.num_samples, owners)
+        return cls(skew.prepare(division.num_owners, division.seed, facts), loaded, division)
 
     def source(self, source: BatchSource) -> SkewedSource:
         """Returns the clients' batches."""
-        return SkewedSource(source, self._split, self._training_rows())
+        return SkewedSource(source, self.division.split, self._training_rows())
 
     def labels(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the training labels that the model sees, shape (num_samples,)."""
-        draws = self.skew.draws("train", self._num_samples)
-        return self.skew.labels(torch.from_numpy(np.asarray(labels, dtype=np.int64)), draws).numpy()
+        targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+        return self.skew.labels(targets, self._training_draws()).numpy()
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Returns the ``collate_fn`` that shows samples of ``NumberedRows`` in the schemes of their owners."""
-        return _Collate(self._training_rows())
+        return partial(_collate, self._training_rows())
 
     def loaders(
         self, stage: str, dataset: AnyDataset | dict[str, AnyDataset], load: Callable[[AnyDataset], Any]
-    ) -> "EvalLoader | dict[str, EvalLoader]":
+    ) -> EvalLoader | dict[str, EvalLoader]:
         """Returns what evaluation sees of one data set or of several by name.
 
         Args:
-            stage: ``val``, seen in the clients' schemes; ``test``, seen in those and in the new one, as two sets;
-                ``predict``, seen in the new one.
+            stage: ``val``, seen in the clients' schemes; ``test``, seen in those and in the new one, as two sets whose
+                names follow that of the data set; ``predict``, seen in the new one.
             dataset: What is evaluated.
             load: Makes batches of a data set.
         """
-        if stage == "test":
-            return self.both(dataset, load)
-        view = self.seen if stage == "val" else self.new
-        if isinstance(dataset, dict):
-            return {name: view(f"{stage}/{name}", part, load(part)) for name, part in dataset.items()}
-        return view(stage, dataset, load(dataset))
+        views: dict[str, list[tuple[str, Callable[..., SkewedBatches]]]] = {
+            "val": [("", self.seen)],
+            "test": [(SEEN_SCHEMES, self.seen), (NEW_SCHEME, self.new)],
+            "predict": [("", self.new)],
+        }
+        found: dict[str, EvalLoader] = {}
+        for name, part in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
+            loader, stream = load(part), f"{stage}/{name}" if name else stage
+            for view, show in views[stage]:
+                found["/".join(filter(None, (name, view)))] = show(stream, part, loader)
+        return found if isinstance(dataset, dict) or stage == "test" else found[""]
 
     def seen(
         self,
@@ -227,54 +215,43 @@ class SkewedSets:
             loader: Its batches.
             targets: Its targets, shape (samples,); found in it if not given.
         """
-        size = length(dataset, "--data.test_dataset")
+        size, split, owned = length(dataset, "--data.test_dataset"), self.division.split, self.loaded.targets
         targets = find_targets(dataset) if targets is None else targets
-        held = self._split.index
         schemes = self.skew.clients(
-            name,
-            size if targets is None else targets,
-            self._split.owners,
-            None if self._targets is None else self._targets[held],
+            name, size if targets is None else targets, split.owners, None if owned is None else owned[split.index]
         )
-        return SkewedBatches(loader, SkewedRows(self.skew, self.skew.draws(name, size), schemes))
+        return self.shown(loader, self.skew.draws(name, size), schemes)
 
     def new(self, name: str, dataset: AnyDataset, loader: EvalBatches | DataLoader[Any]) -> SkewedBatches:
         """Returns a central set in the scheme that no client has."""
         draws = self.skew.draws(name, length(dataset, "--data.test_dataset"))
-        return SkewedBatches(loader, SkewedRows(self.skew, draws, self.skew.num_clients))
+        return self.shown(loader, draws, self.skew.num_clients)
 
-    def held_out(self, part: "HeldOut", loader: EvalBatches | DataLoader[Any]) -> SkewedBatches:
+    def held_out(self, part: HeldOut, loader: EvalBatches | DataLoader[Any]) -> SkewedBatches:
         """Returns samples that were held out of the training set, each in the scheme of the client that it belongs to.
 
         Args:
             part: Which samples.
             loader: Their batches, in the same order.
         """
-        draws = self.skew.draws("train", self._num_samples)[torch.from_numpy(part.rows)]
-        return SkewedBatches(loader, SkewedRows(self.skew, draws, self._owners[part.rows]))
+        return self.shown(loader, self._training_draws()[torch.from_numpy(part.rows)], self._owners()[part.rows])
 
-    def both(
-        self, datasets: AnyDataset | dict[str, AnyDataset], load: Callable[[AnyDataset], Any]
-    ) -> "dict[str, EvalLoader]":
-        """Returns each test set twice, in the clients' schemes and in the new one.
+    def shown(
+        self, loader: EvalBatches | DataLoader[Any], draws: Tensor, schemes: int | npt.NDArray[np.int64]
+    ) -> SkewedBatches:
+        """Returns batches with the numbers and schemes of their rows, see ``SkewedRows``."""
+        return SkewedBatches(loader, SkewedRows(self.skew, draws, schemes))
 
-        Args:
-            datasets: A test set, or several by name.
-            load: Makes batches of one.
+    def _owners(self) -> npt.NDArray[np.int64]:
+        """The scheme of each training sample, the new one for those that no client owns; shape (num_samples,)."""
+        owners = self.division.owners(self.loaded.num_samples)
+        return np.where(owners == CENTRAL, self.skew.num_clients, owners)
 
-        Returns:
-            ``seen_schemes`` and ``new_scheme``, behind the set's name and a slash where there are several.
-        """
-        views: dict[str, EvalLoader] = {}
-        named = datasets if isinstance(datasets, dict) else {"": datasets}
-        for name, dataset in named.items():
-            loader, prefix, stream = load(dataset), f"{name}/" if name else "", f"test/{name}" if name else "test"
-            views[prefix + SEEN_SCHEMES] = self.seen(stream, dataset, loader)
-            views[prefix + NEW_SCHEME] = self.new(stream, dataset, loader)
-        return views
+    def _training_draws(self) -> Tensor:
+        return self.skew.draws("train", self.loaded.num_samples)
 
     def _training_rows(self) -> SkewedRows:
-        return SkewedRows(self.skew, self.skew.draws("train", self._num_samples), self._owners)
+        return SkewedRows(self.skew, self._training_draws(), self._owners())
 
 
 class NumberedRows(Dataset[Any]):
@@ -296,15 +273,10 @@ class NumberedRows(Dataset[Any]):
         return row, self.dataset[row]
 
 
-class _Collate:
+def _collate(rows: SkewedRows, samples: list[Any]) -> Any:
     """Makes a skewed batch of numbered samples, in a worker or in the main process."""
-
-    def __init__(self, rows: SkewedRows) -> None:
-        self.rows = rows
-
-    def __call__(self, samples: list[Any]) -> Any:
-        numbers, parts = zip(*samples, strict=True)
-        return self.rows.show(default_collate(list(parts)), torch.tensor(numbers))
+    numbers, parts = zip(*samples, strict=True)
+    return rows.show(default_collate(list(parts)), torch.tensor(numbers))
 
 
 def _take(values: Tensor, rows: Tensor | slice) -> Tensor:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.data.inspection import length
+from lightning_fed.data.evaluation import num_samples
 
 __all__ = ["overview"]
 
@@ -67,11 +67,6 @@ def _evaluation(datamodule: FederatedDataModule) -> dict[str, str]:
     for name, loaders in (("validation", datamodule.val_dataloader()), ("test", datamodule.test_dataloader())):
         named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"": loaders}
         for part, loader in named.items():
-            lines[f"{name} {part}".strip()] = _size(loader)
+            known = hasattr(loader, "num_samples") or hasattr(loader, "dataset")
+            lines[f"{name} {part}".strip()] = f"{num_samples(loader)} samples" if known else f"{len(loader)} batches"
     return lines
-
-
-def _size(loader: Any) -> str:
-    if hasattr(loader, "num_samples"):
-        return f"{loader.num_samples} samples"
-    return f"{length(loader.dataset, '--data')} samples" if hasattr(loader, "dataset") else f"{len(loader)} batches"

@@ -21,13 +21,12 @@ from lightning_fed.data import (
 )
 from lightning_fed.data.partitioners import urn
 from lightning_fed.data.partitioners.dealing import deal
+from tests.data.partitioners.parts import owners_of
 
 
 def counts_of(partitioner: Partitioner, targets: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
     """Samples of each client and class."""
-    clients = partitioner(targets, len(targets), num_clients, seed)
-    owner = np.empty(len(targets), dtype=np.int64)
-    owner[np.concatenate(clients)] = np.repeat(np.arange(num_clients), [len(client) for client in clients])
+    owner = owners_of(partitioner, targets, num_clients, seed)
     num_classes = int(targets.max()) + 1
     return np.bincount(owner * num_classes + targets, minlength=num_clients * num_classes).reshape(num_clients, -1)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from lightning_fed.data import (
     IID,
@@ -24,22 +25,7 @@ from lightning_fed.data import (
     Split,
 )
 from lightning_fed.errors import FederatedError
-
-EVERY: dict[str, Partitioner] = {
-    "iid": IID(),
-    "shards1": Shards(classes_per_client=1),
-    "shards2": Shards(classes_per_client=2),
-    "shards3": Shards(classes_per_client=3),
-    "exact1": ExactClasses(classes_per_client=1),
-    "exact2": ExactClasses(classes_per_client=2),
-    "client": DirichletByClient(alpha=0.5),
-    "class": DirichletByClass(alpha=0.3, min_samples=0),
-    "balanced": DirichletBalanced(alpha=0.3, min_samples=0),
-    "quantity": QuantityDirichlet(beta=0.5),
-    "power": PowerLaw(exponent=1.2),
-    "user": ByUser(),
-}
-every_partitioner = pytest.mark.parametrize("partitioner", EVERY.values(), ids=EVERY)
+from tests.data.partitioners.parts import CLASSES, EVERY, every_partitioner, owners_of, values_for
 
 # Splits of 300 samples of 10 classes over 20 clients under seed 7. Who changes one breaks all experiments that used it.
 HASHES = {
@@ -56,15 +42,6 @@ HASHES = {
     "power": "ad8418b03cb40a0e",
     "user": "15c97d917cda856f",
 }
-
-
-def values_for(partitioner: Partitioner, targets: np.ndarray, num_clients: int) -> np.ndarray:
-    """What a partitioner can work with: as many users as clients, no more classes than clients can hold."""
-    if partitioner.reads == "users":
-        return np.random.default_rng(0).permutation(np.arange(len(targets)) % num_clients)
-    if isinstance(partitioner, ExactClasses):
-        return targets % min(7, num_clients * partitioner.classes_per_client)
-    return targets
 
 
 @st.composite
@@ -240,54 +217,24 @@ def test_a_client_may_stay_empty() -> None:
 @pytest.mark.parametrize(
     ("partitioner", "targets", "num_samples", "num_clients", "sentence"),
     [
-        (
-            Shards(4),
-            np.arange(30) % 3,
-            30,
-            2,
-            r"`--data.partitioner.classes_per_client` .* number of classes, 3, got 4\.",
-        ),
-        (
-            Shards(3),
-            np.arange(10) % 5,
-            10,
-            4,
-            r"one sample for each of the 12 shards, got 10 samples: lower `--data.num_cl",
-        ),
+        (Shards(4), np.arange(30) % 3, 30, 2, r"classes_per_client` .* number of classes, 3, got 4\."),
+        (Shards(3), np.arange(10) % 5, 10, 4, r"for each of the 12 shards, got 10 samples: lower `--data.num_cl"),
         (Shards(2), None, 10, 2, r"Expected targets for the partitioner Shards.*`--data.targets`"),
         (Shards(2), np.arange(9), 10, 2, r"`--data.targets` to hold one value for each of the 10 .*, got shape \(9,\)"),
+        (Shards(1), np.asarray([0, np.nan]), 2, 2, r"class labels .* for the partitioner Shards, got nan: "),
         (IID(), None, 3, 4, r"`--data.num_clients` to be at most the number of training samples, 3, got 4\."),
-        (
-            ExactClasses(4),
-            np.arange(30) % 3,
-            30,
-            2,
-            r"classes_per_client` to be at most the number of classes, 3, got 4",
-        ),
+        (IID(), None, 3, 0, r"`--data.num_clients` to be an integer of at least 1, got 0\."),
+        (ExactClasses(4), np.arange(30) % 3, 30, 2, r"classes_per_client` to be at most the number of classes, 3, got"),
         (ExactClasses(2), np.arange(30) % 5, 30, 2, r"at least the number of classes, 5, so .*, got 2 times 2\."),
         (ExactClasses(2), np.asarray([0, 1, 1, 1]), 4, 3, r"Expected enough samples for 3 clients of 2 classes each"),
+        (ExactClasses(1), np.arange(4) + 0.5, 4, 2, r"class labels \(.*\) for the partitioner ExactClasses, got 0\.5:"),
         (DirichletByClient(), None, 10, 2, r"Expected targets for the partitioner DirichletByClient.*`--data.targets`"),
-        (
-            ExactClasses(1),
-            np.arange(4) + 0.5,
-            4,
-            2,
-            r"class labels \(.*\) for the partitioner ExactClasses, got 0\.5: ",
-        ),
-        (Shards(1), np.asarray([0, np.nan]), 2, 2, r"class labels .* for the partitioner Shards, got nan: "),
         (ByUser(), None, 10, 2, r"Expected users for the partitioner ByUser.*`--data.users`"),
-        (
-            ByUser(),
-            np.arange(10) % 3,
-            10,
-            2,
-            r"`--data.num_clients` to be the number of users, 3, .*got 2: set it to n",
-        ),
         (ByUser(), np.arange(9), 10, 2, r"`--data.users` to hold one value for each of the 10 .*, got shape \(9,\)"),
-        (IID(), None, 3, 0, r"`--data.num_clients` to be an integer of at least 1, got 0\."),
+        (ByUser(), np.arange(10) % 3, 10, 2, r"`--data.num_clients` to be the number of users, 3, .*got 2: set it to"),
         (Overlapping(), None, 6, 2, r"`--data.partitioner` Overlapping to assign a client id in \[0, 2\)"),
     ],
-)
+)  # fmt: skip
 def test_impossible_splits_are_refused(
     partitioner: Partitioner, targets: np.ndarray | None, num_samples: int, num_clients: int, sentence: str
 ) -> None:
@@ -360,3 +307,110 @@ def test_only_natural_splits_find_the_number_of_clients() -> None:
 def test_a_natural_split_follows_the_users() -> None:
     users = np.asarray(["b", "a", "b", "c", "a", "b"])
     assert [client.tolist() for client in ByUser()(users, 6, 3, seed=0)] == [[1, 4], [0, 2, 5], [3]]
+
+
+# Clients with few samples: what is asked for, and what happens where it cannot be had.
+
+TARGETS = np.arange(600) % 6
+
+
+def sizes(partitioner: Partitioner, num_clients: int, seed: int = 0) -> np.ndarray:
+    return np.asarray([len(client) for client in partitioner(TARGETS, len(TARGETS), num_clients, seed)])
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_partitioner_has_the_options(cls: type[Partitioner]) -> None:
+    made = cls(min_samples=3, too_small="refuse")
+    assert (made.min_samples, made.too_small) == (3, "refuse")
+    with pytest.raises(
+        FederatedError, match=r"`--data.partitioner.too_small` to be one of redraw, refuse, allow, got 'no'"
+    ):
+        cls(too_small="no")  # type: ignore[arg-type]
+    for value in (-1, 1.5, True):
+        with pytest.raises(FederatedError, match=r"`--data.partitioner.min_samples` to be an integer of at least 0"):
+            cls(min_samples=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("loose", "strict"),
+    [
+        (QuantityDirichlet(beta=0.5), QuantityDirichlet(beta=0.5, min_samples=15)),
+        (DirichletByClass(alpha=0.2, min_samples=0), DirichletByClass(alpha=0.2, min_samples=25)),
+        (DirichletBalanced(alpha=0.05, min_samples=0), DirichletBalanced(alpha=0.05, min_samples=40)),
+    ],
+)
+def test_a_split_with_too_small_clients_is_drawn_again(loose: Partitioner, strict: Partitioner) -> None:
+    redrawn = 0
+    for seed in range(8):
+        first, kept = sizes(loose, 6, seed), sizes(strict, 6, seed)
+        assert kept.min() >= strict.min_samples
+        if first.min() >= strict.min_samples:
+            assert np.array_equal(first, kept), "a first draw that will do is kept"
+        redrawn += first.min() < strict.min_samples
+    assert redrawn >= 2
+
+
+def test_the_papers_minimum_is_the_default_of_their_recipe() -> None:
+    assert (DirichletByClass().min_samples, DirichletByClass().too_small) == (10, "redraw")
+    assert (DirichletBalanced().min_samples, DirichletBalanced().too_small) == (10, "redraw")
+    assert all(cls().min_samples == 0 for cls in (IID, Shards, ExactClasses, DirichletByClient, QuantityDirichlet))
+
+
+def test_redrawing_gives_up() -> None:
+    with pytest.raises(FederatedError) as caught:
+        sizes(QuantityDirichlet(beta=0.05, min_samples=30), 20)
+    text = str(caught.value)
+    assert text.startswith("Expected at least 30 samples for every client, got ")
+    assert " in the last of 100 draws: lower `--data.partitioner.min_samples` or `--data.num_clients`" in text
+    assert "`--data.partitioner.too_small allow`" in text
+
+
+@pytest.mark.parametrize("too_small", ["redraw", "refuse"])
+def test_sizes_that_do_not_vary_are_refused_at_once(too_small: str) -> None:
+    with pytest.raises(FederatedError, match=r"at least 50 samples for every client, got \d+ for client \d+: lower"):
+        sizes(PowerLaw(min_samples=50, too_small=too_small), 12)  # type: ignore[arg-type]
+
+
+def test_refuse_does_not_draw_again() -> None:
+    seeds = range(30)
+    fits = [sizes(QuantityDirichlet(beta=0.5), 6, seed).min() >= 15 for seed in seeds]
+    assert any(fits)
+    assert not all(fits)
+    for seed, fit in zip(seeds, fits, strict=True):
+        partitioner = QuantityDirichlet(beta=0.5, min_samples=15, too_small="refuse")
+        if fit:
+            assert sizes(partitioner, 6, seed).min() >= 15
+        else:
+            with pytest.raises(FederatedError, match=r"at least 15 samples for every client, got \d+ for client \d: l"):
+                sizes(partitioner, 6, seed)
+
+
+def test_small_clients_may_be_allowed() -> None:
+    allowed = QuantityDirichlet(beta=0.1, min_samples=15, too_small="allow")
+    assert np.array_equal(sizes(allowed, 20), sizes(QuantityDirichlet(beta=0.1), 20))
+    assert sizes(allowed, 20).min() == 0
+
+
+@pytest.mark.parametrize("cls", [IID, DirichletByClass])
+def test_more_than_there_are_samples_is_refused_before_any_draw(cls: type[Partitioner]) -> None:
+    with pytest.raises(FederatedError, match=r"at least 61 samples for each of 10 clients, got 600 samples in all: "):
+        sizes(cls(min_samples=61), 10)
+    assert sizes(cls(min_samples=61, too_small="allow"), 10).sum() == 600
+
+
+# Which samples of a class a client gets is random, whatever their order in the data set.
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "user"])
+def test_a_clients_samples_of_a_class_are_random_ones(name: str, shuffled: bool) -> None:
+    """Kruskal and Wallis' test of the places in a class by client, each class of each split failing 1 in 10,000."""
+    targets = np.repeat(np.arange(4), 1000)
+    if shuffled:
+        targets = np.random.default_rng(0).permutation(targets)
+    for seed in range(3):
+        owner = owners_of(EVERY[name], targets, 20, seed)
+        for label in range(4):
+            owners = owner[targets == label]
+            groups = [np.flatnonzero(owners == client) for client in np.unique(owners)]
+            assert stats.kruskal(*(group for group in groups if len(group) >= 5)).pvalue > 1e-4

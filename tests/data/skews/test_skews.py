@@ -19,15 +19,14 @@ from lightning_fed.data import (
     ClientColors,
     ClientRotation,
     Datasets,
-    EvalBatches,
     ExactClasses,
     FeatureSkew,
     FederatedDataModule,
-    LoaderSource,
     Shards,
     TensorSource,
 )
 from lightning_fed.data.skews import DataFacts, SkewedSource
+from lightning_fed.data.sources import EvalBatches, LoaderSource
 from lightning_fed.models import MLP, ImageClassifier
 from tests.data.skews.parts import CLASSES, SKEWS, Dicts, N, X, Y, by_row, equal, eval_parts, module
 
