@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Before torch is loaded: the number of threads decides how sums are split, and runs of the tests are compared with runs
@@ -13,11 +15,30 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # that of a test is closed with the test.
 import lightning.pytorch  # noqa: F401
 import pytest
+from lightning.fabric.utilities import registry
+
+from lightning_fed.data import split_figures
 
 
 def _folder_of_data() -> Path:
     default = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     return Path(os.environ.get("LIGHTNING_FED_DATA") or default)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_starts() -> Iterator[None]:
+    """Runs without the pictures of their split, which take longer than a small run, and one look for entry points."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", cache(registry.entry_points))
+        patch.setattr("lightning_fed.cli.data_command.split_figures", split_figures)  # stays as it is
+        patch.setattr("lightning_fed.data.split_figures", lambda *_: ())
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw their split, as they do outside of tests."""
+    monkeypatch.setattr("lightning_fed.data.split_figures", split_figures)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,13 @@
 """Tiny data, modules and trainers for the tests of the training core."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
+import pytest
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
@@ -19,6 +21,34 @@ from lightning_fed.hooks import FederatedCallback
 from lightning_fed.trainer import FederatedTrainer
 
 FEATURES, CLASSES, SEED = 5, 3, 0
+
+
+def cover(cases: Iterable[tuple[Any, ...]], strength: int = 2) -> list[tuple[Any, ...]]:
+    """Chooses few of the cases, a covering array: any two values that occur together in one of them still do.
+
+    Most mistakes show in two parts that do not go together, hardly one in three at once, and a product of all parts
+    costs many times as much. Cases that bring most are taken first; the same cases give the same choice.
+
+    Args:
+        cases: All that make sense, of equal length.
+        strength: How many values together; 1 chooses cases in which each value occurs.
+    """
+    left = [(case, set(combinations(enumerate(case), strength))) for case in cases]
+    chosen, seen = [], set[Any]()
+    for gain in range(max((len(found) for _, found in left), default=0), 0, -1):
+        for case, found in left:
+            if len(found - seen) >= gain:
+                chosen.append(case)
+                seen |= found
+        left = [(case, found - seen) for case, found in left if not found <= seen]
+    return chosen
+
+
+def graded(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Parameters of a test: cases in which each value occurs, and as slow ones those in which each pair does."""
+    cases = list(cases)
+    few = cover(cases, 1)
+    return [*few, *(pytest.param(*case, marks=pytest.mark.slow) for case in cover(cases) if case not in few)]
 
 
 def points(count: int = 20, seed: int = 0) -> TensorDataset:

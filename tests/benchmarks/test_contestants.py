@@ -99,7 +99,11 @@ def test_a_round_of_every_side_has_the_steps_and_samples_of_the_work(key: str) -
     assert len(counting.clients) == 2 * work.per_round
 
 
-@pytest.mark.parametrize("side", [s for s in FRAMEWORK if s.devices == 1], ids=lambda side: side.text)
+@pytest.mark.parametrize(
+    "side",
+    [pytest.param(s, marks=pytest.mark.slow if s.compile else ()) for s in FRAMEWORK if s.devices == 1],
+    ids=lambda side: side.text,
+)
 def test_every_side_of_the_framework_takes_the_same_steps(side: Contestant) -> None:
     if (reason := missing(side)) is not None:
         pytest.skip(reason)
@@ -187,6 +191,7 @@ def test_loops_by_hand_go_under_autocast_and_keep_float32_weights(loop: Any) -> 
     assert 1e-7 < difference < 1e-2
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_round_are_timed() -> None:
     words = [sys.executable, "-m", "benchmarks.profile", "B-vectorized", "--rounds", "2"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])

@@ -86,6 +86,7 @@ def test_a_process_that_ends_is_named_with_its_last_words(tmp_path: Path, words:
     handle.close()
 
 
+@pytest.mark.slow
 def test_a_side_in_a_process_tells_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Path(__file__).resolve().parents[2]
     monkeypatch.chdir(repository)

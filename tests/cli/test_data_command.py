@@ -72,6 +72,7 @@ def test_takes_every_option_of_fit_and_builds_no_model(look: Callable[..., dict[
     assert facts["clients"].startswith("3,")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_takes_the_config_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trainer = (f"--trainer.default_root_dir={tmp_path}", "--trainer.name=run", "--trainer.logger=[]")
     main(["fit", QUICKSTART, *trainer, "--trainer.max_rounds=1", "--data.num_clients=11"])

@@ -127,15 +127,10 @@ class BySizes(Partitioner):
 
 
 class Draws(ClientSampler):
-    """Draws a given cohort: ``permuted`` (all, in another order), ``filled`` (all with samples) or ``one`` of these."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    """Draws clients with samples, in any order."""
 
     def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
-        if self.kind == "permuted":
-            return np.random.default_rng(round).permutation(len(sizes))[:count]
-        return np.roll(np.flatnonzero(sizes), -round)[:count]
+        return np.random.default_rng(round).permutation(np.flatnonzero(sizes))[:count]
 
 
 def make_data(sizes: str, batch_size: int = BATCH) -> FederatedDataModule:
@@ -178,7 +173,7 @@ def run(
         rule: A name of RULES or SPECIAL.
         mask: A name of MASKS or LIMITS.
         sizes: A name of SIZES.
-        draws: ``all``, or what ``Draws`` takes.
+        draws: ``all``, those with samples in another order (``filled``), or ``one`` of these.
         client: A name of CLIENTS or CLIENT_LIMITS.
         bias: Whether there is a bias before BatchNorm, whose gradient is rounding alone, and votes.
         **options: Options of every aggregator, and those of the trainer named in OF_TRAINER.
@@ -190,7 +185,7 @@ def run(
     count = {"filled": int(np.count_nonzero(SIZES[sizes])), "one": 1}.get(draws, 1.0)
     trainer = FederatedTrainer(
         accelerator="cpu", logger=False, callbacks=[aggregator, *local.make()], seed=3,
-        **{"max_rounds": ROUNDS, **given}, sampler=None if draws == "all" else Draws(draws), clients_per_round=count,
+        **{"max_rounds": ROUNDS, **given}, sampler=None if draws == "all" else Draws(), clients_per_round=count,
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir="not-written",
     )  # fmt: skip
     trainer.fit(net, make_data(sizes, sum(SIZES[sizes]) if local.full_batch else BATCH))

@@ -416,7 +416,7 @@ CASES: dict[str, Case] = {
         FedGMA(p_means="prose", mask=MASKS["sand"]()),
         SCAFFOLD(),
         FedGA(0.5),
-        sampler=Draws("one"),
+        sampler=Draws(),
         clients_per_round=1,
     ),
     "prose": lambda devices, _: fit(devices, FedGMA(p=0.6, p_means="prose")),

@@ -28,6 +28,7 @@ def _newest(folder: Path) -> Path:
     return max(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_offline_run_holds_rounds_config_and_picture_and_a_resumed_one_holds_each_round_once(tmp_path: Path) -> None:
     _fit(tmp_path, 2)
     (folder,) = run_folders(tmp_path)

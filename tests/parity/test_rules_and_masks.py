@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fed import aggregators, masks
+from lightning_fed import aggregators
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Cohort, Update
@@ -23,6 +23,7 @@ from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreemen
 from tests.parity import rules_by_hand as by_hand
 from tests.parity.rounds_to_reduce import SHAPES, start_of
 from tests.parity.rules_by_hand import LR, Round
+from tests.parts import cover
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,8 @@ def masks_of(shape: str, mask: str) -> list[np.ndarray]:
 
 
 def test_every_aggregator_and_mask_of_the_package_is_in_the_suite() -> None:
-    for package in (aggregators, masks):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            import_module(module.name)
+    for module in pkgutil.walk_packages(aggregators.__path__, f"{aggregators.__name__}."):
+        import_module(module.name)
     made = {type(case.make(lr=LR)) for case in RULES.values()}
     assert leaves(Aggregator) == made, "say in RULES how the aggregator is made, and its formula"
     made = {type(over[0]()) for over in MASKS.values() if over is not None}
@@ -175,7 +175,7 @@ def leaves(base: type) -> set[type]:
     return {kind for kind in found if not isabstract(kind)}.union(*map(leaves, found))
 
 
-@pytest.mark.parametrize(("shape", "rule", "mask", "weighting", "apply"), GRID)
+@pytest.mark.parametrize(("shape", "rule", "mask", "weighting", "apply"), cover(GRID))
 def test_three_rounds_agree_with_the_formula(shape: str, rule: str, mask: str, weighting: str, apply: str) -> None:
     case, over = RULES[rule], MASKS[mask]
     aggregator = case.make(lr=LR, mask=None if over is None else over[0](), weighting=weighting, apply=apply)
@@ -186,6 +186,14 @@ def test_three_rounds_agree_with_the_formula(shape: str, rule: str, mask: str, w
     assert (abs(found[-1] - start_of(shape)).max() > 1e-3) == moves
     if over is not None:
         assert logged["mask/mean"].item() == pytest.approx(masks_of(shape, mask)[-1].mean(), rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_every_combination_agrees_with_the_formula(rule: str) -> None:
+    for case in GRID:
+        if case[1] == rule:
+            test_three_rounds_agree_with_the_formula(*case)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,0 +1,35 @@
+"""What tests are made of."""
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.parts import cover, graded
+
+
+def together(cases: list[tuple[str, ...]]) -> set[tuple[int, str, int, str]]:
+    return {(i, case[i], j, case[j]) for case in cases for j in range(len(case)) for i in range(j)}
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.sets(st.integers(0, 99)))
+@settings(deadline=None, max_examples=20)
+def test_every_two_values_that_go_together_are_chosen_together(sizes: list[int], left_out: set[int]) -> None:
+    every = [case for i, case in enumerate(product(*("abcd"[:size] for size in sizes))) if i not in left_out]
+    chosen = cover(every)
+    assert together(chosen) == together(every)
+    assert set(chosen) <= set(every)
+    assert len(set(chosen)) == len(chosen)
+    assert cover(every) == chosen
+    once = cover(every, strength=1)
+    assert {each for case in once for each in enumerate(case)} == {each for case in every for each in enumerate(case)}
+
+
+def test_few_cases_are_chosen() -> None:
+    assert len(cover(product("abcdefgh", "abcdefg", "abc", "ab", "ab"))) < 80 < 8 * 7 * 3 * 2 * 2
+
+
+def test_what_is_not_slow_has_every_value_once() -> None:
+    given = graded(product("abcd", "abc"))
+    assert given[:4] == [("a", "a"), ("b", "b"), ("c", "c"), ("d", "a")]
+    assert [each.marks[0].name for each in given[4:]] == ["slow"] * 8
