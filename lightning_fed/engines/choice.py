@@ -34,8 +34,8 @@ _CALLBACK_HOOKS = (
 )  # fmt: skip
 # A chunk larger than this is no faster and only takes memory: what a step costs apart from its clients is paid off.
 _LARGEST_CHUNK = 128
-# On a GPU a model of up to so many weights leaves most of it idle when it trains alone.
-_SMALL_ON_GPU = 10_000_000
+# The step of a larger model is long enough to be worth taking alone.
+_MOST_WEIGHTS = 10_000_000
 
 
 def make_engine(trainer: FederatedTrainer, module: LightningModule, *parts: Any) -> Engine:
@@ -49,75 +49,47 @@ def make_engine(trainer: FederatedTrainer, module: LightningModule, *parts: Any)
     Raises:
         FederatedError: If ``engine`` is ``vectorized`` and the run cannot train this way.
     """
-    if trainer.engine == "sequential":
-        trainer.engine_choice = {"engine": "sequential"}
-    else:
-        before = trainer.engine_choice
-        choice = trainer.processes.from_first(lambda: _choose(trainer, module, parts[0], before), "engine")
-        trainer.engine_choice = choice
-        if trainer.engine == "auto" and choice != before:
-            rank_zero_info(f"Engine: {choice['engine']}, as {choice['reason']}.")
-    if trainer.engine_choice["engine"] == "vectorized":
-        return VectorizedEngine(trainer, module, *parts, chunk_size=trainer.engine_choice["chunk_size"])
+    choice: dict[str, Any] = {"engine": "sequential"}
+    if trainer.engine != "sequential":
+        choice = trainer.processes.from_first(lambda: _choose(trainer, module, parts[0]), "engine")
+    if trainer.engine == "auto":
+        rank_zero_info(f"Engine: {choice['engine']}, as {choice['reason']}.")
+    trainer.engine_choice = choice
+    if choice["engine"] == "vectorized":
+        return VectorizedEngine(trainer, module, *parts, chunk_size=choice["chunk_size"])
     return SequentialEngine(trainer, module, *parts)
 
 
-def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any, before: dict[str, Any] | None) -> Any:
-    """Decides; where the run's former part has measured (``before``) only whether its choice still works."""
-    if trainer.engine == "vectorized" and before is not None and before["engine"] != "vectorized":
-        before = None  # it was another way then, and this one is asked for now
-    if before is not None and before["engine"] == "sequential":
-        return before
-    probe, draws, refused = None, False, ""
+def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any) -> dict[str, Any]:
+    """Decides by what the run is, without a clock, which would decide otherwise on another day."""
+    automatic = trainer.engine == "auto"
     try:
         _expect_hooks_that_stack(trainer, module)
         probe = StepProbe(trainer, module, source)
         draws = probe.expect_stackable()
-        if trainer.compile:
-            probe.expect_traceable()
+        if automatic and (against := _against(trainer, draws)):
+            raise CannotStack(against)
+        if trainer.compile is not None:
+            probe.expect_compilable(trainer.compile, by_tracing=not automatic)
     except CannotStack as reason:
-        if trainer.engine == "vectorized":
-            raise refusal(reason) from reason
-        probe, refused = None, str(reason)
-    if before is not None and probe is not None:
-        return {**before, "chunk_size": trainer.chunk_size or before["chunk_size"]}
-    size = 0 if probe is None else _chunk_size(trainer, probe)
-    if probe is not None and trainer.engine == "vectorized":
-        return {"engine": "vectorized", "chunk_size": size, "reason": "it was asked for"}
-    if trainer.deterministic and probe is not None:
-        wins, why = _by_rule(trainer, draws)
-        return {"engine": "vectorized" if wins else "sequential", "chunk_size": size, "reason": why}
-    if probe is None:
-        return {"engine": "sequential", "reason": refused}
-    try:
-        return _by_time(probe, size, draws)
-    except CannotStack as reason:  # of a step that can be traced and not compiled
-        return {"engine": "sequential", "reason": str(reason)}
-
-
-def _chunk_size(trainer: FederatedTrainer, probe: StepProbe) -> int:
+        if automatic:
+            return {"engine": "sequential", "reason": str(reason)}
+        raise refusal(reason) from reason
     share = -(-trainer.cohort_size // trainer.processes.size)
-    return trainer.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
+    size = trainer.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
+    why = "the model is small and its step goes through torch.func.vmap" if automatic else "it was asked for"
+    return {"engine": "vectorized", "chunk_size": size, "reason": why}
 
 
-def _by_rule(trainer: FederatedTrainer, draws: bool) -> tuple[bool, str]:
-    """Decides without a clock, which would decide otherwise on another day."""
+def _against(trainer: FederatedTrainer, draws: bool) -> str:
+    """Says why many clients at once would not pay, or not be the same; nothing if they are worth it."""
     if draws:
-        return False, "the model draws random numbers in training, which would be others for many clients at once"
-    if trainer.vector.device.type == "cuda":
-        small = trainer.vector.numel <= _SMALL_ON_GPU
-        return small, f"the model has {'up to' if small else 'more than'} {_SMALL_ON_GPU:,} weights"
-    convolves = any(p.ndim > 2 for p in trainer.vector.parameters)
-    return not convolves, f"the model has {'convolutions' if convolves else 'no convolutions'} and trains on a CPU"
-
-
-def _by_time(probe: StepProbe, size: int, draws: bool) -> dict[str, Any]:
-    """Takes the faster one of what can be had."""
-    alone, together = probe.seconds_alone(), probe.seconds_together(size) / size
-    reason = f"a client's step takes {1e6 * together:.0f} µs when {size} train at once and {1e6 * alone:.0f} µs alone"
-    if together < alone and draws:
-        reason += "; the random numbers that the model draws are others than one after another"
-    return {"engine": "vectorized" if together < alone else "sequential", "chunk_size": size, "reason": reason}
+        return "the model draws random numbers in training, which would be others for many clients at once"
+    if trainer.vector.numel > _MOST_WEIGHTS:
+        return f"the model has more than {_MOST_WEIGHTS:,} weights"
+    if trainer.vector.device.type != "cuda" and any(p.ndim > 2 for p in trainer.vector.parameters):
+        return "the model has convolutions, which are slower for many clients at once on a CPU"
+    return ""
 
 
 def _expect_hooks_that_stack(trainer: FederatedTrainer, module: LightningModule) -> None:

@@ -1,9 +1,7 @@
-"""Measures, before a run, what a step of one client and of many at once take: seconds and memory."""
+"""Finds out, before a run, whether many clients can take a step at once, and for how many there is room."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +12,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torchmetrics import Metric
 
-from lightning_fed.core.optimizer.flat import FlatOptimizer
 from lightning_fed.core.overrides import batch_transfer
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.updates import Client
-from lightning_fed.engines.free_memory import free_bytes
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import holds_stacked_tensors, random_states, untouched
 from lightning_fed.engines.vectorized.batches import LaneBatches
@@ -28,9 +24,10 @@ from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, firs
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["StepProbe", "close", "fastest", "first_sentence"]
+__all__ = ["StepProbe"]
 
-_REPEATS = 3
+# Of a GPU it is half of what is free.
+_BYTES_ON_CPU = 2 << 30
 
 
 class StepProbe:
@@ -90,18 +87,20 @@ class StepProbe:
             self._expect_the_same_alone(gradients[0], {key: rows[0] for key, rows in buffers.items()})
         return draws
 
-    def expect_traceable(self) -> None:
-        """Traces the step of two clients.
+    def expect_compilable(self, mode: str, by_tracing: bool) -> None:
+        """Traces the step of two clients and compiles it, which takes seconds, or takes the trace for enough.
 
         Raises:
             CannotTrace: If that fails.
         """
-        weights, buffers, batch = self._inputs(2)
-        leaves, structure = tree_flatten(batch)
-        step = CompiledStep(self.step, 2, frozenset({self.run.size}))
+        (weights, buffers, batch), size = self._inputs(2), self.run.size
+        step, out = CompiledStep(self.step, 2, frozenset({size}), mode), torch.empty_like(weights)
         with isolate_rng(), untouched(self.module):
-            inputs = [weights, torch.empty_like(weights), *buffers.values(), *leaves]
-            step.traced(inputs, list(buffers), structure, self.run.size)
+            if by_tracing:
+                leaves, structure = tree_flatten(batch)
+                step.traced([weights, out, *buffers.values(), *leaves], list(buffers), structure, size)
+            else:
+                step(weights, buffers, batch, self.run.batch_idx, size, out)
 
     def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""
@@ -123,42 +122,6 @@ class StepProbe:
         if self._update_counts() != counts:
             raise CannotStack("it updates torchmetrics objects in training, whose state vmap cannot keep apart")
 
-    def seconds_alone(self) -> float:
-        """Measures the step of one client."""
-        trainer, vector, local = self.trainer, self.trainer.vector, self.trainer.local_optimizer
-        assert local is not None
-
-        training_step: Any = torch.compile(self.module.training_step, mode=trainer.compile) if trainer.compile else None
-
-        def step() -> None:
-            vector.zero_grad()
-            loss = self._loss_alone(training_step)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            local.optimizer.step()
-
-        with isolate_rng(), untouched(self.module):
-            seconds = self._fastest(step)
-        vector.data.copy_(trainer.weights)
-        vector.zero_grad()
-        local.start_client()
-        return seconds
-
-    def seconds_together(self, count: int) -> float:
-        """Measures the step of so many clients at once."""
-        local, (weights, buffers, batch) = self.trainer.local_optimizer, self._inputs(count)
-        assert local is not None
-        gradients, size = torch.zeros_like(weights), self.run.size
-        take = CompiledStep(self.step, count, frozenset({size}), mode) if (mode := self.trainer.compile) else self.step
-        optimizer = FlatOptimizer(local.optimizer, self.trainer.vector, weights, gradients, fuse=True)
-        optimizer.start(count)
-
-        def step() -> None:
-            take(weights, buffers, batch, self.run.batch_idx, size, gradients)
-            optimizer.step()
-
-        with isolate_rng(), untouched(self.module):
-            return self._fastest(step)
-
     def lanes_that_fit(self) -> int:
         """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice."""
         kept: dict[int, int] = {}
@@ -176,14 +139,17 @@ class StepProbe:
             self._loss_alone()
         vectors = 8 * self.trainer.vector.numel * self.trainer.weights.element_size()
         device = self.trainer.vector.device
-        sharing = self.trainer.processes.size if device.type == "cpu" else 1  # of one machine, as a rule
-        return max(1, free_bytes(device) // sharing // (2 * sum(kept.values()) + vectors + self._read_ahead))
+        if device.type == "cuda":
+            budget = torch.cuda.mem_get_info(device)[0] // 2
+        else:
+            budget = _BYTES_ON_CPU // self.trainer.processes.size  # of one machine, as a rule
+        return max(1, budget // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
-    def _loss_alone(self, training_step: Callable[..., Any] | None = None) -> Tensor:
+    def _loss_alone(self) -> Tensor:
         batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.run.batch)
         args = (batch, 0) if self.step.takes_batch_idx else (batch,)
         with recording(self.module, MetricRecorder()), self.step.precision.forward_context():
-            return loss_of((training_step or self.module.training_step)(*args), self.module)
+            return loss_of(self.module.training_step(*args), self.module)
 
     def _inputs(self, count: int) -> tuple[Tensor, dict[str, Tensor], Any]:
         """Returns weights and buffers of ``count`` clients, and the same batch for each."""
@@ -201,23 +167,8 @@ class StepProbe:
         self.step(weights, buffers, batch, self.run.batch_idx, self.run.size, gradients)
         return gradients, buffers
 
-    def _fastest(self, step: Callable[[], Any]) -> float:
-        return fastest(step, self.trainer.vector.device)
-
     def _update_counts(self) -> list[int]:
         return [metric._update_count for metric in self.module.modules() if isinstance(metric, Metric)]
-
-
-def fastest(step: Callable[[], Any], device: torch.device) -> float:
-    """Returns the seconds of the fastest of a few steps."""
-    times = []
-    for _ in range(_REPEATS + 1):  # the first one is slower
-        started = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
 
 
 def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:

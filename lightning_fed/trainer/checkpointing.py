@@ -55,7 +55,6 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
             "layout": _layout(trainer),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "methods": _methods(trainer),
-            "engine": trainer.engine_choice,
             "should_stop": bool(trainer.should_stop) and not _out_of_time(trainer),
         },
     }
@@ -154,8 +153,6 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
     folder = Path(source).absolute().parent.parent / FOLDER
     trainer.client_states.restore(state.get("client_states", []), folder)
     trainer.should_stop = state["should_stop"]
-    if trainer.engine == "auto":  # what was measured once holds for the whole run
-        trainer.engine_choice = state.get("engine")
     module = trainer.lightning_module
     assert module is not None
     for callback in trainer.callbacks:
