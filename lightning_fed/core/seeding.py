@@ -20,7 +20,7 @@ from lightning_fed.errors import FederatedError
 __all__ = [
     "Purpose",
     "generator_for",
-    "isolated_random_state",
+    "isolated_streams",
     "numpy_generator_for",
     "run_seed",
     "seed_everywhere",
@@ -147,6 +147,32 @@ def seed_everywhere(seed: int) -> None:
         torch.mps.manual_seed(seed)
 
 
+@contextmanager
+def isolated_streams(seed: int | None = None) -> Iterator[None]:
+    """Puts the global streams back at the end of the block, also where an exception ends it.
+
+    Args:
+        seed: Seeds those of the CPU within the block, and leaves those of GPUs alone: a user's transform draws from
+            them, which would move the streams that dropout draws from, and depend on which clients came before.
+    """
+    state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002  # as above
+    gpus: list[torch.Tensor] = []
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # as above
+        torch.default_generator.manual_seed(seed)
+    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        gpus = torch.cuda.get_rng_state_all()
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])  # noqa: NPY002  # as above
+        torch.default_generator.set_state(state[2])
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+
+
 def run_seed() -> int:
     """Returns the seed set by ``seed_everything`` (Lightning keeps it in ``PL_GLOBAL_SEED``), 0 when none was set.
 
@@ -159,22 +185,3 @@ def run_seed() -> int:
             f"Expected `seed_everything` (PL_GLOBAL_SEED) to be an integer of at least 0, got {text!r}."
         )
     return int(text)
-
-
-@contextmanager
-def isolated_random_state(seed: int) -> Iterator[None]:
-    """Seeds the global CPU streams of Python, NumPy and torch inside the block and restores them after it.
-
-    A user's transform draws from these streams; without this it would move the streams that dropout draws from, and
-    its own draws would depend on which clients came before.
-    """
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - transforms draw from it
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - as above
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002 - as above
-        torch.set_rng_state(state[2])

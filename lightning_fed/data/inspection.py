@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from lightning_fed.core.seeding import isolated_random_state
+from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 
 __all__ = [
@@ -113,7 +113,7 @@ def find_users(dataset: AnyDataset) -> npt.NDArray[Any] | None:
 
 def first_input(dataset: AnyDataset) -> Any:
     """Returns the first part of the first sample, None when it has none."""
-    with isolated_random_state(0):
+    with isolated_streams(0):
         sample = dataset[0]
     if isinstance(sample, Mapping):
         sample = next(iter(sample.values()), None)

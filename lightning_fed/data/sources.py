@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
-from lightning_fed.core.seeding import isolated_random_state
+from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors
 from lightning_fed.data.split import Split
 
@@ -255,7 +255,7 @@ class _SeededReads(Dataset[Any]):
 
     def __getitems__(self, request: tuple[int, list[int]]) -> list[Any]:
         seed, rows = request
-        with isolated_random_state(seed):
+        with isolated_streams(seed):
             if callable(getattr(self.dataset, "__getitems__", None)):
                 return list(self.dataset.__getitems__(rows))  # type: ignore[attr-defined]  # just asked for
             return [self.dataset[row] for row in rows]

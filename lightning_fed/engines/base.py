@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
@@ -173,14 +172,12 @@ class Engine(ABC):
         """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""
         trainer, weights = self.trainer, self.trainer.vector.data
         self.end_samples += client.num_samples
-        # The pass comes before hooks that may draw; what they draw does not depend on it.
-        with isolate_rng():
-            if torch.equal(trainer.origin, self.start):  # by value: a displacement of 0 must leave no rounding
-                return self.full_gradient.compute(client, out)
-            end = weights.clone()
-            weights.sub_(trainer.origin).add_(self.start)
-            loss = self.full_gradient.compute(client, out)
-            weights.copy_(end)
+        if torch.equal(trainer.origin, self.start):  # by value: a displacement of 0 must leave no rounding
+            return self.full_gradient.compute(client, out)
+        end = weights.clone()
+        weights.sub_(trainer.origin).add_(self.start)
+        loss = self.full_gradient.compute(client, out)
+        weights.copy_(end)
         return loss
 
     def _distance(self, options: list[tuple[float, float]]) -> float:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
+from torchmetrics import Metric
 
 from lightning_fed.core.overrides import accepts
-from lightning_fed.core.recorder import MetricRecorder, metric_states, recording
+from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.engines.local_step import loss_of
+from lightning_fed.engines.trial import without_trace
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
@@ -26,8 +28,8 @@ __all__ = ["FullGradient"]
 class FullGradient:
     """Computes ∇f_i and f_i at the live weights, f_i the mean loss of ``training_step`` over the client's samples.
 
-    Nothing of it shows in the client's training: buffers and the state of metrics are put back, logged values are
-    dropped, and the random streams are those of a purpose of their own. Weight decay is no part of it, unless the
+    Nothing of it shows in the client's training: attributes, buffers and random streams are put back, logged values are
+    dropped, and what is drawn comes from streams of a purpose of their own. Weight decay is no part of it, unless the
     trainer's ``full_gradient_weight_decay`` asks for it: then the optimizer's wd w is added. Inputs are not augmented:
     f_i is over the client's data as they are.
 
@@ -74,23 +76,17 @@ class FullGradient:
 
     @contextmanager
     def _unnoticed(self, client: Client) -> Iterator[None]:
-        """Puts everything back that a pass over the data changes: modes, buffers, metric objects, what is logged."""
-        trainer, buffers = self.trainer, self.trainer.buffers.live
-        kept, metrics, before = buffers.copy(), metric_states(self.module.modules()), trainer.client
-        for metric, _ in metrics:
-            metric.reset()
-        modes = {m: m.training for m in self.module.modules()}
-        if trainer.full_gradient_mode == "eval":  # otherwise each part as it trains: the user may hold some in eval
-            self.module.eval()
-        trainer.client = client
-        with recording(self.module, MetricRecorder()):
+        """Lets a pass over the data change nothing, and begin with Metric objects as they are after a reset."""
+        trainer, before = self.trainer, self.trainer.client
+        with without_trace(self.module), recording(self.module, MetricRecorder()):
+            for part in self.module.modules():
+                if isinstance(part, Metric):
+                    part.reset()
+            if trainer.full_gradient_mode == "eval":  # otherwise each part as it trains: the user may hold some in eval
+                self.module.eval()
+            trainer.client = client
             yield
         trainer.client = before
-        for m, training in modes.items():
-            m.training = training
-        buffers.load(kept)
-        for metric, state in metrics:
-            vars(metric).update(state)
 
     def _accumulate(self, client: Client, seed: int, out: Tensor) -> Tensor:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""

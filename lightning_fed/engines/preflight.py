@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torchmetrics import Metric
@@ -16,7 +15,7 @@ from lightning_fed.core.overrides import batch_transfer
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.local_step import loss_of
-from lightning_fed.engines.trial import holds_stacked_tensors, random_states, untouched
+from lightning_fed.engines.trial import agree, holds_stacked_tensors, random_states, without_trace
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence
@@ -47,7 +46,7 @@ class StepProbe:
         transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
         one_step: Any = SimpleNamespace(seed=trainer.seed, local_epochs=None, local_steps=1)
         self._before = random_states()
-        with untouched(module), isolate_rng():
+        with without_trace(module):
             try:
                 batches = LaneBatches(one_step, source, transfer, (client,), by_index=False)
                 (self.run,) = list(batches.runs(0))
@@ -68,7 +67,7 @@ class StepProbe:
                 keep apart.
         """
         name, counts = type(self.module).__name__, self._update_counts()
-        with isolate_rng(), untouched(self.module):
+        with without_trace(self.module):
             try:
                 gradients, buffers = self._take(2)
             except CannotStack:
@@ -95,7 +94,7 @@ class StepProbe:
         """
         (weights, buffers, batch), size = self._inputs(2), self.run.size
         step, out = CompiledStep(self.step, 2, frozenset({size}), mode), torch.empty_like(weights)
-        with isolate_rng(), untouched(self.module):
+        with without_trace(self.module):
             if by_tracing:
                 leaves, structure = tree_flatten(batch)
                 step.traced([weights, out, *buffers.values(), *leaves], list(buffers), structure, size)
@@ -105,15 +104,16 @@ class StepProbe:
     def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""
         vector = self.trainer.vector
+        coarse = 0.1 if vector.dtype in (torch.bfloat16, torch.float16) else 1e-2
         vector.zero_grad()
-        with isolate_rng(), untouched(self.module):
+        with without_trace(self.module):
             self._loss_alone().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             vector.collect_gradients()
             pairs = [
                 (gradient, vector.grad),
                 *((buffers[k], b) for k, b in self.trainer.buffers.live.tensors().items()),
             ]
-            same = all(close(a, b, vector.dtype) for a, b in pairs)
+            same = all(agree(a, b, coarse) for a, b in pairs)
         vector.zero_grad()
         if not same:
             raise CannotStack(f"{type(self.module).__name__} gives another gradient, or other buffers, under vmap")
@@ -132,8 +132,7 @@ class StepProbe:
             return tensor
 
         with (
-            isolate_rng(),
-            untouched(self.module),
+            without_trace(self.module),
             torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         ):
             self._loss_alone()
@@ -169,13 +168,6 @@ class StepProbe:
 
     def _update_counts(self) -> list[int]:
         return [metric._update_count for metric in self.module.modules() if isinstance(metric, Metric)]
-
-
-def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
-    """Says whether tensors agree as well as the dtype of the weights lets them."""
-    coarse = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-2
-    one, other = one.double(), other.double()
-    return not bool((one - other).norm() > coarse * other.norm() + 1e-6)  # also where both are NaN
 
 
 def _bytes(batch: Any) -> int:

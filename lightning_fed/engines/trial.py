@@ -1,4 +1,4 @@
-"""Lets a module take steps on trial: what it changes in itself is put back."""
+"""Lets a module take steps that leave no trace, and compares what they give."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["holds_stacked_tensors", "random_states", "untouched"]
+from lightning_fed.core.seeding import isolated_streams
+
+__all__ = ["agree", "holds_stacked_tensors", "random_states", "without_trace"]
 
 
 @contextmanager
-def untouched(module: nn.Module) -> Iterator[None]:
-    """Puts the attributes of a module and of its parts back at the end of the block.
+def without_trace(module: nn.Module) -> Iterator[None]:
+    """Puts the attributes of a module and of its parts back at the end of the block, and the global random streams.
 
     Attributes get their objects back, lists, dicts and sets their entries, tensors that are no parameters their values;
     what other objects hold is not followed.
@@ -27,9 +29,10 @@ def untouched(module: nn.Module) -> Iterator[None]:
     buffers = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
     loose = [value for value in values if isinstance(value, Tensor)]
     loose += [part for value, _ in containers if isinstance(value, list) for part in value if isinstance(part, Tensor)]
-    tensors = [(t, t.detach().clone()) for t in (*buffers, *loose) if not isinstance(t, nn.Parameter)]
+    tensors = [(t, t.detach().clone()) for t in (*buffers, *loose) if _may_change(t)]
     try:
-        yield
+        with isolated_streams():
+            yield
     finally:
         for part, attributes in kept:
             vars(part).clear()
@@ -39,6 +42,21 @@ def untouched(module: nn.Module) -> Iterator[None]:
             (container.extend if isinstance(container, list) else container.update)(content)
         for tensor, value in tensors:
             tensor.detach().copy_(value)
+
+
+def _may_change(tensor: Tensor) -> bool:
+    """Says whether a tensor is no parameter, and not expanded, which nobody can write to."""
+    expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return not isinstance(tensor, nn.Parameter) and not expanded
+
+
+def agree(one: Tensor, other: Tensor, coarse: float) -> bool:
+    """Says whether a tensor is another one up to a relative error, where that one is finite."""
+    if not other.is_floating_point():
+        return torch.equal(one, other)
+    finite = other.isfinite()
+    one, other = one[finite].double(), other[finite].double()
+    return bool((one - other).norm() <= coarse * other.norm() + 1e-6)
 
 
 def holds_stacked_tensors(module: nn.Module) -> str | None:

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from lightning_fed.core import seeding
 from lightning_fed.core.seeding import (
     Purpose,
     generator_for,
+    isolated_streams,
     numpy_generator_for,
     run_seed,
     seed_everywhere,
@@ -130,3 +132,21 @@ def test_a_bad_run_seed_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -
     monkeypatch.setenv("PL_GLOBAL_SEED", text)
     with pytest.raises(FederatedError, match="seed_everything"):
         run_seed()
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_isolated_streams_are_put_back_whatever_happens(seed: int | None) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+    seed_everywhere(5)
+    expected = draw()
+    seed_everywhere(5)
+    found = []
+    for _ in range(2):
+        with suppress(ZeroDivisionError), isolated_streams(seed):
+            found.append(draw())
+            raise ZeroDivisionError
+    assert found[0] == found[1]
+    assert (found[0] == expected) == (seed is None)
+    assert draw() == expected

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_fed.core.logged_values import Series
-from lightning_fed.engines.trial import untouched
+from lightning_fed.engines.trial import agree, without_trace
 from lightning_fed.engines.vectorized.constants import BakedState
 from lightning_fed.engines.vectorized.step import CannotStack, CannotTrace, StackedStep, first_sentence
 
@@ -162,7 +161,7 @@ class CompiledStep:
             series.update(logged)
             return [totals[name] for name in logged]
 
-        with isolate_rng(), untouched(self.step.module), self._baked.noting():
+        with without_trace(self.step.module), self._baked.noting():
             try:
                 graph = make_fx(run)(*(tensor.clone() for tensor in inputs))
             except CannotStack:
@@ -187,14 +186,14 @@ class CompiledStep:
             got = self._computed(compiled, inputs)
         except Exception as error:  # whatever the compiler raises
             raise CannotTrace(f"torch.compile does not work here ({first_sentence(error)})") from error
-        if not all(_agree(*pair, self._coarse) for pair in zip(got, expected, strict=True)):
+        if not all(agree(*pair, self._coarse) for pair in zip(got, expected, strict=True)):
             raise CannotTrace("torch.compile makes other gradients of it")
         return _Graph(compiled, traced.series)
 
     def _computed(self, run: Callable[..., list[Tensor]], inputs: list[Tensor]) -> list[Tensor]:
         """Computes on copies, from the same random numbers every time; returns what it gives and writes."""
         copies = [tensor.clone() for tensor in inputs]
-        with isolate_rng(), untouched(self.step.module), torch.no_grad():
+        with without_trace(self.step.module), torch.no_grad():
             return [*run(*copies), *copies]
 
 
@@ -216,12 +215,3 @@ def common_batch_sizes(samples: Any, batch_size: int) -> frozenset[int]:
 def _filled(rows: Tensor, count: int) -> Tensor:
     """Appends copies of the first row until there are ``count``."""
     return torch.cat([rows, rows[:1].expand(count - len(rows), *rows.shape[1:])])
-
-
-def _agree(one: Tensor, other: Tensor, coarse: float) -> bool:
-    """Says whether a tensor is another one up to rounding, where that one is finite."""
-    if not other.is_floating_point():
-        return torch.equal(one, other)
-    finite = other.isfinite()
-    one, other = one[finite].double(), other[finite].double()
-    return bool((one - other).norm() <= coarse * other.norm() + 1e-6)

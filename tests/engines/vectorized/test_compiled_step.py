@@ -237,7 +237,8 @@ def test_a_compiler_that_fails_is_refused_and_auto_falls_back(tmp_path, monkeypa
     expect_one_sentence(caught.value)
     fallen = train(tmp_path, make, "auto", compile=True)
     assert fallen.trainer.engine_choice["engine"] == "sequential"
-    assert fallen.trainer.engine_choice["reason"] in str(caught.value)
+    reason = fallen.trainer.engine_choice["reason"]
+    assert reason in str(caught.value) or (make is drops and "draws random numbers" in reason)
     agree(train(tmp_path, make, "sequential"), fallen, rtol=0)
 
 
