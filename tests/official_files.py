@@ -37,7 +37,8 @@ def write_emnist(
     root: Path, variant: str, classes: int, per_class: tuple[int, int], monkeypatch: pytest.MonkeyPatch, first: int = 0
 ) -> None:
     """Writes the four idx files of one variant, the training files packed, of which there should be as many."""
-    monkeypatch.setitem(emnist._COUNTS, variant, tuple(classes * count for count in per_class))
+    names, _, statistics = emnist._VARIANTS[variant]
+    monkeypatch.setitem(emnist._VARIANTS, variant, (names, tuple(classes * count for count in per_class), statistics))
     raw = root / "EMNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for seed, (part, count) in enumerate(zip(("train", "test"), per_class, strict=True)):

@@ -25,6 +25,7 @@ __all__ = [
     "first_input",
     "input_shape",
     "length",
+    "map_tensors",
     "take",
 ]
 
@@ -57,7 +58,14 @@ def length(dataset: object, option: str) -> int:
 
 def take(tensors: Tensors, rows: Tensor) -> Tensors:
     """Copies some rows of every tensor."""
-    return _map(tensors, lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+    return map_tensors(tensors, lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+
+
+def map_tensors(tensors: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
+    """Applies a function to every tensor."""
+    if isinstance(tensors, dict):
+        return {name: function(tensor) for name, tensor in tensors.items()}
+    return tuple(function(tensor) for tensor in tensors)
 
 
 def find_tensors(dataset: AnyDataset) -> Tensors | None:
@@ -172,9 +180,3 @@ def _declared_tensors(dataset: AnyDataset) -> Tensors | None:
     if not parts or not all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == size for part in parts):
         return None
     return dict(tensors) if isinstance(tensors, Mapping) else tuple(parts)
-
-
-def _map(tensors: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
-    if isinstance(tensors, dict):
-        return {name: function(tensor) for name, tensor in tensors.items()}
-    return tuple(function(tensor) for tensor in tensors)

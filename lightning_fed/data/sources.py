@@ -1,6 +1,7 @@
 """Batches of one client at a time, without a data loader or a copy of the data per client."""
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from lightning_fed.core.seeding import isolated_streams
-from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors
+from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, map_tensors
 from lightning_fed.data.split import Split
 
 __all__ = ["BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "TensorSource", "map_inputs"]
@@ -130,7 +131,8 @@ class LoaderSource:
         self._split = split
         self._num_workers = num_workers
         self._device = torch.device("cpu")
-        self._requests = _Requests()
+        # What the loader takes for its batches, set before each pass: (seed, row numbers) each.
+        self._requests: list[tuple[int, list[int]]] = []
         self._loader: DataLoader[Any] | None = None
 
     def to(self, device: torch.device | str) -> Self:
@@ -147,7 +149,7 @@ class LoaderSource:
         rows = self._split.index[start:end][order.numpy()].tolist()
         size = batch_size or self.batch_size
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
-        self._requests.pending = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
+        self._requests[:] = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
         for batch in self._loader:
             yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
 
@@ -197,19 +199,13 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Any]:
         """Yields lists of tensors, or dicts."""
         for start in range(0, self.num_samples, self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            if isinstance(self._tensors, dict):
-                parts: Any = {name: tensor[rows] for name, tensor in self._tensors.items()}
-            else:
-                parts = [tensor[rows] for tensor in self._tensors]
+            parts: Any = map_tensors(self._tensors, itemgetter(slice(start, start + self.batch_size)))
+            parts = parts if isinstance(parts, dict) else list(parts)
             yield parts if self._convert is None else map_inputs(parts, self._convert)
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data to a device, once; returns itself."""
-        if isinstance(self._tensors, dict):
-            self._tensors = {name: tensor.to(device) for name, tensor in self._tensors.items()}
-        else:
-            self._tensors = tuple(tensor.to(device) for tensor in self._tensors)
+        self._tensors = map_tensors(self._tensors, lambda tensor: tensor.to(device))
         return self
 
 
@@ -232,19 +228,6 @@ def map_inputs(batch: Any, function: Conversion) -> Any:
         return batch._replace(**{batch._fields[0]: function(batch[0])})
     inputs, *others = batch
     return [function(inputs), *others]
-
-
-class _Requests:
-    """A batch sampler whose batches are set from outside before each pass: (seed, row numbers) each."""
-
-    def __init__(self) -> None:
-        self.pending: list[tuple[int, list[int]]] = []
-
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        return iter(self.pending)
-
-    def __len__(self) -> int:
-        return len(self.pending)
 
 
 class _SeededReads(Dataset[Any]):

@@ -16,31 +16,15 @@ Variant = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"
 _ALL = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 # Lower-case letters that look like their capitals are one class with them (Cohen et al. 2017, section III).
 _MERGED = tuple(name for name in _ALL if name not in "cijklmopsuvwxyz")
-_CLASSES: dict[str, tuple[str, ...]] = {
-    "byclass": _ALL,
-    "bymerge": _MERGED,
-    "balanced": _MERGED,
-    "letters": tuple(string.ascii_uppercase),
-    "digits": tuple(string.digits),
-    "mnist": tuple(string.digits),
-}
-# Training and test images of each variant.
-_COUNTS: dict[str, tuple[int, int]] = {
-    "byclass": (697_932, 116_323),
-    "bymerge": (697_932, 116_323),
-    "balanced": (112_800, 18_800),
-    "letters": (124_800, 20_800),
-    "digits": (240_000, 40_000),
-    "mnist": (60_000, 10_000),
-}
-# Mean and standard deviation of each variant's training images.
-_STATISTICS: dict[str, tuple[float, float]] = {
-    "byclass": (0.1736, 0.3316),
-    "bymerge": (0.1736, 0.3316),
-    "balanced": (0.1751, 0.3332),
-    "letters": (0.1722, 0.3309),
-    "digits": (0.1733, 0.3316),
-    "mnist": (0.1733, 0.3317),
+_DIGITS, _LETTERS = tuple(string.digits), tuple(string.ascii_uppercase)
+# Of each variant the classes, how many training and test images there are, and the training images' mean and std.
+_VARIANTS: dict[str, tuple[tuple[str, ...], tuple[int, int], tuple[float, float]]] = {
+    "byclass": (_ALL, (697_932, 116_323), (0.1736, 0.3316)),
+    "bymerge": (_MERGED, (697_932, 116_323), (0.1736, 0.3316)),
+    "balanced": (_MERGED, (112_800, 18_800), (0.1751, 0.3332)),
+    "letters": (_LETTERS, (124_800, 20_800), (0.1722, 0.3309)),
+    "digits": (_DIGITS, (240_000, 40_000), (0.1733, 0.3316)),
+    "mnist": (_DIGITS, (60_000, 10_000), (0.1733, 0.3317)),
 }
 
 
@@ -76,10 +60,8 @@ class EMNIST(IdxImages):
         expect_choice("--data.variant", variant, get_args(Variant))
         self.variant = variant
         self.stems = (f"emnist-{variant}-train", f"emnist-{variant}-test")
-        self.class_labels = _CLASSES[variant]
-        self.counts = _COUNTS[variant]
+        self.class_labels, self.counts, (mean, std) = _VARIANTS[variant]
         self.first_label = 1 if variant == "letters" else 0
-        mean, std = _STATISTICS[variant]
         self.pixel_mean, self.pixel_std = (mean,), (std,)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:

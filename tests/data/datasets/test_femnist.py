@@ -131,7 +131,7 @@ def test_arrays_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], words: 
         ({"num_users": 13}, "Expected `--data.num_users` to be at most 12"),
         ({"num_users": 0}, "Expected `--data.num_users` to be an integer of at least 1"),
         ({"draw_seed": -1}, "Expected `--data.draw_seed`"),
-        ({"std": 0.0}, "Expected `--data.std` to be above 0"),
+        ({"std": 0.0}, "Expected `--data.std` to be a finite number above 0"),
         ({"path": "nowhere"}, "Expected the file or folder "),
     ],
 )
