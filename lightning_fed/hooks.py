@@ -28,17 +28,22 @@ checkpointing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 
+from lightning_fed.core.overrides import overrides
 from lightning_fed.core.updates import Client, Cohort, StartGradient, Update
+from lightning_fed.errors import FederatedError
 
 if TYPE_CHECKING:
     from lightning_fed.core.updates import ReducedUpdate
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["FederatedCallback"]
+__all__ = ["FederatedCallback", "HookCaller"]
 
 
 class FederatedCallback(Callback):
@@ -98,3 +103,66 @@ class FederatedCallback(Callback):
         self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
     ) -> None:
         """Called after the server step; ``trainer.weights`` and the module hold the new global model."""
+
+
+class HookCaller:
+    """Calls a hook of every callback, in the trainer's order, then that of the module: ``hooks("on_fit_start")``.
+
+    Args:
+        trainer: Has ``callbacks`` and ``lightning_module``, and is what hooks are called with.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """All callbacks, in the order in which they are called."""
+        callbacks: list[Callback] = self._trainer.callbacks
+        return callbacks
+
+    def __call__(self, hook: str, *args: Any, module: bool = True, monitors: bool | None = None) -> None:
+        """Calls a hook.
+
+        Args:
+            hook: Name of the hook.
+            *args: Its arguments after trainer and module.
+            module: Whether to call it on the module, if that has one of this name.
+            monitors: Only those callbacks that monitor a metric (True), only the others (False), or all.
+        """
+        own = self._trainer.lightning_module
+        for callback in self.callbacks:
+            if monitors is not None and isinstance(callback, (EarlyStopping, Checkpoint)) != monitors:
+                continue
+            method: Callable[..., Any] | None = getattr(callback, hook, None)
+            if method is not None:
+                try:
+                    method(self._trainer, own, *args)
+                except RuntimeError as error:
+                    if isinstance(callback, EarlyStopping):  # a monitor that nobody logs
+                        raise FederatedError(f"EarlyStopping cannot go on: {' '.join(str(error).split())}") from error
+                    raise
+        if module and hasattr(own, hook):
+            getattr(own, hook)(*args)
+
+    def methods(self, hook: str) -> list[Callable[..., Any]]:
+        """Returns a hook of all callbacks that override it, as they have it."""
+        empty = (None, getattr(Callback, hook, None), getattr(FederatedCallback, hook, None))
+        return [
+            getattr(callback, hook)
+            for callback in self.callbacks
+            if hook in vars(callback) or getattr(type(callback), hook, None) not in empty
+        ]
+
+    def bound(self, hook: str, module: bool = False) -> list[Callable[..., Any]]:
+        """Returns a hook of all that override it, to be called with its arguments after trainer and module.
+
+        For hooks of every step and client, which are looked up once.
+
+        Args:
+            hook: Name of the hook.
+            module: Whether that of the module is one of them, the last.
+        """
+        own = self._trainer.lightning_module
+        found: list[Callable[..., Any]] = [partial(method, self._trainer, own) for method in self.methods(hook)]
+        return found + ([getattr(own, hook)] if module and overrides(own, hook) else [])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.hooks import FederatedCallback
-from lightning_fed.runs.checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
@@ -65,50 +62,26 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         if stage == "fit":
             self._forget()
 
-    def save(self, trainer: FederatedTrainer, folder: Path, final: bool) -> None:
-        """Writes what is due after the current round.
+    def save(self, trainer: FederatedTrainer, final: bool) -> None:
+        """Has written what is due after the current round.
 
         Args:
             trainer: The trainer, between two rounds.
-            folder: The run's folder of checkpoints.
             final: Whether no round follows, so that ``last`` is due whatever the round.
         """
-        improved = self._improved(trainer)
-        due = (final or trainer.round % self.every_n_rounds == 0) and self.saved_round != trainer.round
-        if not (improved or due):
-            return
-        checkpoint = trainer.dump_state()
-        trainer.processes.from_first(lambda: self._write(trainer, folder, checkpoint, improved, due), "checkpoint")
-        if due:
-            self.saved_round = trainer.round
-
-    def _write(
-        self, trainer: FederatedTrainer, folder: Path, checkpoint: dict[str, Any], improved: bool, due: bool
-    ) -> None:
         # ``best`` first: a run that dies between the two resumes from an earlier ``last``, finds the same best again
         # and writes it again; the other way round it would believe that ``best`` had been written.
-        if improved:
-            save_checkpoint(checkpoint, folder / "best.ckpt")
-            trainer.client_states.saved("best")
-        if due:
-            save_checkpoint(checkpoint, folder / "last.ckpt")
-            trainer.client_states.saved("last")
+        names = ["best"] if self._improved(trainer) else []
+        if (final or trainer.round % self.every_n_rounds == 0) and self.saved_round != trainer.round:
+            names.append("last")
+        trainer.save_checkpoints(*names)
+        if "last" in names:
+            self.saved_round = trainer.round
 
     def on_exception(self, trainer: FederatedTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # our trainer stands in
-        """Writes ``last_good.ckpt``, the model of the last finished round, if a failed run has no checkpoint of it.
-
-        It holds weights alone, for ``--weights``: what client algorithms keep may be that of the round that failed.
-        """
-        at = trainer.finished_round
-        if trainer.run is None or "vector" not in vars(trainer) or at in (0, self.saved_round, self._resumed_from):
-            return
-        if trainer.is_global_zero and trainer.weights.isfinite().all():
-            trainer.load_global_model()
-            weights = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
-            try:
-                save_checkpoint(weights, trainer.run.checkpoints / "last_good.ckpt")
-            except OSError as error:  # the failure that brought us here is the one to be seen
-                rank_zero_warn(f"The model of round {at} could not be written to last_good.ckpt: {error}")
+        """Has ``last_good.ckpt`` written, the model of the last finished round, if there is no checkpoint of it."""
+        if trainer.finished_round not in (0, self.saved_round, self._resumed_from):
+            trainer.save_last_good()
 
     def on_load_checkpoint(  # type: ignore[override]  # our trainer stands in
         self, trainer: FederatedTrainer, pl_module: LightningModule, checkpoint: dict[str, Any]

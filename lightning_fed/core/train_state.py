@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias
 
-__all__ = ["CompileMode", "LocalOptions"]
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.core.buffers import GlobalBuffers
+from lightning_fed.core.client_states import ClientStates
+from lightning_fed.core.optimizer.local import LocalOptimizer
+from lightning_fed.core.recorder import MetricRecorder
+from lightning_fed.core.updates import Client
+from lightning_fed.core.vector import ParameterVector
+from lightning_fed.errors import FederatedError
+
+__all__ = ["CompileMode", "LocalOptions", "NoState", "NoStateError", "TrainState", "no_totals"]
 
 # The modes of torch.compile.
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -39,3 +54,129 @@ class LocalOptions:
     def compile_mode(self) -> CompileMode | None:
         """The mode of ``torch.compile`` for ``training_step``, None where it is not compiled."""
         return "default" if self.compile is True else self.compile or None
+
+
+def no_totals() -> dict[str, int]:
+    """Returns the totals of a run that has not begun."""
+    return {"samples": 0, "gradients": 0, "comm/rounds": 0, "comm/bytes_down": 0, "comm/bytes_up": 0}
+
+
+@dataclass
+class TrainState:
+    """What one ``fit`` works on: the global model, the live one, and where the run stands.
+
+    Attributes:
+        fabric: Device and precision.
+        module: The resident module.
+        vector: Its flat vector: the live weights.
+        weights: The global vector w, shape (d,), float32 at least, on the device.
+        buffers: The global model's buffers.
+        optimizer: The clients' optimizer and schedules.
+        client_states: What clients remember between their rounds.
+        source: The clients' batches, on the device.
+        cohort_size: Clients drawn in a round.
+        seed: The run's seed.
+        recorder: Takes what is logged while clients train.
+        origin: The live weights that stand for w while a client trains, from which its update is measured, shape (d,).
+        displacement: Where set, gradients are taken at the live weights less this vector, shape (d,).
+        start_gradients: Gradients at w over the clients' full data, where a part asked for them.
+        client: The client that trains now.
+        round: Index of the round, 0 before training.
+        finished_round: The last round whose row and checkpoint were due and written.
+        local_step: Local steps of the current client.
+        steps_before_round: Local steps of the longest client of each finished round, summed.
+        totals: Counts over the run: samples seen, gradients computed, communication rounds, bytes each way.
+        engine_choice: The engine in use, why, and how many clients it trains at once.
+    """
+
+    fabric: Fabric
+    module: LightningModule
+    vector: ParameterVector
+    weights: Tensor
+    buffers: GlobalBuffers
+    optimizer: LocalOptimizer
+    client_states: ClientStates
+    source: Any
+    cohort_size: int
+    seed: int
+    origin: Tensor
+    recorder: MetricRecorder = field(default_factory=MetricRecorder)
+    displacement: Tensor | None = None
+    start_gradients: Any = None
+    client: Client | None = None
+    round: int = 0
+    finished_round: int = 0
+    local_step: int = 0
+    steps_before_round: int = 0
+    totals: dict[str, int] = field(default_factory=no_totals)
+    engine_choice: dict[str, Any] | None = None
+
+    def load_global_model(self) -> None:
+        """Copies the global vector and buffers into the module."""
+        self.vector.refresh()
+        self.vector.data.copy_(self.weights)
+        self.buffers.load()
+
+    @property
+    def layout(self) -> list[list[int]]:
+        """The strides of the parameters in the flat vector, which order the numbers of every vector of a run."""
+        return [list(p.stride()) for p in self.vector.parameters]
+
+    def state_dict(self, exchange: Callable[[Any], list[Any]]) -> dict[str, Any]:
+        """Returns what a run must remember between two rounds, but for the module's own ``state_dict``.
+
+        Args:
+            exchange: Returns an object of every process.
+        """
+        return {
+            "round": self.round,
+            # Only where the module's own precision is narrower than the global vector's.
+            "weights": self.weights.clone() if self.weights.dtype != self.vector.dtype else None,
+            "buffers": self.buffers.state_dict(exchange),
+            "optimizer": self.optimizer.state_dict(),
+            "totals": dict(self.totals),
+            "client_states": self.client_states.dump(exchange),
+            "layout": self.layout,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        """Restores what ``state_dict`` returned; the module must hold its weights already.
+
+        Args:
+            state: The state.
+            folder: Where the clients' records lie.
+        """
+        self.weights.copy_(self.vector.data if state["weights"] is None else state["weights"])
+        self.buffers.load_state_dict(state["buffers"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.totals.update(state["totals"])
+        self.round = state["round"]
+        self.client_states.restore(state.get("client_states", []), folder)
+
+    def close(self) -> NoState:
+        """Makes the module an ordinary one again; returns what can still be read."""
+        self.client_states.close()
+        self.vector.release()
+        return NoState(**{name: value for name, value in vars(self).items() if name not in ("client_states", "vector")})
+
+
+class NoStateError(FederatedError, AttributeError):
+    """Says that something is read which is there in ``fit`` alone."""
+
+
+class NoState(SimpleNamespace):
+    """Stands for the state outside ``fit``: what is known is there, and anything else is refused in one sentence.
+
+    Args:
+        **known: What is known, but for the start of a run.
+    """
+
+    def __init__(self, **known: Any) -> None:
+        start = dict.fromkeys(("round", "finished_round", "local_step", "steps_before_round"), 0)
+        none = dict.fromkeys(("client", "displacement", "engine_choice"))
+        super().__init__(**{**start, **none, "totals": no_totals(), **known})
+
+    def __getattr__(self, name: str) -> Any:
+        raise NoStateError(
+            f"Expected `{name}` of the trainer to be read in a hook of `fit`: it is not there otherwise."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule
 from torchmetrics import Metric
@@ -14,9 +14,6 @@ from lightning_fed.core.logged_values import LogOptions, Series
 from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["Logged", "apart", "gather_logged", "logged_here", "merge_logged", "sync_metrics"]
 
@@ -47,12 +44,10 @@ def apart(processes: Processes, recorder: MetricRecorder) -> Iterator[None]:
         yield
 
 
-def gather_logged(trainer: FederatedTrainer, recorder: MetricRecorder) -> None:
+def gather_logged(processes: Processes, recorder: MetricRecorder, module: LightningModule) -> None:
     """Lets a recorder hold what those of all processes have taken; nothing is done alone."""
-    if trainer.processes.size > 1:
-        module = trainer.lightning_module
-        assert module is not None
-        merge_logged(trainer.processes.exchange(logged_here(recorder, module), "logged"), recorder, module)
+    if processes.size > 1:
+        merge_logged(processes.exchange(logged_here(recorder, module), "logged"), recorder, module)
 
 
 def logged_here(recorder: MetricRecorder, module: LightningModule) -> Logged:

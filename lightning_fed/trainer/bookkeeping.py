@@ -9,160 +9,182 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.aggregators import Aggregator
-from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.describe import describe
 from lightning_fed.core.files import write_atomically
-from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import find_checkpoint
 from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
 from lightning_fed.runs.log import RunLog
-from lightning_fed.trainer.facade import TrainerFacade
+from lightning_fed.trainer.lightning_names import LightningNames
+from lightning_fed.trainer.options import TrainerOptions
 
-__all__ = ["RunKeeping"]
+__all__ = ["Bookkeeping"]
 
 
-class RunKeeping(TrainerFacade):
-    """The part of a trainer that deals with run folders.
+class Bookkeeping:
+    """The books of a trainer.
+
+    Args:
+        given: The options as they were given.
+        label: A short name of the method, such as ``FedAvg+SignAgreement``.
 
     Attributes:
+        root: Where run folders are made.
+        name: The run's name below it.
         run: The run's folder, None if nothing is written.
-        finished_round: The last round whose row and checkpoint were due and written.
+        run_config: The command line's config, None for a run from Python.
         initial_weights: What was given as ``weights``.
+        interrupted: The signal that ended the last call early, None for none.
+        stop_message: How to resume after it.
     """
 
-    aggregator: Aggregator
-    name: str
-    default_root_dir: Path
-    logger_choice: Any
-    vector: ParameterVector
-    source: Any
-    engine: str
-    engine_choice: dict[str, Any] | None
-    _options: dict[str, Any]
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, given: TrainerOptions, label: str) -> None:
+        self.root, self.label = Path(given.default_root_dir), label
+        self.name = label.lower() if given.name is None else given.name
+        self._described = given.describe()
         self.run: RunFolder | None = None
-        self.finished_round = 0
+        self.run_config: dict[str, Any] | None = None
         self.initial_weights: str | None = None
+        self.interrupted: int | None = None
+        self.stop_message = ""
 
-    @property
-    def label(self) -> str:
-        """A short name of the method, such as ``FedAvg+SignAgreement``."""
-        algorithms = [type(cb).__name__ for cb in self.callbacks if isinstance(cb, ClientAlgorithm)]
-        return "+".join([self.aggregator.label, *algorithms])
-
-    def _module(self) -> LightningModule:
-        assert self.lightning_module is not None
-        return self.lightning_module
-
-    def _config(self) -> dict[str, Any]:
-        """The resolved config: the command line's, or one described from the objects given in Python."""
+    def config(self, trainer: LightningNames) -> dict[str, Any]:
+        """Returns the resolved config: the command line's, or one described from the objects given in Python."""
         if self.run_config is not None:
             return self.run_config
-        model = self._module()
+        model = trainer.lightning_module
         return {
-            "seed_everything": self.seed,
-            "trainer": self._options,
+            "seed_everything": trainer.seed,
+            "trainer": self._described,
             "model": {**describe(model), "init_args": describe(dict(model.hparams))},
-            "data": describe(self.datamodule),
+            "data": describe(trainer.datamodule),
             "weights": self.initial_weights,
         }
 
-    def _find(self, ckpt_path: str) -> tuple[Path | None, RunFolder | None]:
-        return self.processes.from_first(
-            lambda: find_checkpoint(self.default_root_dir, self.name, fingerprint(self._config()), ckpt_path), "run"
+    def find(self, trainer: LightningNames, ckpt_path: str | None) -> tuple[Path | None, RunFolder | None]:
+        """Finds the checkpoint that a call goes on from, and the run that it is of."""
+        if ckpt_path is None:
+            return None, None
+        return trainer.processes.from_first(
+            lambda: find_checkpoint(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path), "run"
         )
 
-    def _choose_run(
-        self, ckpt_path: str | None, source: tuple[Path | None, RunFolder | None] | None
-    ) -> RunFolder | None:
-        """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise."""
-        saves = any(isinstance(cb, Checkpoint) for cb in self.callbacks)
-        if self.fast_dev_run or (self.logger_choice is False and not saves and self.run_config is None):
-            return None
-        if ckpt_path == "last" and source is not None and source[1] is not None:
-            return source[1]
-        if source is not None and source[0] is None:
-            rank_zero_info(f"No `{ckpt_path}` checkpoint of a run with this config was found: starting a new run.")
-        return self.processes.from_first(self._create_run, "run")
+    def find_weights(
+        self, trainer: LightningNames, ckpt_path: str | None, weights: str | None
+    ) -> tuple[str | None, str]:
+        """Returns the file of the model to evaluate, None for the module as it is, and the option that gave it.
 
-    def _create_run(self) -> RunFolder:
+        Raises:
+            FederatedError: If there is no such checkpoint.
+        """
+        if ckpt_path is None:
+            return weights, "--weights"
+        if weights is not None:  # they name the run that started from them
+            self.initial_weights = weights
+        path, _ = self.find(trainer, ckpt_path)
+        if path is None:
+            raise FederatedError(
+                f"Expected a run with this config and a `{ckpt_path}` checkpoint under {self.root / self.name}, found "
+                "none: run `fit` first or give a path as `--ckpt_path`."
+            )
+        return str(path), "--ckpt_path"
+
+    def open_run(self, trainer: LightningNames, ckpt_path: str | None, former: RunFolder | None, found: bool) -> None:
+        """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise.
+
+        Args:
+            trainer: The trainer.
+            ckpt_path: What the run was asked to go on from.
+            former: The run that the checkpoint is of.
+            found: Whether there is a checkpoint.
+        """
+        self.run, options = None, trainer.options
+        saves = trainer.checkpoint_callback is not None
+        if options.fast_dev_run or (options.logger is False and not saves and self.run_config is None):
+            return
+        if ckpt_path == "last" and former is not None:
+            self.run = former
+            return
+        if ckpt_path is not None and not found:
+            rank_zero_info(f"No `{ckpt_path}` checkpoint of a run with this config was found: starting a new run.")
+        self.run = trainer.processes.from_first(lambda: self._create_run(trainer), "run")
+
+    def _create_run(self, trainer: LightningNames) -> RunFolder:
         try:
-            return create_run(self.default_root_dir, self.name, self._config(), self.label, self.seed)
+            return create_run(self.root, self.name, self.config(trainer), self.label, trainer.seed)
         except OSError as error:
             raise FederatedError(
-                f"Expected to make a run folder in {self.default_root_dir / self.name}, but the system refuses "
+                f"Expected to make a run folder in {self.root / self.name}, but the system refuses "
                 f"({error.strerror}): change `--trainer.default_root_dir`."
             ) from error
 
-    def _clear_away(self, run: RunFolder | None) -> None:
+    def clear_away(self, trainer: LightningNames) -> None:
         """Removes the folder of a run that ended before its first row: it holds nothing but its own name."""
-        if run is not None and self.is_global_zero and not run.metrics.exists() and not run.checkpoints.exists():
+        run = self.run
+        if run is not None and trainer.is_global_zero and not run.metrics.exists() and not run.checkpoints.exists():
             shutil.rmtree(run.path, ignore_errors=True)
 
-    def _keep_rows(self, source: RunFolder | None) -> None:
+    def keep_rows(self, trainer: LightningNames, former: RunFolder | None) -> None:
         """Takes over the rows of the run that this one goes on from, if it has a folder of its own."""
-        other = source is not None and self.run is not None and source.path != self.run.path
-        if source is not None and self.run is not None and other and source.metrics.is_file() and self.is_global_zero:
-            shutil.copyfile(source.metrics, self.run.metrics)
+        if former is None or self.run is None or former.path == self.run.path:
+            return
+        if former.metrics.is_file() and trainer.is_global_zero:
+            shutil.copyfile(former.metrics, self.run.metrics)
 
-    def _log_start(self, log: RunLog) -> None:
+    def log_start(self, trainer: LightningNames, log: RunLog) -> None:
         """Records config, split and size before the first round."""
-        facts: dict[str, Any] = {"parameters": self.vector.numel, "engine": self.engine_choice}
-        if hasattr(self.datamodule, "split_summary"):
-            facts["split"] = self.datamodule.split_summary()
-        log.log_config({**self._config(), **facts})
-        self._note_below_config(facts)
-        if self.run is not None and log.loggers and self.is_global_zero:
-            self._draw_split(self.run, log)
+        data, choice = trainer.datamodule, trainer.engine_choice
+        facts: dict[str, Any] = {"parameters": trainer.vector.numel, "engine": choice}
+        notes = []
+        if hasattr(data, "split_summary"):
+            facts["split"] = data.split_summary()
+            notes.append(f"# split {facts['split']['hash']}")
+        if trainer.engine == "auto" and choice is not None:
+            notes.append("# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in choice.items()))
+        log.log_config({**self.config(trainer), **facts})
+        self._note_below_config(notes)
+        if self.run is not None and log.loggers and trainer.is_global_zero:
+            self._draw_split(trainer, self.run, log)
 
-    def _note_below_config(self, facts: dict[str, Any]) -> None:
-        """Writes below the run's config what its start has shown: the split's hash, what ``auto`` chose and why."""
+    def _note_below_config(self, notes: list[str]) -> None:
+        """Writes below the run's config what its start has shown."""
         path = None if self.run is None else self.run.path / "config.yaml"
         if path is None or not path.is_file():
             return
-        lines = [f"# split {facts['split']['hash']}"] if "split" in facts else []
-        if self.engine == "auto" and self.engine_choice is not None:
-            lines.append("# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in self.engine_choice.items()))
         text = path.read_text()
-        new = [line for line in lines if line not in text]
+        new = [line for line in notes if line not in text]
         if new:
             write_atomically(path, "\n".join([text.rstrip("\n"), *new, ""]).encode())
 
-    def _draw_split(self, run: RunFolder, log: RunLog) -> None:
+    def _draw_split(self, trainer: LightningNames, run: RunFolder, log: RunLog) -> None:
         """Writes the pictures of the split into the run's folder, and gives them to the loggers."""
         from lightning_fed.data import FederatedDataModule, split_figures
 
-        if not isinstance(self.datamodule, FederatedDataModule):
+        if not isinstance(trainer.datamodule, FederatedDataModule):
             return
-        for name, figure in split_figures(self.datamodule, self.source):
+        for name, figure in split_figures(trainer.datamodule, trainer.source):
             path = run.path / f"{name}.png"
             figure.savefig(path)
             log.log_picture(name, path)
 
-    def _report_end(self, signum: int | None) -> None:
+    def report_end(self, trainer: LightningNames, signum: int | None) -> None:
         """Says where a finished run lies, or how to resume one that a signal stopped."""
-        done = self.finished_round
-        if signum is None or done >= self.max_rounds:
+        done = trainer.finished_round
+        if signum is None or done >= trainer.options.max_rounds:
             if self.run is not None:
-                shown = [f"{k} {v:.4g}" for k, v in sorted(self.metrics.progress_bar.items())]
+                shown = [f"{k} {v:.4g}" for k, v in sorted(trainer.progress_bar_metrics.items())]
                 rank_zero_info(f"{done} rounds in {self.run.path}: {', '.join(shown) or 'done'}")
             return
         self.interrupted = int(signum)
-        self.state.status = TrainerStatus.INTERRUPTED
+        trainer.state.status = TrainerStatus.INTERRUPTED
         config = None if self.run is None else self.run.path / "config.yaml"
         if config is not None and config.is_file():
             resume = f"lightning-fed fit --config {shlex.quote(str(config))} --ckpt_path last"
         else:
             resume = "fit(model, datamodule, ckpt_path='last')"
         self.stop_message = f"Stopped by {signal.Signals(signum).name} after round {done}; resume with: {resume}"
-        if self.run_config is None and self.is_global_zero:
+        if self.run_config is None and trainer.is_global_zero:
             sys.stderr.write(self.stop_message + "\n")

@@ -2,40 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.client_states import FOLDER
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import expect_primitives, primitives_of
+from lightning_fed.runs.checkpoints import expect_primitives, primitives_of, save_checkpoint
+from lightning_fed.trainer.lightning_names import LightningNames
 
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
-    from lightning_fed.trainer.setup import TrainerSession
-
-__all__ = ["dump_state", "load_weights", "restore_state"]
+__all__ = ["load_weights", "restore_state", "save_checkpoints", "save_last_good"]
 
 _FORMAT = 1
 
 
-def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
-    """Gathers the checkpoint of the last finished round, in Lightning's layout with one more key, ``federated``.
+def save_checkpoints(trainer: LightningNames, folder: Path, names: Sequence[str]) -> None:
+    """Writes the checkpoint of the last finished round.
+
+    Args:
+        trainer: The trainer, between two rounds.
+        folder: Where checkpoints lie.
+        names: Names of the files, in the order in which they are written.
 
     Raises:
         FederatedError: If a callback or the module adds something other than tensors and primitives.
     """
+    checkpoint = _dump(trainer)
+
+    def write() -> None:
+        for name in names:
+            save_checkpoint(checkpoint, folder / f"{name}.ckpt")
+            trainer.client_states.saved(name)
+
+    trainer.processes.from_first(write, "checkpoint")
+
+
+def save_last_good(trainer: LightningNames, folder: Path) -> None:
+    """Writes ``last_good.ckpt``: the weights of the global model alone, for ``--weights``.
+
+    What client algorithms keep may be that of the round that failed.
+    """
+    if not (trainer.is_global_zero and trainer.weights.isfinite().all()):
+        return
+    trainer.train_state.load_global_model()
+    weights = {name: value.detach().clone() for name, value in trainer.lightning_module.state_dict().items()}
+    try:
+        save_checkpoint(weights, folder / "last_good.ckpt")
+    except OSError as error:  # the failure that brought us here is the one to be seen
+        at = trainer.finished_round
+        rank_zero_warn(f"The model of round {at} could not be written to last_good.ckpt: {error}")
+
+
+def _dump(trainer: LightningNames) -> dict[str, Any]:
+    """Gathers a checkpoint in Lightning's layout, with one more key, ``federated``."""
     module = trainer.lightning_module
-    assert module is not None
-    gather = trainer.processes.exchange if trainer.world_size > 1 else None
     checkpoint: dict[str, Any] = {
         "epoch": trainer.round,
-        "global_step": trainer.steps_before_round,
+        "global_step": trainer.train_state.steps_before_round,
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": {name: value.detach().clone() for name, value in module.state_dict().items()},
         "loops": {},
@@ -44,39 +74,25 @@ def dump_state(trainer: FederatedTrainer) -> dict[str, Any]:
         "hyper_parameters": primitives_of(dict(module.hparams)),
         "federated": {
             "format": _FORMAT,
-            "round": trainer.round,
-            # Only where the module's own precision is narrower than the global vector's.
-            "weights": trainer.weights.clone() if trainer.weights.dtype != trainer.vector.dtype else None,
-            "buffers": trainer.buffers.state_dict(gather),
-            "optimizer": trainer.local_optimizer.state_dict() if trainer.local_optimizer is not None else {},
-            "totals": dict(trainer.totals),
+            **trainer.train_state.state_dict(trainer.processes.exchange),
             "metrics": vars(trainer.metrics),
-            "client_states": trainer.client_states.dump(trainer.processes.exchange),
-            "layout": _layout(trainer),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "methods": _methods(trainer),
             "should_stop": bool(trainer.should_stop) and not _out_of_time(trainer),
         },
     }
-    for callback in trainer.callbacks:
-        callback.on_save_checkpoint(trainer, module, checkpoint)  # type: ignore[arg-type]  # the facade stands in
-    module.on_save_checkpoint(checkpoint)
+    trainer.hooks("on_save_checkpoint", checkpoint)
     expect_primitives(checkpoint, "")
     return checkpoint
 
 
-def _methods(trainer: Any) -> list[str]:
+def _methods(trainer: LightningNames) -> list[str]:
     """Names the aggregator, the mask and the client algorithms: a checkpoint is resumed by the same ones."""
     algorithms = sorted(type(cb).__name__ for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm))
-    return [str(trainer.aggregator.label), *algorithms]
+    return [trainer.aggregator.label, *algorithms]
 
 
-def _layout(trainer: Any) -> list[list[int]]:
-    """The strides of the parameters in the flat vector, which order the numbers of every vector of a run."""
-    return [list(p.stride()) for p in trainer.vector.parameters]
-
-
-def _out_of_time(trainer: FederatedTrainer) -> bool:
+def _out_of_time(trainer: LightningNames) -> bool:
     """Says whether a depleted Timer asked for the stop: a resumed run that is given more time goes on."""
     timers = [cb for cb in trainer.callbacks if isinstance(cb, Timer)]
     return any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
@@ -112,7 +128,7 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
     module.load_state_dict(state, strict=module.strict_loading)
 
 
-def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: str) -> None:
+def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: str) -> None:
     """Restores a run from a checkpoint, in place; weights must have been loaded before.
 
     Raises:
@@ -136,27 +152,21 @@ def restore_state(trainer: TrainerSession, checkpoint: dict[str, Any], source: s
             f"Expected the methods of the run that {source} is from, {', '.join(state['methods'])}, got "
             f"{', '.join(methods)}: give the same `--aggregator` and `--client`, or start a new run with `--weights`."
         )
-    layout = _layout(trainer)
+    layout = trainer.train_state.layout
     if state.get("layout", layout) != layout:
         raise FederatedError(
             f"Expected the memory layout of the run that {source} is from, as its vectors have the order of the "
             "parameters in memory: give the same `--trainer.memory_format`, or start a new run with `--weights`."
         )
-    trainer.weights.copy_(trainer.vector.data if state["weights"] is None else state["weights"])
-    trainer.buffers.load_state_dict(state["buffers"])
-    assert trainer.local_optimizer is not None
-    trainer.local_optimizer.load_state_dict(state["optimizer"])
-    trainer.totals.update(state["totals"])
-    vars(trainer.metrics).update(state["metrics"])
-    trainer.round = state["round"]
-    trainer.steps_before_round = checkpoint["global_step"]
     folder = Path(source).absolute().parent.parent / FOLDER
-    trainer.client_states.restore(state.get("client_states", []), folder)
+    trainer.train_state.load_state_dict(state, folder)
+    trainer.train_state.steps_before_round = checkpoint["global_step"]
+    vars(trainer.metrics).update(state["metrics"])
     trainer.should_stop = state["should_stop"]
-    module = trainer.lightning_module
-    assert module is not None
+    callback: Any
     for callback in trainer.callbacks:
-        callback.on_load_checkpoint(trainer, module, checkpoint)  # type: ignore[arg-type]  # the facade stands in
+        callback.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
         if callback.state_key in checkpoint["callbacks"]:
             callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
-    trainer.finished_round = trainer.round  # at last: until here nothing of this run could be kept
+    trainer.train_state.load_global_model()
+    trainer.train_state.finished_round = trainer.round  # at last: until here nothing of this run could be kept

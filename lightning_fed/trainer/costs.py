@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.updates import Need, ReducedUpdate
+from lightning_fed.engines import Engine
+from lightning_fed.trainer.lightning_names import LightningNames
 
-if TYPE_CHECKING:
-    from lightning_fed.engines import Engine
-    from lightning_fed.trainer import FederatedTrainer
-
-__all__ = ["no_totals", "round_costs"]
+__all__ = ["round_costs"]
 
 
-def no_totals() -> dict[str, int]:
-    """Returns the totals of a run that has not begun."""
-    return {"samples": 0, "gradients": 0, "comm/rounds": 0, "comm/bytes_down": 0, "comm/bytes_up": 0}
-
-
-def round_costs(trainer: FederatedTrainer, engine: Engine, update: ReducedUpdate) -> dict[str, int]:
+def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) -> dict[str, int]:
     """Counts what one round adds to the totals.
 
     Each client that entered gets the model and sends its update: one communication round. Vectors that methods send
@@ -52,11 +43,11 @@ def round_costs(trainer: FederatedTrainer, engine: Engine, update: ReducedUpdate
     }
 
 
-def _sends_gradient(trainer: FederatedTrainer) -> bool:
+def _sends_gradient(trainer: LightningNames) -> bool:
     return bool(trainer.aggregator.all_needs & Need.ANY_GRADIENT)
 
 
-def _vectors(trainer: FederatedTrainer) -> tuple[int, int]:
+def _vectors(trainer: LightningNames) -> tuple[int, int]:
     """Vectors of length d that each client gets and sends in a round, without an exchange."""
     algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
     down = 1 + sum(algorithm.vectors_down for algorithm in algorithms)

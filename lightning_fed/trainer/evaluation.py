@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -20,10 +20,8 @@ from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.distributed.logs import apart, gather_logged
 from lightning_fed.distributed.processes import Processes
+from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["evaluate", "named_loaders", "predict", "print_results"]
 
@@ -64,7 +62,7 @@ def _eval_mode(module: LightningModule, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _stage(trainer: FederatedTrainer, stage: RunningStage) -> Iterator[None]:
+def _stage(trainer: LightningNames, stage: RunningStage) -> Iterator[None]:
     former, trainer.state.stage = trainer.state.stage, stage
     try:
         yield
@@ -73,7 +71,7 @@ def _stage(trainer: FederatedTrainer, stage: RunningStage) -> Iterator[None]:
 
 
 def evaluate(
-    trainer: FederatedTrainer, loaders: dict[str, Iterable[Any]], stage: RunningStage, limit: int | float
+    trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: RunningStage, limit: int | float
 ) -> list[LoggedMetrics]:
     """Runs ``validation_step`` or ``test_step`` over one or several named data sets.
 
@@ -86,7 +84,7 @@ def evaluate(
     Returns:
         The metrics of each data set, in order; what epoch hooks log joins each of them. Nothing if the limit is 0.
     """
-    name, module = _STEPS[stage], _module(trainer)
+    name, module = _STEPS[stage], trainer.lightning_module
     expect_module(module, f"{name}_step")
     if limit == 0:
         return []
@@ -95,15 +93,15 @@ def evaluate(
     held: list[tuple[Metric, dict[str, Any]]] = []
     with _stage(trainer, stage), _eval_mode(module, name):
         with recording(module, epoch):
-            trainer.call(f"on_{name}_start")
-            trainer.call(f"on_{name}_epoch_start")
+            trainer.hooks(f"on_{name}_start")
+            trainer.hooks(f"on_{name}_epoch_start")
         for index, (set_name, loader) in enumerate(loaders.items()):
             named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
             recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
             with recording(module, recorder), apart(trainer.processes, recorder):
                 for _ in _run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
                     pass
-            gather_logged(trainer, recorder)
+            gather_logged(trainer.processes, recorder, module)
             results.append(recorder.compute())
             trainer.metrics.update(results[-1])
             if index < len(loaders) - 1:  # the next set counts for itself
@@ -111,7 +109,7 @@ def evaluate(
         recorder.take_metrics_back(held)
         _seed(trainer, name, len(loaders))
         with recording(module, epoch):
-            trainer.call(f"on_{name}_epoch_end")
+            trainer.hooks(f"on_{name}_epoch_end")
         shared = epoch.compute()
         recorder.reset_metrics()
         epoch.reset_metrics()
@@ -119,38 +117,32 @@ def evaluate(
             metric.reset()
         for metrics in (*results, trainer.metrics):
             metrics.update(shared)
-        trainer.call(f"on_{name}_end")
+        trainer.hooks(f"on_{name}_end")
     return results
 
 
-def predict(trainer: FederatedTrainer, loaders: dict[str, Iterable[Any]], limit: int | float) -> list[Any]:
+def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: int | float) -> list[Any]:
     """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets."""
-    module = _module(trainer)
+    module = trainer.lightning_module
     if limit == 0:
         return []
     outputs: list[list[Any]] = []
     recorder = MetricRecorder()
     with _stage(trainer, RunningStage.PREDICTING), _eval_mode(module, "predict"), recording(module, recorder):
-        trainer.call("on_predict_start")
-        trainer.call("on_predict_epoch_start")
+        trainer.hooks("on_predict_start")
+        trainer.hooks("on_predict_epoch_start")
         for index, loader in enumerate(loaders.values()):
             with trainer.processes.apart():
                 own = dict(_run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
             outputs.append(_in_order(trainer.processes, own))
         _seed(trainer, "predict", len(loaders))
-        trainer.call("on_predict_epoch_end")
-        trainer.call("on_predict_end")
+        trainer.hooks("on_predict_epoch_end")
+        trainer.hooks("on_predict_end")
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _module(trainer: FederatedTrainer) -> LightningModule:
-    module = trainer.lightning_module
-    assert module is not None
-    return module
-
-
 def _run_batches(
-    trainer: FederatedTrainer,
+    trainer: LightningNames,
     name: str,
     loader: Iterable[Any],
     index: int,
@@ -163,7 +155,7 @@ def _run_batches(
     What a step draws at random depends on its batch's number alone, and so does what is drawn to read a batch: all
     processes shuffle alike, and the results are those of one.
     """
-    module = _module(trainer)
+    module = trainer.lightning_module
     resident = hasattr(loader, "to")
     if hasattr(loader, "to"):
         loader = loader.to(trainer.fabric.device)
@@ -186,11 +178,11 @@ def _run_batches(
         if transfer is not None:
             batch = transfer(batch, index)
         recorder.batch, recorder.batch_size, recorder.position = batch, None, batch_idx
-        trainer.call(f"on_{name}_batch_start", batch, batch_idx, *which)
+        trainer.hooks(f"on_{name}_batch_start", batch, batch_idx, *which)
         args = (batch_idx, index) if takes_loader else (batch_idx,) if takes_batch else ()
         with trainer.fabric.autocast():
             output = step(batch, *args)
-        trainer.call(f"on_{name}_batch_end", output, batch, batch_idx, *which)
+        trainer.hooks(f"on_{name}_batch_end", output, batch, batch_idx, *which)
         recorder.batch, recorder.batch_size = None, 1
         yield batch_idx, output
 
@@ -203,7 +195,7 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _read(trainer: FederatedTrainer, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
+def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
     """Yields the batches of a data loader, whatever is drawn from the global streams between them."""
     _seed(trainer, name, index, 0)
     batches = iter(loader)
@@ -216,7 +208,7 @@ def _read(trainer: FederatedTrainer, name: str, loader: Iterable[Any], index: in
         _seed(trainer, name, index, 2 * number)
 
 
-def _seed(trainer: FederatedTrainer, name: str, loader: int, place: int | None = None) -> None:
+def _seed(trainer: LightningNames, name: str, loader: int, place: int | None = None) -> None:
     """Seeds the global streams for a place in an evaluation; rounds differ, other evaluations are alike."""
     purpose = Purpose.PREDICT if name == "predict" else Purpose.EVALUATE
     round = trainer.round if trainer.state.fn == TrainerFn.FITTING else 0

@@ -11,11 +11,12 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
+from torch.optim import Optimizer
 
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError
 
-__all__ = ["announce_device", "launch", "make_fabric", "move_to_device", "set_determinism"]
+__all__ = ["announce_device", "launch", "make_fabric", "move_to_device", "set_determinism", "show_optimizers"]
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "32", "64", "bf16", 32, 64)
 
@@ -97,3 +98,8 @@ def move_to_device(fabric: Fabric, module: LightningModule) -> None:
     """Brings a module to the device and precision of Fabric, without wrapping it."""
     fabric.strategy.precision.convert_module(module)
     module.to(fabric.device)
+
+
+def show_optimizers(fabric: Fabric, optimizers: list[Optimizer]) -> None:
+    """Lets ``LightningModule.optimizers`` find them where it looks."""
+    fabric.strategy._lightning_optimizers = optimizers  # type: ignore[attr-defined]

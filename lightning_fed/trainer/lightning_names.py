@@ -1,58 +1,185 @@
-"""What a trainer says under Lightning's names about its length, its stage, its processes and its precision."""
+"""What a trainer's parts, LightningModules and callbacks read of it, under Lightning's names where there are such."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Literal
 
+import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators.accelerator import Accelerator
 from lightning.fabric.strategies.strategy import Strategy
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import RunningStage, TrainerState, TrainerStatus
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
+from torch.optim import Optimizer
 
+from lightning_fed.aggregators import Aggregator
+from lightning_fed.core.buffers import GlobalBuffers
+from lightning_fed.core.client_states import ClientStates
+from lightning_fed.core.optimizer.local import LocalOptimizer
+from lightning_fed.core.recorder import LoggedMetrics
+from lightning_fed.core.train_state import CompileMode, LocalOptions, TrainState
+from lightning_fed.core.updates import Client
+from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.distributed.strategy import ClientsStrategy
 from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import HookCaller
+from lightning_fed.sampling import ClientSampler
+from lightning_fed.trainer.options import TrainerOptions
 
-__all__ = ["LightningNames"]
+__all__ = ["LightningNames", "forwarded"]
 
 _ALONE = Processes()
 
 
-class LightningNames:
-    """Read-only properties that LightningModules and callbacks read; a round is an epoch here."""
+def forwarded(path: str, doc: str, settable: bool = False) -> Any:
+    """Makes a property that reads an attribute of one of the trainer's parts.
 
+    Args:
+        path: The part and its attribute.
+        doc: What it is.
+        settable: Whether it may be set too.
+    """
+    part, _, name = path.rpartition(".")
+    part_of = attrgetter(part)
+
+    def change(trainer: Any, value: Any) -> None:
+        setattr(part_of(trainer), name, value)
+
+    return property(attrgetter(path), change if settable else None, doc=doc)
+
+
+def option(name: str, at: str | None = None) -> Any:
+    """Makes a property that reads an option, and gives it another value, which is checked, between two calls.
+
+    Args:
+        name: The option.
+        at: Where to read it, if not under its name.
+    """
+    local = "local." if name in LocalOptions.__dataclass_fields__ else ""
+
+    def change(trainer: Any, value: Any) -> None:
+        trainer.options = trainer.options.changed(**{name: value})
+
+    return property(attrgetter(at or f"options.{local}{name}"), change, doc=f"The option ``{name}``.")
+
+
+class LightningNames:
+    """Names that forward to the trainer's parts; a round is an epoch here.
+
+    Attributes:
+        options: What the trainer was given.
+        fabric: Device, precision and processes.
+        callbacks: All callbacks, in the order in which they are called.
+        hooks: Calls a hook of every callback and of the module.
+        aggregator: What the server does.
+        sampler: Draws the cohorts.
+        train_state: What ``fit`` works on.
+        state: What the trainer does now.
+        lightning_module: The module.
+        datamodule: The data.
+        seed: The run's seed.
+        metrics: The newest value of everything that was logged.
+        round_metrics: Scalars of the current round by name.
+        validated: Whether the current round has been validated.
+        resumed: Whether this ``fit`` goes on from a checkpoint.
+        should_stop: Whether a callback asks the run to end after the round.
+        loggers: Where rows go.
+        val_loaders: Validation sets by name.
+        test_loaders: Test sets by name, if they are used during ``fit``.
+    """
+
+    options: TrainerOptions
     fabric: Fabric
     callbacks: list[Callback]
-    source: Any
+    hooks: HookCaller
+    aggregator: Aggregator
+    sampler: ClientSampler
+    train_state: TrainState
     state: TrainerState
-    max_rounds: int
-    local_epochs: int | None
-    local_steps: int | None
-    local_schedule: Literal["restart", "continue"]
-    check_val_every_n_rounds: int
-    accumulate_grad_batches: int
-    barebones = False
+    lightning_module: LightningModule
+    datamodule: Any
+    seed: int
+    metrics: LoggedMetrics
+    round_metrics: dict[str, float]
+    validated: bool
+    resumed: bool
+    should_stop: bool
+    loggers: list[Logger]
+    val_loaders: dict[str, Any]
+    test_loaders: dict[str, Any]
+
+    # What fit works on
+
+    weights: Tensor = forwarded("train_state.weights", "The global vector w, shape (d,), on the device.")
+    vector: ParameterVector = forwarded("train_state.vector", "The live module's flat vector.", settable=True)
+    origin: Tensor = forwarded("train_state.origin", "What a client's update is measured from, (d,).", settable=True)
+    displacement: Tensor | None = forwarded(
+        "train_state.displacement", "What gradients are displaced by, shape (d,).", settable=True
+    )
+    start_gradients: Any = forwarded("train_state.start_gradients", "Gradients at w that were asked for.", True)
+    client_states: ClientStates = forwarded("train_state.client_states", "What clients keep between their rounds.")
+    client: Client | None = forwarded("train_state.client", "The client that trains now.", settable=True)
+    local_step: int = forwarded("train_state.local_step", "Local steps of the current client.", settable=True)
+    round: int = forwarded("train_state.round", "Index of the round, 0 before training.")
+    finished_round: int = forwarded("train_state.finished_round", "The last round that was kept.")
+    totals: dict[str, int] = forwarded("train_state.totals", "Counts over the run.")
+    buffers: GlobalBuffers = forwarded("train_state.buffers", "The global model's buffers.")
+    local_optimizer: LocalOptimizer = forwarded("train_state.optimizer", "The clients' optimizer and schedules.")
+    source: Any = forwarded("train_state.source", "The clients' batches, on the device.")
+    cohort_size: int = forwarded("train_state.cohort_size", "Clients drawn in a round.")
+    engine_choice: dict[str, Any] | None = forwarded(
+        "train_state.engine_choice", "The engine in use, and why.", settable=True
+    )
+
+    # Options
+
+    max_rounds: int = option("max_rounds")
+    max_time: Any = option("max_time")
+    clients_per_round: int | float = option("clients_per_round")
+    check_val_every_n_rounds: int = option("check_val_every_n_rounds")
+    check_test_every_n_rounds: int | None = option("check_test_every_n_rounds")
+    limit_val_batches: int | float = option("limit_val_batches")
+    limit_test_batches: int | float = option("limit_test_batches")
+    limit_predict_batches: int | float = option("limit_predict_batches")
+    fast_dev_run: bool | int = option("fast_dev_run")
+    logger_choice: Any = option("logger")
+    engine: str = option("engine")
+    chunk_size: int | None = option("chunk_size")
+    local_epochs: int | None = option("local_epochs", at="options.local.epochs")
+    local_steps: int | None = option("local_steps")
+    local_schedule: Literal["restart", "continue"] = option("local_schedule")
+    max_diverged: float = option("max_diverged")
+    gradient_clip_val: float | None = option("gradient_clip_val")
+    gradient_clip_algorithm: Literal["norm", "value"] | None = option("gradient_clip_algorithm")
+    accumulate_grad_batches: int = option("accumulate_grad_batches")
+    deterministic: bool | Literal["warn"] = option("deterministic")
+    compile: CompileMode | None = option("compile", at="options.local.compile_mode")
+    balance: str = option("balance")
+    full_gradient_mode: str = option("full_gradient_mode")
+    full_gradient_batch_size: int | None = option("full_gradient_batch_size")
+    full_gradient_weight_decay: bool = option("full_gradient_weight_decay")
 
     # Length
 
-    @property
-    def max_epochs(self) -> int:
-        """The number of rounds."""
-        return self.max_rounds
+    barebones = False
+    current_epoch: int = forwarded("train_state.round", "Index of the round, 0 before training.")
+    max_epochs: int = forwarded("options.max_rounds", "The number of rounds.")
+    max_steps = -1  # a run's length is given in rounds
+    min_epochs = 0  # a callback may stop a run at any round
+    check_val_every_n_epoch: int = forwarded("options.check_val_every_n_rounds", "Rounds between validations.")
+    val_check_interval = 1.0  # validation happens after a round, never within one
 
     @property
-    def max_steps(self) -> int:
-        """Always -1: a run's length is given in rounds."""
-        return -1
-
-    @property
-    def min_epochs(self) -> int:
-        """Always 0: a callback may stop a run at any round."""
-        return 0
+    def global_step(self) -> int:
+        """Local steps of the longest client of each finished round, summed, and those of the current client."""
+        return self.train_state.steps_before_round + self.train_state.local_step
 
     @property
     def num_training_batches(self) -> int:
@@ -71,17 +198,9 @@ class LightningNames:
             steps = (self.local_epochs or 1) * -(-self.num_training_batches // self.accumulate_grad_batches)
         return steps * self.max_rounds if self.local_schedule == "continue" else steps
 
-    @property
-    def check_val_every_n_epoch(self) -> int:
-        """Rounds between validations."""
-        return self.check_val_every_n_rounds
-
-    @property
-    def val_check_interval(self) -> float:
-        """Always 1.0: validation happens after a round, never within one."""
-        return 1.0
-
     # Stage
+
+    sanity_checking = False  # round 0 is a real evaluation, not a check
 
     @property
     def training(self) -> bool:
@@ -109,14 +228,42 @@ class LightningNames:
         return self.validating or self.testing
 
     @property
-    def sanity_checking(self) -> bool:
-        """Always False: round 0 is a real evaluation, not a check."""
-        return False
-
-    @property
     def interrupted_or_failed(self) -> bool:
         """Whether the last call ended early, by a signal or an error."""
         return self.state.status == TrainerStatus.INTERRUPTED
+
+    # Metrics, loggers, optimizers
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The newest value of every metric, for callbacks that monitor one."""
+        return {name: torch.tensor(value) for name, value in self.metrics.callback.items()}
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        """The newest value of every metric that was sent to the loggers."""
+        return {name: torch.tensor(value) for name, value in self.metrics.logged.items()}
+
+    progress_bar_metrics: dict[str, float] = forwarded(
+        "metrics.progress_bar", "The newest value of every metric logged with ``prog_bar``."
+    )
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger, None if there is none."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The one local optimizer, in a list; nothing before ``fit``."""
+        return [self.local_optimizer.optimizer] if hasattr(self, "local_optimizer") else []
+
+    @property
+    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
+        """The module's learning-rate schedules."""
+        return self.local_optimizer.schedulers if hasattr(self, "local_optimizer") else []
+
+    model: LightningModule = forwarded("lightning_module", "The module.")
 
     # Processes and precision
 
@@ -140,35 +287,16 @@ class LightningNames:
         self.processes.sum(tensor, what="reduce_sum")
         return tensor
 
-    @property
-    def strategy(self) -> Strategy:
-        """Fabric's strategy."""
-        return self.fabric.strategy
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this process writes files."""
-        return self.fabric.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        """Index of this process over all nodes."""
-        return self.fabric.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Index of this process on its node."""
-        return self.fabric.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """Index of this node."""
-        return self.fabric.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.fabric.world_size
+    strategy: Strategy = forwarded("fabric.strategy", "Fabric's strategy.")
+    accelerator: Accelerator = forwarded("fabric.accelerator", "Fabric's accelerator.")
+    is_global_zero: bool = forwarded("fabric.is_global_zero", "Whether this process writes files.")
+    global_rank: int = forwarded("fabric.global_rank", "Index of this process over all nodes.")
+    local_rank: int = forwarded("fabric.local_rank", "Index of this process on its node.")
+    node_rank: int = forwarded("fabric.node_rank", "Index of this node.")
+    world_size: int = forwarded("fabric.world_size", "Number of processes.")
+    print: Any = forwarded("fabric.print", "Prints once, whatever the number of processes.")
+    precision: str = forwarded("fabric.strategy.precision.precision", "Precision by Lightning's name: ``bf16-mixed``.")
+    precision_plugin = property(lambda self: Precision(), doc="Serves ``LightningModule.clip_gradients``.")
 
     @property
     def num_devices(self) -> int:
@@ -184,25 +312,6 @@ class LightningNames:
     def device_ids(self) -> list[int]:
         """Index of the device used on this node."""
         return [self.fabric.device.index or 0]
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """Fabric's accelerator."""
-        return self.fabric.accelerator
-
-    @property
-    def precision(self) -> str:
-        """Precision by Lightning's name, such as ``bf16-mixed``."""
-        return str(self.fabric.strategy.precision.precision)
-
-    @property
-    def precision_plugin(self) -> Precision:
-        """Serves ``LightningModule.clip_gradients``."""
-        return Precision()
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints once, whatever the number of processes."""
-        self.fabric.print(*args, **kwargs)
 
     # Callbacks
 

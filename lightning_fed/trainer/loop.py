@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 
 from lightning_fed.callbacks import FederatedCheckpoint
-from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
+from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate
 from lightning_fed.distributed.consistency import Standing, expect_same_standing, option_sums
@@ -21,10 +21,8 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.runs.log import RunLog
 from lightning_fed.trainer.costs import round_costs
 from lightning_fed.trainer.evaluation import evaluate
+from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.signals import StopRequest
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["RoundLoop"]
 
@@ -38,27 +36,28 @@ class RoundLoop:
         stop: Set when a signal asks for a stop.
     """
 
-    def __init__(self, trainer: FederatedTrainer, log: RunLog, stop: StopRequest) -> None:
-        module = trainer.lightning_module
-        assert module is not None
-        self.trainer, self.module, self.log, self.stop = trainer, module, log, stop
-        self.sizes = np.asarray(trainer.source.sizes)
+    def __init__(self, trainer: LightningNames, log: RunLog, stop: StopRequest) -> None:
+        self.trainer, self.options, self.state = trainer, trainer.options, trainer.train_state
+        self.module, self.log, self.stop = trainer.lightning_module, log, stop
+        self.sizes = np.asarray(self.state.source.sizes)
         few = max(2, trainer.aggregator.min_clients)
-        self.cohort_size = min(trainer.cohort_size, few) if trainer.fast_dev_run else trainer.cohort_size
+        self.cohort_size = min(trainer.cohort_size, few) if self.options.fast_dev_run else trainer.cohort_size
         self.agreed: int | None = None  # the signal after which all processes stop
         self.row: dict[str, float] = {}
-        self.recorder = MetricRecorder()
-        self.reducer = make_reducer(trainer, len(self.sizes))
-        self.engine = make_engine(trainer, module, trainer.source, self.reducer, self.recorder)
-        self.checkpoint = next((cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)), None)
+        self.recorder = self.state.recorder
+        whole: Any = trainer
+        self.reducer = make_reducer(whole, len(self.sizes))
+        self.engine = make_engine(whole, self.module, self.state.source, self.reducer, self.recorder)
+        checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
+        self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
 
     def run(self) -> None:
         """Evaluates round 0 if the run is new, then trains until the last round, a stop or a signal."""
         trainer = self.trainer
         self._seed(at=0)
-        trainer.call("on_fit_start")
+        trainer.hooks("on_fit_start")
         with recording(self.module, self.recorder):
-            trainer.call("on_train_start")
+            trainer.hooks("on_train_start")
         self._note(self.recorder.compute())
         if trainer.round == 0 and not trainer.resumed:
             started = time.perf_counter()
@@ -67,37 +66,37 @@ class RoundLoop:
         while self._continues():
             self._run_round()
         self._save(final=True)
-        trainer.call("on_train_end")
-        trainer.call("on_fit_end")
+        trainer.hooks("on_train_end")
+        trainer.hooks("on_fit_end")
 
     def _continues(self) -> bool:
         trainer = self.trainer
         signum = self.stop.signum if trainer.world_size == 1 else self.agreed
-        return trainer.round < trainer.max_rounds and not trainer.should_stop and signum is None
+        return self.state.round < self.options.max_rounds and not trainer.should_stop and signum is None
 
     def _run_round(self) -> None:
         trainer, started = self.trainer, time.perf_counter()
-        trainer.round += 1
+        self.state.round += 1
         trainer.state.stage = RunningStage.TRAINING
         self._seed(at=1)
         cohort = self._draw_cohort()
         with recording(self.module, self.recorder):
-            trainer.call("on_train_epoch_start")
-            trainer.call("on_round_start", cohort, module=False)
+            trainer.hooks("on_train_epoch_start")
+            trainer.hooks("on_round_start", cohort, module=False)
             update = self.engine.train(cohort)
             trained = time.perf_counter() - started
             self._seed(at=2)
             if update.num_clients:
                 self._step_server(update)
-            trainer.load_global_model()
+            self.state.load_global_model()
             self._count(cohort, update, trained)
             self._note(self.recorder.compute())
             self._evaluate()
             trainer.state.stage = RunningStage.TRAINING
-            trainer.call("on_train_epoch_end", monitors=False)
+            trainer.hooks("on_train_epoch_end", monitors=False)
             self._note(self.recorder.compute())
             self.recorder.reset_metrics()
-            trainer.call("on_train_epoch_end", module=False, monitors=True)
+            trainer.hooks("on_train_epoch_end", module=False, monitors=True)
         self._finish_round(started)
 
     def _seed(self, at: int) -> None:
@@ -120,16 +119,16 @@ class RoundLoop:
     @torch.no_grad()
     def _step_server(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
-        trainer.call("on_before_server_step", update, module=False)
-        trainer.call("on_round_end", update, module=False)
+        trainer.hooks("on_before_server_step", update, module=False)
+        trainer.hooks("on_round_end", update, module=False)
         if not math.isfinite(trainer.weights.norm().item()):
             raise FederatedError(
                 f"Expected a finite global model after the server step of round {trainer.round}, got NaN or infinity: "
                 "lower `--aggregator.lr` or the learning rate in the model's optimizer."
             )
-        trainer.buffers.step(update)
-        trainer.load_global_model()
-        trainer.call("on_after_server_step", update, module=False)
+        self.state.buffers.step(update)
+        self.state.load_global_model()
+        trainer.hooks("on_after_server_step", update, module=False)
 
     def _count(self, cohort: Cohort, update: ReducedUpdate, trained: float) -> None:
         """Adds to the run's totals and says how many clients took part."""
@@ -149,14 +148,16 @@ class RoundLoop:
     def _evaluate(self) -> None:
         trainer = self.trainer
         seed_everywhere(seed_for(trainer.seed, Purpose.EVALUATE, trainer.round))
-        if trainer.round % trainer.check_val_every_n_rounds == 0 and trainer.val_loaders:
-            results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING, trainer.limit_val_batches)
+        if trainer.round % self.options.check_val_every_n_rounds == 0 and trainer.val_loaders:
+            results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING, self.options.limit_val_batches)
             trainer.validated = True
             for result in results:
                 self._note(result)
-        every = trainer.check_test_every_n_rounds
+        every = self.options.check_test_every_n_rounds
         if every is not None and trainer.round % every == 0:
-            for result in evaluate(trainer, trainer.test_loaders, RunningStage.TESTING, trainer.limit_test_batches):
+            for result in evaluate(
+                trainer, trainer.test_loaders, RunningStage.TESTING, self.options.limit_test_batches
+            ):
                 self._note(result)
 
     def _note(self, metrics: LoggedMetrics) -> None:
@@ -169,12 +170,11 @@ class RoundLoop:
         """Steps schedules, writes the row and then the checkpoint: a row is there before the round counts as done."""
         trainer = self.trainer
         if trainer.round > 0:
-            assert trainer.local_optimizer is not None
-            trainer.local_optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
-            trainer.steps_before_round += self.engine.max_steps
+            self.state.optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
+            self.state.steps_before_round += self.engine.max_steps
         self._agree()
         self.log.log_round({"round": trainer.round, **self.row, "time/round": time.perf_counter() - started})
-        trainer.finished_round = trainer.round
+        self.state.finished_round = trainer.round
         self._save(final=not self._continues())
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 
@@ -183,9 +183,8 @@ class RoundLoop:
         trainer, processes = self.trainer, self.trainer.processes
         if processes.size == 1:
             return
-        assert trainer.local_optimizer is not None
         model = float(trainer.weights.double().sum()).hex()
-        options = option_sums(trainer.local_optimizer.optimizer)
+        options = option_sums(self.state.optimizer.optimizer)
         own = Standing(self.stop.signum, bool(trainer.should_stop), model, options)
         everyone = processes.exchange(own, "round")
         self.agreed = next((standing.signum for standing in everyone if standing.signum is not None), None)
@@ -195,5 +194,5 @@ class RoundLoop:
 
     def _save(self, final: bool) -> None:
         """Writes the checkpoints that are due."""
-        if self.checkpoint is not None and self.trainer.run is not None:
-            self.checkpoint.save(self.trainer, self.trainer.run.checkpoints, final)
+        if self.checkpoint is not None:
+            self.checkpoint.save(cast(Any, self.trainer), final)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -20,7 +19,7 @@ from lightning_fed.core.train_state import CompileMode, LocalOptions
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count, is_number
 from lightning_fed.sampling import ClientSampler
 
-__all__ = ["TrainerOptions", "batch_limit", "expect_datamodule", "expect_module", "option"]
+__all__ = ["TrainerOptions", "batch_limit", "expect_datamodule", "expect_module"]
 
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -130,21 +129,6 @@ class TrainerOptions:
         return self.changed(
             max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False, **limits
         )
-
-
-def option(name: str, at: str | None = None) -> Any:
-    """Makes a property of the trainer that reads an option, and gives it another value, checked, between two calls.
-
-    Args:
-        name: The option.
-        at: Where to read it, if not under its name.
-    """
-    at = at or (f"options.local.{name}" if name in LocalOptions.__dataclass_fields__ else f"options.{name}")
-
-    def change(trainer: Any, value: Any) -> None:
-        trainer.options = trainer.options.changed(**{name: value})
-
-    return property(attrgetter(at), change, doc=f"The option ``{name}``.")
 
 
 def batch_limit(limit: int | float, total: int | None) -> int | None:

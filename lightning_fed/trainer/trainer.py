@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
+from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.train_state import CompileMode, LocalOptions
+from lightning_fed.core.train_state import CompileMode, LocalOptions, TrainState
 from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import HookCaller
 from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
+from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import ClientSampler, UniformSampler
+from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
-from lightning_fed.trainer.checkpointing import dump_state
+from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
+from lightning_fed.trainer.lightning_names import LightningNames, forwarded
 from lightning_fed.trainer.loop import RoundLoop
-from lightning_fed.trainer.options import TrainerOptions, expect_datamodule, expect_module, option
-from lightning_fed.trainer.setup import TrainerSession
-from lightning_fed.trainer.signals import graceful_stop
+from lightning_fed.trainer.options import TrainerOptions, expect_datamodule, expect_module
+from lightning_fed.trainer.setup import attached, call_setups, no_state, set_up_data, set_up_evaluation, set_up_training
+from lightning_fed.trainer.signals import StopRequest, graceful_stop
 
 __all__ = ["FederatedTrainer"]
 
 
-class FederatedTrainer(TrainerSession):
+class FederatedTrainer(LightningNames):
     """Trains a LightningModule over simulated clients, round by round.
 
     Arguments carry the names of Lightning's Trainer wherever the meaning is the same.
@@ -154,51 +163,54 @@ class FederatedTrainer(TrainerSession):
             limit_predict_batches=limit_predict_batches, fast_dev_run=fast_dev_run,
             enable_progress_bar=enable_progress_bar, enable_checkpointing=enable_checkpointing, max_time=max_time,
         )  # fmt: skip
-        super().__init__()
-        self._options = given.describe()
-        self.options = options = given.shortened()
+        self.options = given.shortened()
         self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision)
         set_determinism(deterministic)
         self.sampler = sampler if sampler is not None else UniformSampler()
         self.callbacks = order_callbacks(
             callbacks,
             FederatedProgressBar() if enable_progress_bar else None,
-            FederatedCheckpoint() if options.enable_checkpointing else None,
+            FederatedCheckpoint() if self.options.enable_checkpointing else None,
             Timer(duration=max_time, interval="epoch") if max_time is not None else None,
         )
         self.aggregator = next(cb for cb in self.callbacks if isinstance(cb, Aggregator))
-        self.default_root_dir = Path(default_root_dir)
-        self.name = name if name is not None else self.label.lower()
+        self.hooks = HookCaller(self)
+        self.books = Bookkeeping(given, self.label)
+        self.state, self.train_state = TrainerState(), no_state()
+        self.lightning_module, self.datamodule = cast(LightningModule, None), None
+        self.metrics, self.round_metrics = LoggedMetrics({}, {}, {}), {}
+        self.validated = self.resumed = self.should_stop = False
+        self.loggers, self.val_loaders, self.test_loaders = [], {}, {}
 
-    # Options, which stay attributes of the trainer as under Lightning
+    # The run
 
-    balance: str = option("balance")
-    memory_format: Literal["preserve", "channels_last"] = option("memory_format")
-    logger_choice: Any = option("logger")
-    max_rounds: int = option("max_rounds")
-    max_time: Any = option("max_time")
-    clients_per_round: int | float = option("clients_per_round")
-    client_state_location: Literal["device", "host", "disk"] = option("client_states")
-    check_val_every_n_rounds: int = option("check_val_every_n_rounds")
-    check_test_every_n_rounds: int | None = option("check_test_every_n_rounds")
-    limit_val_batches: int | float = option("limit_val_batches")
-    limit_test_batches: int | float = option("limit_test_batches")
-    limit_predict_batches: int | float = option("limit_predict_batches")
-    fast_dev_run: bool | int = option("fast_dev_run")
-    engine: str = option("engine")
-    chunk_size: int | None = option("chunk_size")
-    compile: CompileMode | None = option("compile", at="options.local.compile_mode")
-    local_epochs: int | None = option("local_epochs", at="options.local.epochs")
-    local_steps: int | None = option("local_steps")
-    local_schedule: Literal["restart", "continue"] = option("local_schedule")
-    max_diverged: float = option("max_diverged")
-    full_gradient_mode: str = option("full_gradient_mode")
-    full_gradient_batch_size: int | None = option("full_gradient_batch_size")
-    full_gradient_weight_decay: bool = option("full_gradient_weight_decay")
-    gradient_clip_val: float | None = option("gradient_clip_val")
-    gradient_clip_algorithm: Literal["norm", "value"] | None = option("gradient_clip_algorithm")
-    accumulate_grad_batches: int = option("accumulate_grad_batches")
-    deterministic: bool | Literal["warn"] = option("deterministic")
+    name: str = forwarded("books.name", "The run's name below ``default_root_dir``.")
+    default_root_dir: Path = forwarded("books.root", "Where run folders are made.")
+    run: RunFolder | None = forwarded("books.run", "The run's folder, None if nothing is written.")
+    run_config: dict[str, Any] | None = forwarded("books.run_config", "The command line's config.", settable=True)
+    interrupted: int | None = forwarded("books.interrupted", "The signal that ended the last call early.")
+    stop_message: str = forwarded("books.stop_message", "How to resume after it.")
+
+    @property
+    def label(self) -> str:
+        """A short name of the method, such as ``FedAvg+SignAgreement``."""
+        algorithms = [type(cb).__name__ for cb in self.callbacks if isinstance(cb, ClientAlgorithm)]
+        return "+".join([self.aggregator.label, *algorithms])
+
+    @property
+    def log_dir(self) -> str | None:
+        """The run's folder, as Lightning calls it."""
+        return None if self.run is None else str(self.run.path)
+
+    def save_checkpoints(self, *names: str) -> None:
+        """Writes the checkpoint of the last finished round under these names, one after the other, if any is kept."""
+        if self.run is not None and names:
+            save_checkpoints(self, self.run.checkpoints, names)
+
+    def save_last_good(self) -> None:
+        """Writes the weights of the last finished round as ``last_good``, where a ``fit`` with a run folder failed."""
+        if self.run is not None and isinstance(self.train_state, TrainState):
+            save_last_good(self, self.run.checkpoints)
 
     # The four calls of a Lightning user
 
@@ -223,37 +235,43 @@ class FederatedTrainer(TrainerSession):
             FederatedError: If the model, the data, the checkpoint or a client's training is not as it must be.
         """
         expect_module(model, "training_step")
-        expect_datamodule(datamodule, federated=True)
-        self.initial_weights = weights
-        with graceful_stop(self.is_global_zero) as stop, self._attached(model, datamodule, TrainerFn.FITTING):
-            self._set_up_data("fit")
-            source = self._find(ckpt_path) if ckpt_path is not None else None
-            path = source[0] if source is not None else None
-            checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
-            resumed_at = checkpoint.get("epoch") if checkpoint is not None else None
-            self.run = self._choose_run(ckpt_path, source)
-            self.log_dir = str(self.run.path) if self.run is not None else None
+        data = expect_datamodule(datamodule, federated=True)
+        books = self.books
+        books.initial_weights, books.interrupted, books.stop_message = weights, None, ""
+        with graceful_stop(self.is_global_zero) as stop:
             try:
-                self._set_up("fit")
-                self._set_up_training(weights, checkpoint, str(path))
-            except BaseException:
-                self._clear_away(self.run)
-                raise
-            if source is not None:
-                self._keep_rows(source[1])
-            self._expect_work(ckpt_path)
-            log = RunLog(self.logger_choice, self.run, resumed_at, self.is_global_zero)
-            self.loggers, status = log.loggers, "failed"
-            try:
-                loop = RoundLoop(self, log, stop)
-                self._log_start(log)
-                loop.run()
-                status = "success"
-            finally:
-                log.close(status)
-                # A W&B run of ours is over now; the user's own loggers stay, as under Lightning.
-                self.loggers = [logger for logger in self.loggers if not isinstance(logger, RoundWandbLogger)]
-            self._report_end(stop.signum)
+                with attached(self, model, data, TrainerFn.FITTING):
+                    self._fit(stop, ckpt_path, weights)
+            except KeyboardInterrupt:
+                books.report_end(self, signal.SIGINT)
+
+    def _fit(self, stop: StopRequest, ckpt_path: str | None, weights: str | None) -> None:
+        books = self.books
+        set_up_data(self, "fit")
+        path, former = books.find(self, ckpt_path)
+        checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
+        books.open_run(self, ckpt_path, former, found=path is not None)
+        try:
+            call_setups(self, "fit")
+            set_up_training(self, books.run, weights, checkpoint, str(path))
+        except BaseException:
+            books.clear_away(self)
+            raise
+        books.keep_rows(self, former)
+        self._expect_work(ckpt_path)
+        resumed_at = checkpoint.get("epoch") if checkpoint is not None else None
+        log = RunLog(self.options.logger, books.run, resumed_at, self.is_global_zero)
+        self.loggers, status = log.loggers, "failed"
+        try:
+            loop = RoundLoop(self, log, stop)
+            books.log_start(self, log)
+            loop.run()
+            status = "success"
+        finally:
+            log.close(status)
+            # A W&B run of ours is over now; the user's own loggers stay, as under Lightning.
+            self.loggers = [logger for logger in self.loggers if not isinstance(logger, RoundWandbLogger)]
+        books.report_end(self, stop.signum)
 
     def _expect_work(self, ckpt_path: str | None) -> None:
         """Says so when a resumed run has nothing left to do."""
@@ -331,19 +349,14 @@ class FederatedTrainer(TrainerSession):
         expect_module(model, "predict_step")
         if output is not None and not Path(output).absolute().parent.is_dir():
             raise FederatedError(f"Expected `--output` to lie in a folder that exists, got {output}.")
-        with self._attached(model, expect_datamodule(datamodule), TrainerFn.PREDICTING):
-            loaders = self._set_up_evaluation("predict", ckpt_path, weights)
+        with self._evaluating("predict", model, datamodule, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
-            predictions = predict(self, loaders, self.limit_predict_batches)
+            predictions = predict(self, loaders, self.options.limit_predict_batches)
         if output is not None and self.is_global_zero:
             save_checkpoint(predictions, Path(output))
         elif self.run_config is not None:
             rank_zero_info("The predictions were not kept: give a file as `--output` to save them.")
         return predictions
-
-    def dump_state(self) -> dict[str, Any]:
-        """Gathers the checkpoint of the last finished round; called by all processes."""
-        return dump_state(self)
 
     def _evaluate(
         self, model: LightningModule, datamodule: LightningDataModule | None, stage: RunningStage,
@@ -351,12 +364,20 @@ class FederatedTrainer(TrainerSession):
     ) -> list[dict[str, float]]:  # fmt: skip
         name = "test" if stage == RunningStage.TESTING else "validate"
         expect_module(model, "test_step" if name == "test" else "validation_step")
-        fn = TrainerFn.TESTING if name == "test" else TrainerFn.VALIDATING
-        with self._attached(model, expect_datamodule(datamodule), fn):
-            loaders = self._set_up_evaluation(name, ckpt_path, weights)
+        with self._evaluating(name, model, datamodule, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
-            limit = self.limit_test_batches if name == "test" else self.limit_val_batches
+            limit = self.options.limit_test_batches if name == "test" else self.options.limit_val_batches
             results = [metrics.logged for metrics in evaluate(self, loaders, stage, limit)]
         if verbose and self.is_global_zero:
             print_results(list(loaders), results)
         return results
+
+    @contextmanager
+    def _evaluating(
+        self, name: str, model: LightningModule, datamodule: Any, ckpt_path: str | None, weights: str | None
+    ) -> Iterator[dict[str, Any]]:
+        """Sets up for a call that trains nothing; the block gets its data sets by name."""
+        self.books.interrupted, self.books.stop_message = None, ""
+        with attached(self, model, expect_datamodule(datamodule), TrainerFn(name)):
+            weights, option = self.books.find_weights(self, ckpt_path, weights)
+            yield set_up_evaluation(self, name, weights, option)

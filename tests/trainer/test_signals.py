@@ -87,8 +87,8 @@ def test_a_first_ctrl_c_in_the_last_round_lets_the_run_end(tmp_path):
 class SignalsAfterSaving(FederatedCheckpoint):
     """Sends a signal when what is due after a round has been saved."""
 
-    def save(self, trainer: FederatedTrainer, folder: Path, final: bool) -> None:
-        super().save(trainer, folder, final)
+    def save(self, trainer: FederatedTrainer, final: bool) -> None:
+        super().save(trainer, final)
         if trainer.round == 3 and not final:
             signal.raise_signal(signal.SIGTERM)
 

@@ -95,7 +95,7 @@ class VectorizedEngine(Engine):
             seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id))
             trainer.client, logged, self.recorder.series = client, self.recorder.series, {}
             with lanes.of(lane, self.algorithms):
-                trainer.call("on_client_start", client, module=False)
+                trainer.hooks("on_client_start", client, module=False)
             self.started[lane], self.recorder.series = self.recorder.series, logged
             lanes.take_start(lane, self.start)
         trainer.client = trainer.displacement = None
