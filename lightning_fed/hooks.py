@@ -30,20 +30,90 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from torch import Tensor
+from torch.optim import Optimizer
 
+from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.overrides import overrides
-from lightning_fed.core.updates import Client, Cohort, StartGradient, Update
+from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradient, StartGradients, Update
+from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 
-if TYPE_CHECKING:
-    from lightning_fed.core.updates import ReducedUpdate
-    from lightning_fed.trainer import FederatedTrainer
+__all__ = ["FederatedCallback", "HookCaller", "TrainerLike"]
 
-__all__ = ["FederatedCallback", "HookCaller"]
+
+class TrainerLike(Protocol):
+    """What a hook may read of the trainer; it may set ``origin``, ``displacement`` and ``should_stop``.
+
+    Every name of Lightning's trainer that has a meaning here is there too.
+    """
+
+    origin: Tensor
+    """The live weights that stand for w, from which the client's update is measured, (d,); set with a shifted start."""
+    displacement: Tensor | None
+    """Set in ``on_client_start`` to take every gradient at the live weights less this vector, (d,)."""
+    should_stop: bool
+    """Set to end the run after the round."""
+    weights: Tensor
+    """The global model w, (d,), in float32 at least; the aggregator steps it in place."""
+    vector: ParameterVector
+    """The live weights ``.data`` and their gradient ``.grad``, (d,); ``.add_to_gradient(term)`` adds to it."""
+    client_states: ClientStates
+    """What clients keep between their rounds: ``recall(key, client, out)`` and ``store(key, client, value)``."""
+    start_gradients: StartGradients
+    """Gradients at w over the clients' full data, where ``start_gradients`` asked for them."""
+    client: Client | None
+    """The client that trains now, None between clients."""
+    round: int
+    """Index of the round, 0 before training."""
+    local_step: int
+    """Local steps that the client has taken."""
+    max_rounds: int
+    """Rounds to train."""
+    cohort_size: int
+    """Clients drawn in a round."""
+    client_sizes: npt.NDArray[np.int64]
+    """Training samples of each client of the data, (N,)."""
+    batch_size: int
+    """Samples in a batch of a client."""
+    local_epochs: int | None
+    """Passes of a client over its data in a round, None where steps are counted."""
+    local_steps: int | None
+    """Local steps of a client in a round, None where epochs are counted."""
+    accumulate_grad_batches: int
+    """Batches whose gradients make one local step."""
+    gradient_clip_val: float | None
+    """Bound of a client's gradient in each local step."""
+    aggregator: Any
+    """What the server does."""
+    by_samples: bool
+    """Whether clients count by their samples in the server's step."""
+    callbacks: list[Callback]
+    """All callbacks, in the order in which they are called."""
+    progress_bar_metrics: dict[str, float]
+    """The newest value of every metric logged with ``prog_bar``."""
+    seed: int
+    """The run's seed."""
+    world_size: int
+    """Processes that share the run."""
+    is_global_zero: bool
+    """Whether this process writes files."""
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The clients' one optimizer, in a list."""
+
+    def update_weight(self, client: Client) -> float:
+        """The weight of a client in the server's step, before normalisation: its samples or 1."""
+
+    def reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Adds up a tensor over all processes, in place; called by all, in a hook that is called once a round."""
 
 
 class FederatedCallback(Callback):
@@ -71,37 +141,31 @@ class FederatedCallback(Callback):
         """
         return "none"
 
-    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Cohort) -> None:
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Called when the cohort of a round is drawn; the module holds the global model."""
 
-    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+    def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Called when the module holds the global model and this client is about to train; may shift the start."""
 
-    def on_local_step_start(
-        self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client, step: int
-    ) -> None:
+    def on_local_step_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client, step: int) -> None:
         """Called before each local optimizer step (0-based within the client and round); may move the weights."""
 
-    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Called when a client has trained; may edit ``update.delta`` in place."""
 
-    def on_client_entered(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Called when a client's update is part of the round; never for one that diverged or took no step.
 
         What a client keeps from round to round is written here; the live model is still the client's.
         """
 
-    def on_before_server_step(
-        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
-    ) -> None:
+    def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Called with the reduced update of the cohort, before the aggregator uses it."""
 
-    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
+    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Called to close a round; the aggregator steps the global vector ``trainer.weights`` here, in place."""
 
-    def on_after_server_step(
-        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
-    ) -> None:
+    def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Called after the server step; ``trainer.weights`` and the module hold the new global model."""
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, StartGradient
 from lightning_fed.errors import FederatedError, expect_choice, expect_number
-from lightning_fed.hooks import FederatedCallback
+from lightning_fed.hooks import FederatedCallback, TrainerLike
 from lightning_fed.masks import Mask
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["Aggregator"]
 
@@ -128,7 +125,7 @@ class Aggregator(FederatedCallback, ABC):
         """Returns the weight of a client in the step before normalisation: 1 for a rule that does not weigh."""
         return self.client_weight(client) if self.weighs_updates else 1.0
 
-    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
+    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place; the mask is computed from the raw updates."""
         mask = self._compute_mask(trainer, pl_module, update)
         if mask is not None and self.apply == "before":
@@ -141,9 +138,7 @@ class Aggregator(FederatedCallback, ABC):
             step = self.server_step(update)
         trainer.weights.add_(step, alpha=self.lr)
 
-    def _compute_mask(
-        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
-    ) -> Tensor | None:
+    def _compute_mask(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> Tensor | None:
         """Computes the mask, if there is one, and logs what it says of itself."""
         if self.mask is None:
             return None

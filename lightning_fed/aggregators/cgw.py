@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -13,9 +13,7 @@ from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.inner_products import gram_matrix
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import TrainerLike
 
 __all__ = ["CGW"]
 
@@ -62,7 +60,7 @@ class CGW(Aggregator):
         correction = weighted_gradients(update.gradients, self.corrective_weights)
         return torch.sub(update.mean, correction, alpha=1 / self.lr)
 
-    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
+    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place and logs how many clients got a negative weight, or none."""
         super().on_round_end(trainer, pl_module, update)
         weights = self.corrective_weights

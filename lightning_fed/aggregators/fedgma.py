@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,9 +12,7 @@ from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.fedgma import gradient_and_mask
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedGMA"]
 
@@ -62,11 +60,11 @@ class FedGMA(Aggregator):
         self._votes: Tensor | None = None
         self._agreed: Tensor | None = None
 
-    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Cohort) -> None:
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Forgets the votes of the former round."""
         self._votes = None
 
-    def on_client_entered(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Counts votes for the prose: the sum of signs does not tell a gradient of zero from two that are opposed."""
         if self.p_means == "prose" and update.gradient is not None:
             if self._votes is None:
@@ -81,7 +79,7 @@ class FedGMA(Aggregator):
             return update.mean
         return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr)
 
-    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate) -> None:
+    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place and logs the share of coordinates on which enough clients agree."""
         if self.p_means == "prose":
             none = torch.zeros_like(trainer.weights)  # a process without a client has counted nothing

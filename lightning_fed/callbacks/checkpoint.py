@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
-from lightning_fed.hooks import FederatedCallback
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["FederatedCheckpoint"]
 
@@ -23,6 +20,20 @@ _USUAL: tuple[tuple[str, Literal["min", "max"]], ...] = (
     ("val/loss", "min"),
     ("val_loss", "min"),
 )
+
+
+class SavingTrainer(TrainerLike, Protocol):
+    """What the checkpoint callback asks of the trainer beyond what every hook may."""
+
+    finished_round: int
+    round_metrics: dict[str, float]
+    validated: bool
+
+    def save_checkpoints(self, *names: str) -> None:
+        """Writes the checkpoint of the last finished round under these names, one after the other."""
+
+    def save_last_good(self) -> None:
+        """Writes the weights of the last finished round as ``last_good``."""
 
 
 class FederatedCheckpoint(FederatedCallback, Checkpoint):
@@ -57,12 +68,12 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         self.saved_round: int | None = None
         self._resumed_from: int | None = None
 
-    def setup(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
+    def setup(self, trainer: TrainerLike, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
         """Starts each ``fit`` without a best value."""
         if stage == "fit":
             self._forget()
 
-    def save(self, trainer: FederatedTrainer, final: bool) -> None:
+    def save(self, trainer: SavingTrainer, final: bool) -> None:
         """Has written what is due after the current round.
 
         Args:
@@ -78,18 +89,18 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         if "last" in names:
             self.saved_round = trainer.round
 
-    def on_exception(self, trainer: FederatedTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_exception(self, trainer: SavingTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # our trainer stands in
         """Has ``last_good.ckpt`` written, the model of the last finished round, if there is no checkpoint of it."""
         if trainer.finished_round not in (0, self.saved_round, self._resumed_from):
             trainer.save_last_good()
 
     def on_load_checkpoint(  # type: ignore[override]  # our trainer stands in
-        self, trainer: FederatedTrainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: TrainerLike, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Remembers the round a run goes on from: a checkpoint of it exists already."""
         self._resumed_from = trainer.round
 
-    def _improved(self, trainer: FederatedTrainer) -> bool:
+    def _improved(self, trainer: SavingTrainer) -> bool:
         """Compares this round's value with the best so far and remembers the better."""
         metrics = trainer.round_metrics
         if self._watched is None:

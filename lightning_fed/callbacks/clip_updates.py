@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from lightning.pytorch import LightningModule
 
 from lightning_fed.core.updates import Update
 from lightning_fed.errors import expect_number
 from lightning_fed.functional.inner_products import wide_dtype
-from lightning_fed.hooks import FederatedCallback
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["ClipUpdates"]
 
@@ -35,7 +30,7 @@ class ClipUpdates(FederatedCallback):
         expect_number("max_norm", max_norm, above=0, of="ClipUpdates")
         self.max_norm = max_norm
 
-    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Clips one update in place; nothing is read from the device."""
         norm = torch.linalg.vector_norm(update.delta, dtype=wide_dtype(update.delta))
         update.delta.mul_((self.max_norm / norm).clamp(max=1.0))

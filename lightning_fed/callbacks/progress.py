@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import LightningModule
 from tqdm import tqdm
 
 from lightning_fed.core.updates import Cohort, Update
-from lightning_fed.hooks import FederatedCallback
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["FederatedProgressBar"]
 
@@ -30,7 +27,7 @@ class FederatedProgressBar(FederatedCallback):
         self._rounds: Any = None
         self._clients: Any = None
 
-    def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_fit_start(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
         """Opens the bars at the round to start from."""
         if not (self.is_enabled and trainer.is_global_zero):
             return
@@ -39,28 +36,28 @@ class FederatedProgressBar(FederatedCallback):
         )
         self._clients = tqdm(desc="Clients", unit="client", leave=False, mininterval=_TICK_S)
 
-    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Cohort) -> None:
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Starts the bar of the clients anew, about those of this process."""
         if self._clients is not None:
             self._clients.reset(total=-(-len(cohort.clients) // trainer.world_size))
 
-    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Counts a client."""
         if self._clients is not None:
             self._clients.update()
 
-    def on_train_epoch_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_train_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
         """Counts a round and shows the newest value of the metrics logged with ``prog_bar``."""
         if self._rounds is not None:
             shown = {name: f"{value:.4g}" for name, value in trainer.progress_bar_metrics.items()}
             self._rounds.set_postfix(shown, refresh=False)
             self._rounds.update()
 
-    def on_fit_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_fit_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
         """Closes the bars before the trainer says where the run lies."""
         self._close()
 
-    def teardown(self, trainer: FederatedTrainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
+    def teardown(self, trainer: TrainerLike, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
         """Closes the bars of a run that failed."""
         self._close()
 

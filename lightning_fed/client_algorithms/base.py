@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["ClientAlgorithm"]
 
@@ -50,15 +47,14 @@ class ClientAlgorithm(FederatedCallback):
         """Strength of a term pull (w_i - w) that the algorithm adds to the gradient."""
         return 0.0
 
-    def check(self, trainer: FederatedTrainer) -> None:
+    def check(self, trainer: TrainerLike) -> None:
         """Refuses, before the first round, what the algorithm cannot work with; overrides call this one too.
 
         Raises:
             FederatedError: If the clients' optimizer maximises, or searches by a loss that lacks what is added to the
                 gradient.
         """
-        assert trainer.local_optimizer is not None
-        optimizer, name = trainer.local_optimizer.optimizer, type(self).__name__
+        optimizer, name = trainer.optimizers[0], type(self).__name__
         if any(group.get("maximize") for group in optimizer.param_groups):
             raise FederatedError(
                 f"Expected an optimizer that minimises for {name}, got {type(optimizer).__name__} with maximize=True: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import LightningModule
 
@@ -11,9 +11,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import proximal_gradient
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedDyn"]
 
@@ -35,7 +33,7 @@ class FedDyn(ClientAlgorithm):
         """Returns α."""
         return self._alpha
 
-    def check(self, trainer: FederatedTrainer) -> None:
+    def check(self, trainer: TrainerLike) -> None:
         """Refuses a run without the server's half.
 
         Raises:
@@ -49,17 +47,17 @@ class FedDyn(ClientAlgorithm):
             )
         self._alpha = trainer.aggregator.alpha
 
-    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+    def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Fetches h_i."""
         trainer.client_states.recall("FedDyn", client.id, self.scratch("own", trainer.weights))
 
-    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds α (w_i - w) - h_i."""
         own = self.scratch("own", trainer.weights)
         term = proximal_gradient(trainer.vector.data, trainer.origin, self.scratch("term", own))
         trainer.vector.add_to_gradient(term.mul_(self._alpha).sub_(own))
 
-    def on_client_entered(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Keeps h_i - α δ_i, with the δ_i that the server adds up: its h stays the mean of the h_i."""
         own = self.scratch("own", trainer.weights)
         trainer.client_states.store("FedDyn", update.client.id, own.sub_(update.delta, alpha=self._alpha))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -12,9 +12,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.updates import Client, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice, is_count, is_number
 from lightning_fed.functional.local import alignment
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedGA"]
 
@@ -72,12 +70,12 @@ class FedGA(ClientAlgorithm):
         given = self.beta if isinstance(self.beta, dict) else {1: self.beta}
         return given[max(named)] if (named := [first for first in given if first <= round]) else 0.0
 
-    def shift(self, trainer: FederatedTrainer, client: Client, out: Tensor) -> Tensor:
+    def shift(self, trainer: TrainerLike, client: Client, out: Tensor) -> Tensor:
         """Computes β v_i, shape (d,)."""
         start = trainer.start_gradients
         return alignment(start.mean, start.gradient, out).mul_(self.beta_at(client.round))
 
-    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+    def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Displaces the start, or has every gradient taken at a displaced point."""
         shift = self.shift(trainer, client, self.scratch("shift", trainer.weights))
         self._global = trainer.origin
@@ -87,7 +85,7 @@ class FedGA(ClientAlgorithm):
         trainer.vector.data.sub_(shift)
         trainer.origin = self.scratch("start", trainer.vector.data).copy_(trainer.vector.data)
 
-    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Measures the update from the global model, if asked to."""
         if self.measure_from == "displaced" or self.form == "step":
             return
@@ -102,9 +100,8 @@ class FedGA(ClientAlgorithm):
         self.__dict__.pop("_global", None)
 
 
-def _reads_weights(trainer: FederatedTrainer) -> bool:
+def _reads_weights(trainer: TrainerLike) -> bool:
     """Says whether the client's optimizer may read the weights themselves; one from elsewhere may, as LARS does."""
-    assert trainer.local_optimizer is not None
-    optimizer = trainer.local_optimizer.optimizer
+    optimizer = trainer.optimizers[0]
     stock = type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, (ASGD, Adafactor))
     return not stock or any(float(group.get("weight_decay", 0)) != 0 for group in optimizer.param_groups)

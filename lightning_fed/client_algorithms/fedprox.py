@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import LightningModule
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.errors import expect_number
 from lightning_fed.functional.local import proximal_gradient
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedProx"]
 
@@ -40,7 +38,7 @@ class FedProx(ClientAlgorithm):
         """Returns μ."""
         return self.mu
 
-    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds the proximal term."""
         if self.mu > 0:
             term = proximal_gradient(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))

@@ -15,10 +15,10 @@ from lightning_fed.core.updates import Client, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.local import alignment, control_variate, proximal_gradient
+from lightning_fed.hooks import TrainerLike
 
 if TYPE_CHECKING:
     from lightning_fed.core.updates import ReducedUpdate
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]
 
@@ -28,7 +28,7 @@ class _Corrected(ClientAlgorithm):
 
     stacks = True
 
-    def check(self, trainer: FederatedTrainer) -> None:
+    def check(self, trainer: TrainerLike) -> None:
         """Refuses a second correction of the same drift.
 
         Raises:
@@ -42,7 +42,7 @@ class _Corrected(ClientAlgorithm):
                     "term and each would take the other's for a gradient: leave one out of `--client`."
                 )
 
-    def on_before_optimizer_step(self, trainer: FederatedTrainer, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds the correction."""
         trainer.vector.add_to_gradient(self.scratch("correction", trainer.weights))
 
@@ -84,34 +84,33 @@ class SCAFFOLD(_Corrected):
         """Asks for the client's gradient at w under option I."""
         return "client" if self.option == "I" else "none"
 
-    def check(self, trainer: FederatedTrainer) -> None:
+    def check(self, trainer: TrainerLike) -> None:
         """Refuses a client optimizer whose distance is unknown, under option II.
 
         Raises:
             FederatedError: If the optimizer is not SGD, or another algorithm corrects the same drift.
         """
         super().check(trainer)
-        assert trainer.local_optimizer is not None
         if self.option == "II":
-            optimizer_distance(trainer.local_optimizer.optimizer, [], asked_by="--client.option")
-        sizes = np.asarray(trainer.source.sizes)
-        self._whole = float(sizes.sum() if trainer.aggregator.by_samples else np.count_nonzero(sizes))
+            optimizer_distance(trainer.optimizers[0], [], asked_by="--client.option")
+        sizes = np.asarray(trainer.client_sizes)
+        self._whole = float(sizes.sum() if trainer.by_samples else np.count_nonzero(sizes))
 
-    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule, cohort: Any) -> None:
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Any) -> None:
         """Gets c ready, which changes only when the round is over."""
         if self.control is None:
             self.control = torch.zeros_like(trainer.weights)
         self.control = self.control.to(trainer.weights)
         self._change = torch.zeros_like(self.control)
 
-    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+    def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Computes c - c_i."""
         assert self.control is not None
         own = self.scratch("own", trainer.weights)
         trainer.client_states.recall("SCAFFOLD", client.id, own)
         torch.sub(self.control, own, out=self.scratch("correction", own))
 
-    def on_client_entered(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Replaces c_i and adds its change to that of c."""
         own, correction = self.scratch("own", trainer.weights), self.scratch("correction", trainer.weights)
         new = self.scratch("new", own)
@@ -121,12 +120,10 @@ class SCAFFOLD(_Corrected):
             moved = proximal_gradient(trainer.vector.data, trainer.origin, new)
             control_variate(correction, moved, update.distance, new)
         trainer.client_states.store("SCAFFOLD", update.client.id, new)
-        share = trainer.aggregator.update_weight(update.client) / self._whole
+        share = trainer.update_weight(update.client) / self._whole
         self._change.add_(new.sub_(own), alpha=share)
 
-    def on_after_server_step(
-        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
-    ) -> None:
+    def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Adds the round's change to c, that of the clients of all processes."""
         assert self.control is not None
         self.control.add_(trainer.reduce_sum(self._change))
@@ -152,7 +149,7 @@ class StatelessSCAFFOLD(_Corrected):
         """Asks for the cohort's gradients at w."""
         return "cohort"
 
-    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: Client) -> None:
+    def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Computes c - c_i."""
         start = trainer.start_gradients
         alignment(start.mean, start.gradient, self.scratch("correction", trainer.weights))

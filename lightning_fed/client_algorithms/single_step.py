@@ -13,10 +13,10 @@ from lightning_fed.client_algorithms.fedga import FedGA
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import linear_scaling_shift
+from lightning_fed.hooks import TrainerLike
 
 if TYPE_CHECKING:
     from lightning_fed.core.updates import ReducedUpdate
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["GradAlign", "LinearScaling"]
 
@@ -34,7 +34,7 @@ class GradAlign(FedGA):
     def __init__(self, beta: float | dict[int, float] = 0.05) -> None:
         super().__init__(beta, form="step")
 
-    def check(self, trainer: FederatedTrainer) -> None:
+    def check(self, trainer: TrainerLike) -> None:
         """Refuses more than one local step, and batches that are not all of a client's data.
 
         Raises:
@@ -47,7 +47,7 @@ class GradAlign(FedGA):
             raise FederatedError(
                 f"Expected {name} with one local step, got {got}: set `--trainer.local_steps 1`, or use FedGA."
             )
-        largest, batch = int(np.max(trainer.source.sizes)), trainer.source.batch_size
+        largest, batch = int(np.max(trainer.client_sizes)), trainer.batch_size
         if batch < largest or trainer.accumulate_grad_batches > 1:
             raise FederatedError(
                 f"Expected {name} to take its step on all of a client's data, got batches of {batch} for a client of "
@@ -68,25 +68,24 @@ class LinearScaling(GradAlign):
     def __init__(self) -> None:
         super().__init__(beta=0.0)
 
-    def check(self, trainer: FederatedTrainer) -> None:
+    def check(self, trainer: TrainerLike) -> None:
         """Refuses weights by samples and optimizers whose first step is not the learning rate times the gradient.
 
         Raises:
             FederatedError: If the sum of the clients' steps would be another one.
         """
         super().check(trainer)
-        if trainer.aggregator.by_samples:
+        if trainer.by_samples:
             raise FederatedError(
                 f"Expected `--aggregator.weighting uniform` for {type(self).__name__}, which sums the clients' steps, "
-                f"got {trainer.aggregator.weighting}."
+                "got samples."
             )
         if trainer.gradient_clip_val:
             raise FederatedError(
                 f"Expected no gradient clipping with {type(self).__name__}, whose displacements would not be clipped, "
                 f"got {trainer.gradient_clip_val}: leave out `--trainer.gradient_clip_val`, or use GradAlign."
             )
-        assert trainer.local_optimizer is not None
-        optimizer = trainer.local_optimizer.optimizer
+        optimizer = trainer.optimizers[0]
         groups = optimizer.param_groups
         plain = isinstance(optimizer, SGD) and not any(group["nesterov"] for group in groups)
         if not plain or len({float(group["lr"]) for group in groups}) > 1:
@@ -95,20 +94,16 @@ class LinearScaling(GradAlign):
                 f"{type(self).__name__}, got {type(optimizer).__name__}: change `--model.optimizer`."
             )
 
-    def shift(self, trainer: FederatedTrainer, client: Client, out: Tensor) -> Tensor:
+    def shift(self, trainer: TrainerLike, client: Client, out: Tensor) -> Tensor:
         """Computes (η/2) Σ_{j≠i} g_j, shape (d,)."""
-        assert trainer.local_optimizer is not None
-        lr, _ = trainer.local_optimizer.step_options
-        start = trainer.start_gradients
+        start, lr = trainer.start_gradients, float(trainer.optimizers[0].param_groups[0]["lr"])
         return linear_scaling_shift(start.mean, start.gradient, len(start.clients), lr, out)
 
-    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, update: Update) -> None:
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Scales the update by the number of clients."""
         update.delta.mul_(len(trainer.start_gradients.clients))
 
-    def on_before_server_step(
-        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
-    ) -> None:
+    def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Sums the steps of those that entered alone, where others diverged or took none."""
         share = update.num_clients / len(trainer.start_gradients.clients)
         if share < 1:

@@ -16,7 +16,7 @@ from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.core.recorder import MetricRecorder
-from lightning_fed.core.updates import Client
+from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 
@@ -102,7 +102,7 @@ class TrainState:
     origin: Tensor
     recorder: MetricRecorder = field(default_factory=MetricRecorder)
     displacement: Tensor | None = None
-    start_gradients: Any = None
+    start_gradients: StartGradients | None = None
     client: Client | None = None
     round: int = 0
     finished_round: int = 0

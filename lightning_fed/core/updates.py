@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["Client", "Cohort", "Need", "ReducedUpdate", "StartGradient", "Update"]
+__all__ = ["Client", "Cohort", "Need", "ReducedUpdate", "StartGradient", "StartGradients", "Update"]
 
 StartGradient: TypeAlias = Literal["none", "client", "cohort"]
 
@@ -77,6 +77,39 @@ class Update:
     distance: float = 1.0
     gradient: Tensor | None = None
     loss: Tensor | None = None
+
+
+class StartGradients(Protocol):
+    """g_i = ∇f_i(w) and f_i(w) over each client's full data, computed once for every part that asks.
+
+    A part asks by ``FederatedCallback.start_gradients``. Tensors are in the dtype of the global vector and are reused
+    in the next round.
+
+    Attributes:
+        gradient: g_i of the client about to train, shape (d,).
+        loss: f_i of that client, shape ().
+        clients: The n clients of the exchange; empty if no part asks for those of the cohort.
+        weights: Their aggregation weights p_i, shape (n,), float64, summing to 1.
+        mean: g̅ = Σ p_i g_i, shape (d,).
+    """
+
+    gradient: Tensor
+    loss: Tensor
+    clients: tuple[Client, ...]
+    weights: Tensor
+    mean: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """The clients' g_i in ascending order of client id, shape (n, d).
+
+        Of several processes each has those of its own clients: they are brought together when they are first read in a
+        round, in a hook that is called once.
+        """
+
+    @property
+    def losses(self) -> Tensor:
+        """Their f_i, shape (n,); see ``rows``."""
 
 
 class Need(Flag):

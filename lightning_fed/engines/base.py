@@ -21,7 +21,7 @@ from lightning_fed.distributed.reducer import gather_training
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.local_step import overriding_hooks
-from lightning_fed.engines.start_gradients import StartGradients
+from lightning_fed.engines.start_gradients import ComputedStartGradients
 from lightning_fed.functional.fednova import optimizer_distance
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Engine(ABC):
         """Prepares what the aggregator and client algorithms ask for beyond the updates."""
         trainer, aggregator = self.trainer, self.trainer.aggregator
         self.full_gradient = FullGradient(trainer, self.module, self.source, self.transfer)
-        trainer.start_gradients = self.start_gradients = StartGradients(trainer, self.full_gradient)
+        trainer.start_gradients = self.start_gradients = ComputedStartGradients(trainer, self.full_gradient)
         asked = bool(aggregator.all_needs & Need.ANY_GRADIENT)
         self.gradient_at = aggregator.gradient_at if asked else None
         # A gradient that enters a sum spoils it if it is not finite; a method that gets them all looks for itself.

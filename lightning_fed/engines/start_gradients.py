@@ -18,12 +18,12 @@ from lightning_fed.hooks import FederatedCallback
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["StartGradients"]
+__all__ = ["ComputedStartGradients"]
 
 _LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
 
 
-class StartGradients:
+class ComputedStartGradients:
     """Holds g_i = ∇f_i(w) and f_i(w) over each client's full data, computed once for every part that asks.
 
     A part asks by ``FederatedCallback.start_gradients``. Tensors are in the dtype of the global vector and are reused

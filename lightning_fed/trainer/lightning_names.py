@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators.accelerator import Accelerator
@@ -24,7 +27,7 @@ from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.train_state import CompileMode, LocalOptions, TrainState
-from lightning_fed.core.updates import Client
+from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.distributed.strategy import ClientsStrategy
@@ -123,7 +126,9 @@ class LightningNames:
     displacement: Tensor | None = forwarded(
         "train_state.displacement", "What gradients are displaced by, shape (d,).", settable=True
     )
-    start_gradients: Any = forwarded("train_state.start_gradients", "Gradients at w that were asked for.", True)
+    start_gradients: StartGradients = forwarded(
+        "train_state.start_gradients", "Gradients at w that were asked for.", True
+    )
     client_states: ClientStates = forwarded("train_state.client_states", "What clients keep between their rounds.")
     client: Client | None = forwarded("train_state.client", "The client that trains now.", settable=True)
     local_step: int = forwarded("train_state.local_step", "Local steps of the current client.", settable=True)
@@ -134,6 +139,10 @@ class LightningNames:
     local_optimizer: LocalOptimizer = forwarded("train_state.optimizer", "The clients' optimizer and schedules.")
     source: Any = forwarded("train_state.source", "The clients' batches, on the device.")
     cohort_size: int = forwarded("train_state.cohort_size", "Clients drawn in a round.")
+    client_sizes: npt.NDArray[np.int64] = forwarded("train_state.source.sizes", "Training samples of each client.")
+    batch_size: int = forwarded("train_state.source.batch_size", "Samples in a batch of a client.")
+    by_samples: bool = forwarded("aggregator.by_samples", "Whether clients count by their samples in the step.")
+    update_weight: Callable[[Client], float] = forwarded("aggregator.update_weight", "A client's weight in the step.")
     engine_choice: dict[str, Any] | None = forwarded(
         "train_state.engine_choice", "The engine in use, and why.", settable=True
     )

@@ -157,7 +157,7 @@ def set_up_training(
     trainer.test_loaders = named_loaders(data.test_dataloader()) if in_between else {}
     for callback in trainer.callbacks:
         if isinstance(callback, ClientAlgorithm):
-            callback.check(trainer)  # type: ignore[arg-type]
+            callback.check(trainer)
     if checkpoint is not None:
         restore_state(trainer, checkpoint, source)
 

@@ -146,15 +146,15 @@ def test_the_fast_loop_differs_in_layout_and_kernel_only(key: str) -> None:
 
 
 def test_the_exchange_of_gradients_is_excluded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_fed.engines.start_gradients import StartGradients
+    from lightning_fed.engines.start_gradients import ComputedStartGradients
 
-    work, slow, opened = SMALL["B"], 0.3, StartGradients.open
+    work, slow, opened = SMALL["B"], 0.3, ComputedStartGradients.open
 
-    def open_slowly(self: StartGradients, *args: Any) -> Any:
+    def open_slowly(self: ComputedStartGradients, *args: Any) -> Any:
         time.sleep(slow)
         return opened(self, *args)
 
-    monkeypatch.setattr(StartGradients, "open", open_slowly)
+    monkeypatch.setattr(ComputedStartGradients, "open", open_slowly)
     for method, kept in (("fedga", False), ("fedavg", True)):
         turns = NoTurns()
         framework.take_part(turns, work, Contestant(engine="sequential", method=method), rounds=2)

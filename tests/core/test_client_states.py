@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.callbacks import FederatedCheckpoint, checkpoint
+from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from lightning_fed.trainer import checkpointing
 from tests.parts import Classifier, built, federated_data, federated_trainer
 
 LOCATIONS = ("device", "host", "disk")
@@ -204,7 +205,7 @@ def dies_while_saving(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], N
                 raise Killed
             torch.save(content, path.parent.mkdir(parents=True, exist_ok=True) or path)
 
-        monkeypatch.setattr(checkpoint, "save_checkpoint", save)
+        monkeypatch.setattr(checkpointing, "save_checkpoint", save)
 
     return arrange
 

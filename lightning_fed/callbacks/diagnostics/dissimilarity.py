@@ -10,11 +10,10 @@ from lightning.pytorch import LightningModule
 from lightning_fed.core.updates import StartGradient
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.dissimilarity import gradient_spread
-from lightning_fed.hooks import FederatedCallback
+from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 if TYPE_CHECKING:
     from lightning_fed.core.updates import ReducedUpdate
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["GradientDissimilarity"]
 
@@ -59,7 +58,7 @@ class GradientDissimilarity(FederatedCallback):
         """
         if stage != "fit":
             return
-        name, clients = type(self).__name__, len(trainer.source.sizes)
+        name, clients = type(self).__name__, len(trainer.client_sizes)
         if self.client is not None and not 0 <= self.client < clients:
             raise FederatedError(f"Expected `client` of {name} to be an id in [0, {clients}), got {self.client}.")
         if sum(isinstance(callback, GradientDissimilarity) for callback in trainer.callbacks) > 1:
@@ -69,9 +68,7 @@ class GradientDissimilarity(FederatedCallback):
         """Asks for the cohort's gradients in rounds that are due."""
         return "cohort" if round % self.every_n_rounds == 0 else "none"
 
-    def on_before_server_step(
-        self, trainer: FederatedTrainer, pl_module: LightningModule, update: ReducedUpdate
-    ) -> None:
+    def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Logs, in rounds that are due; the gradients are those of all clients drawn, whatever became of them since."""
         if self.start_gradients(trainer.round) == "none":
             return

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.optimizer.flat import FlatOptimizer
 from lightning_fed.core.updates import Client
-from lightning_fed.engines.start_gradients import StartGradients
+from lightning_fed.engines.start_gradients import ComputedStartGradients
 
 if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
@@ -86,7 +86,7 @@ class Lanes:
         for name, value in self.trainer.buffers.values.items():
             self.buffers[name][:count].copy_(value)
 
-    def keep_gradient(self, lane: int, gradients: StartGradients) -> None:
+    def keep_gradient(self, lane: int, gradients: ComputedStartGradients) -> None:
         """Keeps the gradient at w that was just computed for one client."""
         if gradients.level != "client":
             return
@@ -95,7 +95,7 @@ class Lanes:
         self.own_gradients[lane].copy_(gradients.gradient)
         self._own_losses[lane] = gradients.loss
 
-    def give_gradient(self, lane: int, gradients: StartGradients, client: Client) -> None:
+    def give_gradient(self, lane: int, gradients: ComputedStartGradients, client: Client) -> None:
         """Makes the gradient at w that of a client again."""
         if gradients.level == "client":
             gradients.gradient, gradients.loss = self.own_gradients[lane], self._own_losses[lane]
