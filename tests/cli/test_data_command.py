@@ -116,15 +116,13 @@ def test_pictures_take_the_place_of_former_ones(look: Callable[..., dict[str, st
          "There is no option `--trainer.max_round`; did you mean `--trainer.max_rounds` (`lightning-fed data --help` "
          "lists all)?"),
         ((), 2, "Expected `--data` on the command line or in a file given to `--config`, got none."),
-        (("--data", "Digits", "--data.num_clients", "many"), 2,
-         "Expected `--data.num_clients` to be of type int, got 'many'."),
         (("--data", "tests.cli.linked_parts.Silent"), 1,
          "Expected `--data` to be a FederatedDataModule, which splits its data over clients, got Silent: subclass it, "
          "or choose another class."),
         (("--data", "Digits", "--output", "taken"), 1,
          "Expected a folder to write the pictures to, got taken (File exists): name another with `--output`."),
     ],
-    ids=["unknown", "no-data", "type", "not-federated", "output"],
+    ids=["unknown", "no-data", "not-federated", "output"],
 )  # fmt: skip
 def test_mistakes_are_one_sentence(
     mistake: Callable[..., str], words: tuple[str, ...], code: int, sentence: str

@@ -135,11 +135,6 @@ def test_a_contradiction_is_refused(
     )
 
 
-def test_a_contradiction_in_a_file_is_refused(mistake: Callable[..., str], cli: CommandLine) -> None:
-    file = cli.file("model.yaml", "model: {class_path: tests.cli.linked_parts.Drawn, init_args: {num_classes: 5}}")
-    assert "`--model.num_classes` to be 4" in mistake("test", f"--config={file}", *FACTS, code=1)
-
-
 def test_nothing_is_linked_on_request(cli: CommandLine) -> None:
     words = (*CLASSIFIER, "--model.backbone=MLP", "--model.backbone.in_features=64", "--link_data=false")
     call = run(cli, *words, *FACTS)

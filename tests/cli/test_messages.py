@@ -153,10 +153,6 @@ def test_mistakes_found_by_a_constructor(mistake):
     assert "threshold" in mistake(*inside, code=1)
 
 
-def test_mistakes_found_by_the_trainer(mistake):
-    assert "max_rounds" in mistake(*BASE, "--trainer.max_rounds", "-3", code=1)
-
-
 def test_a_defect_in_the_users_code_keeps_its_type_and_traceback(cli):
     with pytest.raises(RuntimeError, match="a defect of the user's own") as error:
         cli.run("--client", "Failing")

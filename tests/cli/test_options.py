@@ -1,7 +1,5 @@
 """What options mean, where they may come from, and what the trainer gets."""
 
-import sys
-
 import pytest
 import torch
 import yaml
@@ -107,26 +105,6 @@ def test_only_training_saves_its_config(cli):
         assert saves(command) == []
 
 
-def test_the_saved_config_is_the_run_without_its_checkpoint(cli, tmp_path):
-    class Finished:
-        log_dir = str(tmp_path / "run")
-        is_global_zero = True
-
-        class strategy:  # noqa: N801
-            broadcast = staticmethod(lambda value, src=0: value)
-
-    call = cli.run("--aggregator", "OtherAggregator", "--ckpt_path", "last", "--weights", "w.ckpt")
-    for _ in range(2):  # the second time into the folder of the first
-        save = next(one for one in call.trainer.callbacks if isinstance(one, SaveConfigCallback))
-        save.already_saved = False
-        save.setup(Finished, call.arguments["model"], "fit")
-    saved = tmp_path / "run" / "config.yaml"
-    content = yaml.safe_load(saved.read_text())
-    assert content["ckpt_path"] is None
-    assert content["weights"] == "w.ckpt"
-    assert cli.config("--config", str(saved), base=False) == call.trainer.run_config
-
-
 def test_nothing_of_a_checkpoint_enters_the_config(cli, tmp_path):
     path = tmp_path / "some.ckpt"
     torch.save({"hyper_parameters": {"_class_path": "tests.cli.parts.Plain", "width": 99}}, path)
@@ -144,13 +122,6 @@ def test_the_package_wins_a_name_that_torchvision_has_too(cli):
     words = ["--model", "ImageClassifier", "--model.backbone", "MLP", "--model.backbone.in_features", "64"]
     config = cli.config(*words, "--data", "Digits", "--trainer.logger", "false", base=False)
     assert config["model"]["init_args"]["backbone"]["class_path"] == "lightning_fed.models.MLP"
-
-
-def test_a_class_in_the_working_folder_is_found(cli, monkeypatch):
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    cli.file("mine_in_this_folder.py", "from lightning_fed.aggregators import FedAvg\nclass Mine(FedAvg):\n    pass\n")
-    config = cli.config("--aggregator", "mine_in_this_folder.Mine")
-    assert config["aggregator"]["class_path"] == "mine_in_this_folder.Mine"
 
 
 def test_a_signal_ends_the_program_as_a_signal_does(cli, capsys):

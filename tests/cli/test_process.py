@@ -19,14 +19,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_run_saves_a_config_that_does_it_again(tmp_path):
     small = ["--data.num_clients", "4", "--trainer.max_rounds", "1", "--trainer.logger", "false"]
-    model = [
-        "--model",
-        "ImageClassifier",
-        "--model.backbone",
-        "LogisticRegression",
-        "--model.backbone.in_features",
-        "64",
-    ]
+    model = ["--model=ImageClassifier", "--model.backbone=LogisticRegression", "--model.backbone.in_features=64"]
     fit = run("-m", "lightning_fed", "fit", *model, "--data", "Digits", *small, cwd=tmp_path)
     assert fit.returncode == 0, fit.stderr
     assert "Warning" not in fit.stderr

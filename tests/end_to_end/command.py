@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from lightning_fed import FederatedTrainer
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
 
@@ -39,6 +41,14 @@ def fit_words(root: Path, rounds: int, *more: str) -> list[str]:
         "fit", f"--config={QUICKSTART}", f"--trainer.default_root_dir={root}", f"--trainer.max_rounds={rounds}",
         "--trainer.name=run", "--trainer.logger=[]", *more,
     ]  # fmt: skip
+
+
+def short_trainer(root: Path, rounds: int, clients: int = 3) -> FederatedTrainer:
+    """A trainer for short runs from Python that logs to metrics.csv alone."""
+    return FederatedTrainer(
+        accelerator="cpu", max_rounds=rounds, clients_per_round=clients, default_root_dir=str(root), logger=[],
+        name="run", enable_progress_bar=False,
+    )  # fmt: skip
 
 
 def environment(**more: str) -> dict[str, str]:

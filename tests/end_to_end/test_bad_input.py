@@ -1,56 +1,56 @@
 """Each mistake ends with one sentence that names the option, no traceback, and keeps the work already done."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_fed.cli import main
-from tests.end_to_end.command import QUICKSTART, REPOSITORY, rows, run_folders
-
-MODULES = """
-import torch
 from lightning_fed.models import ImageClassifier
+from tests.end_to_end.command import QUICKSTART, REPOSITORY, fit_words, rows, run_folders
+
 
 class ReturnsNone(ImageClassifier):
     def training_step(self, batch, batch_idx):
         return None
 
+
 class NotScalar(ImageClassifier):
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="none")
+
 
 class TurnsNaN(ImageClassifier):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * (float("nan") if self.current_epoch == 3 else 1.0)
 
+
 class Fails(ImageClassifier):
     def training_step(self, batch, batch_idx):
         raise RuntimeError("a mistake in the user's own code")
-"""
+
+
+Mistake = Callable[..., str]
+HERE = "--model=tests.end_to_end.test_bad_input"
 BACKBONE = ("--model.backbone=MLP", "--model.backbone.in_features=64", "--model.backbone.hidden=[8]")
 
 
-def _fit(root: Path, *more: str) -> None:
-    words = [
-        f"--trainer.default_root_dir={root}",
-        "--trainer.name=run",
-        "--trainer.logger=[]",
-        "--trainer.max_rounds=4",
-    ]
-    main(["fit", f"--config={QUICKSTART}", *words, *more])
-
-
-def _mistake(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> str:
+@pytest.fixture
+def mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Mistake:
     """Runs a command that must fail; returns the last line on stderr."""
-    with pytest.raises(SystemExit) as stopped:
-        _fit(root, *more)
-    assert stopped.value.code not in (0, None)
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    assert "usage:" not in error
-    return error.strip().splitlines()[-1]
+
+    def run(*more: str, root: Path = tmp_path) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main(fit_words(root, 4, *more))
+        assert stopped.value.code not in (0, None)
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        assert "usage:" not in error
+        return error.strip().splitlines()[-1]
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -74,24 +74,22 @@ def _mistake(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> str:
         (["--model.optimizer.lr=-0.1"], ["--model.optimizer", "-0.1"]),
     ],
 )
-def test_impossible_options(
-    words: list[str], parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    last = _mistake(capsys, tmp_path, *words)
+def test_impossible_options(words: list[str], parts: list[str], tmp_path: Path, mistake: Mistake) -> None:
+    last = mistake(*words)
     for part in parts:
         assert part in last
     assert run_folders(tmp_path) == [], "a mistake found before training leaves no run folder behind"
 
 
-def test_a_root_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_root_that_is_a_file(tmp_path: Path, mistake: Mistake) -> None:
     (tmp_path / "runs").write_text("in the way")
-    last = _mistake(capsys, tmp_path / "runs")
+    last = mistake(root=tmp_path / "runs")
     assert str(tmp_path / "runs") in last
     assert "--trainer.default_root_dir" in last
 
 
-def test_early_stopping_on_what_nobody_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    last = _mistake(capsys, tmp_path, "--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=nothing")
+def test_early_stopping_on_what_nobody_logs(tmp_path: Path, mistake: Mistake) -> None:
+    last = mistake("--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=nothing")
     assert "EarlyStopping" in last
     assert "nothing" in last
 
@@ -108,22 +106,14 @@ def test_predictions_into_a_missing_folder(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("name", "got"), [("ReturnsNone", "None"), ("NotScalar", "shape (10,)")])
-def test_training_step_without_a_loss(
-    name: str, got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "no_loss.py").write_text(MODULES)
-    last = _mistake(capsys, tmp_path, f"--model=no_loss.{name}", *BACKBONE)
+def test_training_step_without_a_loss(name: str, got: str, tmp_path: Path, mistake: Mistake) -> None:
+    last = mistake(f"{HERE}.{name}", *BACKBONE)
     assert f"`{name}.training_step`" in last
     assert got in last
 
 
-def test_nan_loss_names_client_and_round_and_keeps_finished_rounds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "turns_nan.py").write_text(MODULES)
-    last = _mistake(capsys, tmp_path, "--model=turns_nan.TurnsNaN", *BACKBONE)
+def test_nan_loss_names_client_and_round_and_keeps_finished_rounds(tmp_path: Path, mistake: Mistake) -> None:
+    last = mistake(f"{HERE}.TurnsNaN", *BACKBONE)
     assert "diverged in round 3" in last
     assert "learning rate" in last
     (folder,) = run_folders(tmp_path)
@@ -133,11 +123,9 @@ def test_nan_loss_names_client_and_round_and_keeps_finished_rounds(
     assert all(torch.isfinite(value).all() for value in checkpoint["state_dict"].values())
 
 
-def test_a_mistake_in_the_users_code_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "fails.py").write_text(MODULES)
+def test_a_mistake_in_the_users_code_keeps_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the user's own code"):
-        _fit(tmp_path, "--model=fails.Fails", *BACKBONE)
+        main(fit_words(tmp_path, 1, f"{HERE}.Fails", *BACKBONE))
 
 
 def _fmnist(root: Path) -> list[str]:
@@ -148,20 +136,20 @@ def _fmnist(root: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_missing_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    last = _mistake(capsys, tmp_path, *_fmnist(tmp_path / "nowhere"))
+def test_missing_data_folder(tmp_path: Path, mistake: Mistake) -> None:
+    last = mistake(*_fmnist(tmp_path / "nowhere"))
     assert "nowhere/FashionMNIST/raw/train-images-idx3-ubyte" in last
     assert "--data.root" in last
     assert "--data.download true" in last
 
 
-def test_truncated_data_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_data_file(tmp_path: Path, mistake: Mistake) -> None:
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     whole = gzip.compress(b"\x00\x00\x08\x03" + b"\x00\x00\x00\x0a" + b"\x00\x00\x00\x1c" * 2 + bytes(7840))
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (raw / f"{name}-ubyte.gz").write_bytes(whole[: len(whole) // 2])
-    last = _mistake(capsys, tmp_path, *_fmnist(tmp_path))
+    last = mistake(*_fmnist(tmp_path))
     assert "train-images-idx3-ubyte.gz" in last
     assert "truncated" in last
 
@@ -184,23 +172,21 @@ def _write_checkpoints(folder: Path) -> dict[str, Path]:
     ],
 )
 @pytest.mark.parametrize("option", ["ckpt_path", "weights"])
-def test_checkpoints_that_cannot_be_used(
-    kind: str, part: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_that_cannot_be_used(kind: str, part: str, option: str, tmp_path: Path, mistake: Mistake) -> None:
     path = _write_checkpoints(tmp_path)[kind]
-    last = _mistake(capsys, tmp_path, f"--{option}={path}")
+    last = mistake(f"--{option}={path}")
     assert str(path) in last
     assert part in last
     assert f"--{option}" in last
     assert run_folders(tmp_path) == []
 
 
-def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _fit(tmp_path, "--trainer.max_rounds=1")
+def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path: Path, mistake: Mistake) -> None:
+    main(fit_words(tmp_path, 1))
     (folder,) = run_folders(tmp_path)
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     del checkpoint["federated"]
     torch.save(checkpoint, tmp_path / "central.ckpt")
-    last = _mistake(capsys, tmp_path, f"--ckpt_path={tmp_path / 'central.ckpt'}")
+    last = mistake(f"--ckpt_path={tmp_path / 'central.ckpt'}")
     assert "--weights" in last
-    _fit(tmp_path, "--trainer.max_rounds=1", f"--weights={tmp_path / 'central.ckpt'}")
+    main(fit_words(tmp_path, 1, f"--weights={tmp_path / 'central.ckpt'}"))

@@ -1,7 +1,9 @@
 """Every file under configs/ parses, builds and trains; a saved config does its run again."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,17 +31,33 @@ OTHER_COMPANIONS = {
     "data/shakespeare": "model/char_lstm.yaml",
     "model/char_lstm": "data/shakespeare_134.yaml",
 }
-# What a file asks for by these words, and the fixture that gives the folder it lies in; the first that fits counts.
-DATA = {
+
+
+def _write_cifar_npz(root: Path) -> None:
+    labels = np.arange(1000) % 10
+    arrays = {"x_train": pixels((1000, 32, 32, 3)), "y_train": labels, "x_test": pixels((10, 32, 32, 3))}
+    np.savez(root / "cifar10.npz", **arrays, y_test=labels[:10])  # type: ignore[arg-type]
+
+
+def _write_femnist_of_many(root: Path) -> None:
+    """As many writers as LEAF has, with a blank image each."""
+    entries = {f"f{user:04d}": {"x": [[user % 2] * 784], "y": [user % 62]} for user in range(3550)}
+    write_leaf(root / "femnist" / "train" / "all_data_0.json", entries)
+    write_leaf(root / "femnist" / "test" / "all_data_0.json", {"other": entries["f0000"]})
+
+
+# What a file asks for by these words; the first that fits counts. A fixture gives the folder of real data; what is not
+# on the disk of whoever tests is written in its official format, of a size for a test.
+DATA: dict[str, str | Callable[[Path, pytest.MonkeyPatch], Any]] = {
     "path: emnist47.npz": "emnist_root",
-    "path: cifar10.npz": "small_cifar10_npz",
-    "class_path: CIFAR100": "small_cifar100",
-    "class_path: CIFAR10": "small_cifar10",
-    "class_path: TinyImageNet": "small_tiny_imagenet",
-    "class_path: EMNIST": "small_emnist",
-    "num_clients: 3550": "femnist_of_many",
-    "num_clients: 3000": "femnist_of_many",
-    "class_path: FEMNIST": "small_femnist",
+    "path: cifar10.npz": lambda root, _: _write_cifar_npz(root),
+    "class_path: CIFAR100": lambda root, patch: write_cifar(root, "CIFAR100", (10, 1), patch),
+    "class_path: CIFAR10": lambda root, patch: write_cifar(root, "CIFAR10", (100, 1), patch),
+    "class_path: TinyImageNet": lambda root, _: write_tiny_imagenet(root, (10, 1)),
+    "class_path: EMNIST": lambda root, patch: write_emnist(root, "balanced", 47, (4, 1), patch),
+    "num_clients: 3550": lambda root, _: _write_femnist_of_many(root),
+    "num_clients: 3000": lambda root, _: _write_femnist_of_many(root),
+    "class_path: FEMNIST": lambda root, _: write_femnist(root),
     "class_path: Shakespeare": "shakespeare_root",
     "MNIST": "data_root",
 }
@@ -61,72 +79,22 @@ def config_words(name: str) -> list[str]:
     return [f"--config={CONFIGS / file}" for file in files]
 
 
-def needed_files(name: str) -> str | None:
-    """The fixture for data that a file, with its companion, asks for; None if they come with a package."""
-    texts = [Path(word.partition("=")[2]).read_text() for word in config_words(name)]
-    return next((fixture for words, fixture in DATA.items() if any(words in text for text in texts)), None)
-
-
-@pytest.fixture
-def small_cifar10(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sets in the official formats, of a size to be written for a test: they are not on the disk of whoever tests."""
-    root = tmp_path_factory.mktemp("cifar10")
-    write_cifar(root, "CIFAR10", (100, 1), monkeypatch)
-    return root
-
-
-@pytest.fixture
-def small_cifar100(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path_factory.mktemp("cifar100")
-    write_cifar(root, "CIFAR100", (10, 1), monkeypatch)
-    return root
-
-
-@pytest.fixture
-def small_cifar10_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("cifar10npz")
-    labels = np.arange(1000) % 10
-    arrays = {"x_train": pixels((1000, 32, 32, 3)), "y_train": labels, "x_test": pixels((10, 32, 32, 3))}
-    np.savez(root / "cifar10.npz", **arrays, y_test=labels[:10])  # type: ignore[arg-type]
-    return root
-
-
-@pytest.fixture
-def small_tiny_imagenet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path_factory.mktemp("tiny")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-    write_tiny_imagenet(root, (10, 1))
-    return root
-
-
-@pytest.fixture
-def small_emnist(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path_factory.mktemp("emnist")
-    write_emnist(root, "balanced", 47, (4, 1), monkeypatch)
-    return root
-
-
-@pytest.fixture
-def small_femnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_femnist(tmp_path_factory.mktemp("femnist"))
-
-
-@pytest.fixture
-def femnist_of_many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many writers as LEAF has, with a blank image each."""
-    root = tmp_path_factory.mktemp("femnist-of-many")
-    entries = {f"f{user:04d}": {"x": [[user % 2] * 784], "y": [user % 62]} for user in range(3550)}
-    write_leaf(root / "femnist" / "train" / "all_data_0.json", entries)
-    write_leaf(root / "femnist" / "test" / "all_data_0.json", {"other": entries["f0000"]})
-    return root
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_config_trains_a_round(
-    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    if (fixture := needed_files(name)) is not None:
-        monkeypatch.setenv("LIGHTNING_FED_DATA", str(request.getfixturevalue(fixture)))
+    texts = [Path(word.partition("=")[2]).read_text() for word in config_words(name)]
+    data = next((data for words, data in DATA.items() if any(words in text for text in texts)), None)
+    if data is not None:
+        root = request.getfixturevalue(data) if isinstance(data, str) else tmp_path_factory.mktemp("data")
+        monkeypatch.setenv("LIGHTNING_FED_DATA", str(root))
+        if not isinstance(data, str):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+            data(root, monkeypatch)
     cli = FederatedCLI(["fit", *config_words(name), "--trainer.fast_dev_run=true"])
     assert cli.trainer.round == 1
     assert cli.trainer.callback_metrics["train/loss"] > 0

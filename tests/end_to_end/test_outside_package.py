@@ -2,18 +2,15 @@
 
 import gc
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from lightning_fed.cli import main
-from tests.end_to_end.command import environment, rows
+from tests.end_to_end.command import rows
 
 OWN = '''
 import json
@@ -162,23 +159,3 @@ def test_own_parts_train_and_resume_from_the_command_line(folder: Path) -> None:
     assert rows(run)[:4] == table
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["callbacks"]["HalfMean"] == {"rounds": 4}
-
-
-def test_a_changed_option_of_an_own_class_counts(folder: Path) -> None:
-    main(["fit", "--config", "own.yaml", "--trainer.fast_dev_run", "true", "--model.width", "5"])
-    with pytest.raises(SystemExit) as end:
-        main(["fit", "--config", "own.yaml", "--model.widht", "5"])
-    assert end.value.code == 2
-
-
-def test_the_program_itself_finds_the_file_and_does_the_run_again(folder: Path) -> None:
-    main(["fit", "--config", "own.yaml"])
-    saved = folder / "runs" / "own" / "version_0" / "config.yaml"
-    classes = yaml.safe_load(saved.read_text())
-    assert classes["aggregator"]["class_path"] == "own_parts.HalfMean"
-    assert classes["model"]["class_path"] == "own_parts.Sides"
-    program = os.path.join(os.path.dirname(sys.executable), "lightning-fed")
-    start = [program] if os.path.exists(program) else [sys.executable, "-m", "lightning_fed"]
-    done = subprocess.run([*start, "fit", f"--config={saved}"], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert rows(saved.parent.with_name("version_1")) == rows(saved.parent)

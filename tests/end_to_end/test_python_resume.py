@@ -8,18 +8,12 @@ import torch
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.data import Digits
 from lightning_fed.models import MLP, ImageClassifier
+from tests.end_to_end.command import short_trainer
 
 
 def _model(lr: float = 0.1) -> ImageClassifier:
     torch.manual_seed(0)
     return ImageClassifier(MLP(64, (8,)), optimizer=lambda p: torch.optim.SGD(p, lr=lr, momentum=0.9))
-
-
-def _trainer(root: Path, rounds: int, clients: int = 3) -> FederatedTrainer:
-    return FederatedTrainer(
-        accelerator="cpu", max_rounds=rounds, clients_per_round=clients, default_root_dir=str(root), logger=[],
-        enable_progress_bar=False,
-    )  # fmt: skip
 
 
 def _weights(model: ImageClassifier) -> torch.Tensor:
@@ -28,50 +22,50 @@ def _weights(model: ImageClassifier) -> torch.Tensor:
 
 def test_a_longer_run_continues_in_the_same_folder_with_the_same_bits(tmp_path: Path) -> None:
     whole = _model()
-    _trainer(tmp_path / "whole", 5).fit(whole, Digits())
+    short_trainer(tmp_path / "whole", 5).fit(whole, Digits())
     model = _model()
-    _trainer(tmp_path / "parts", 2).fit(model, Digits(), ckpt_path="last")
+    short_trainer(tmp_path / "parts", 2).fit(model, Digits(), ckpt_path="last")
     model = _model()
-    trainer = _trainer(tmp_path / "parts", 5)
-    trainer.fit(model, Digits(), ckpt_path="last")
+    resuming = short_trainer(tmp_path / "parts", 5)
+    resuming.fit(model, Digits(), ckpt_path="last")
     assert torch.equal(_weights(model), _weights(whole))
-    assert trainer.round == 5
+    assert resuming.round == 5
     assert len(list((tmp_path / "parts").glob("*/version_*"))) == 1
 
 
 def test_another_learning_rate_is_refused_instead_of_ignored(tmp_path: Path) -> None:
-    _trainer(tmp_path, 2).fit(_model(lr=0.1), Digits())
+    short_trainer(tmp_path, 2).fit(_model(lr=0.1), Digits())
     with pytest.raises(FederatedError, match=r"lr 0\.1, got 0\.001.*--weights"):
-        _trainer(tmp_path, 4).fit(_model(lr=0.001), Digits(), ckpt_path="last")
+        short_trainer(tmp_path, 4).fit(_model(lr=0.001), Digits(), ckpt_path="last")
 
 
 def test_other_trainer_options_are_another_run(tmp_path: Path) -> None:
-    _trainer(tmp_path, 2).fit(_model(), Digits())
-    _trainer(tmp_path, 2, clients=4).fit(_model(), Digits(), ckpt_path="last")
+    short_trainer(tmp_path, 2).fit(_model(), Digits())
+    short_trainer(tmp_path, 2, clients=4).fit(_model(), Digits(), ckpt_path="last")
     assert len(list(tmp_path.glob("*/version_*"))) == 2
 
 
 def test_a_path_resumes_into_a_new_folder_and_keeps_the_old_one_whole(tmp_path: Path) -> None:
-    _trainer(tmp_path, 3).fit(_model(), Digits())
+    short_trainer(tmp_path, 3).fit(_model(), Digits())
     (first,) = tmp_path.glob("*/version_*")
     before = (first / "metrics.csv").read_bytes()
-    trainer = _trainer(tmp_path, 4)
-    trainer.fit(_model(), Digits(), ckpt_path=str(first / "checkpoints" / "last.ckpt"))
+    resuming = short_trainer(tmp_path, 4)
+    resuming.fit(_model(), Digits(), ckpt_path=str(first / "checkpoints" / "last.ckpt"))
     assert (first / "metrics.csv").read_bytes() == before
-    assert trainer.run is not None
-    assert trainer.run.path != first
-    assert len(trainer.run.metrics.read_text().splitlines()) == 1 + 5
+    assert resuming.run is not None
+    assert resuming.run.path != first
+    assert len(resuming.run.metrics.read_text().splitlines()) == 1 + 5
 
 
 def test_the_checkpoint_opens_with_load_from_checkpoint_and_test_finds_it(tmp_path: Path) -> None:
     model = _model()
-    _trainer(tmp_path, 2).fit(model, Digits())
+    short_trainer(tmp_path, 2).fit(model, Digits())
     (folder,) = tmp_path.glob("*/version_*")
     loaded = ImageClassifier.load_from_checkpoint(folder / "checkpoints" / "last.ckpt", backbone=MLP(64, (8,)))
     assert torch.equal(_weights(loaded), _weights(model))
     fresh = ImageClassifier(MLP(64, (8,)))
-    (by_name,) = _trainer(tmp_path, 2).test(fresh, Digits(), ckpt_path=str(folder / "checkpoints" / "last.ckpt"))
-    (by_object,) = _trainer(tmp_path, 2).test(model, Digits())
+    (by_name,) = short_trainer(tmp_path, 2).test(fresh, Digits(), ckpt_path=str(folder / "checkpoints" / "last.ckpt"))
+    (by_object,) = short_trainer(tmp_path, 2).test(model, Digits())
     assert by_name == by_object
 
 
@@ -98,15 +92,6 @@ def test_a_finished_run_is_found_by_name(tmp_path: Path, ckpt_path: str, which: 
             assert call(other, Digits(), ckpt_path=ckpt_path)
             assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
     assert list(tmp_path.glob("*/version_*")) == [folder]
-
-
-def test_more_time_and_other_bars_go_on_with_the_same_run(tmp_path: Path) -> None:
-    options = {"accelerator": "cpu", "clients_per_round": 3, "default_root_dir": str(tmp_path), "logger": []}
-    FederatedTrainer(max_rounds=1, max_time="00:01:00:00", **options).fit(_model(), Digits())
-    trainer = FederatedTrainer(max_rounds=2, enable_progress_bar=False, **options)
-    trainer.fit(_model(), Digits(), ckpt_path="last")
-    assert trainer.resumed
-    assert len(list(tmp_path.glob("*/version_*"))) == 1
 
 
 def test_nothing_is_written_when_nothing_is_to_be_kept(tmp_path: Path) -> None:

@@ -1,29 +1,21 @@
 """Runs that start from given weights: what they are resumed by, from Python and from the command line."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from lightning_fed import FederatedTrainer
 from lightning_fed.cli import main
 from lightning_fed.data import Digits
 from lightning_fed.models import MLP, ImageClassifier
-from tests.end_to_end.command import assert_same_run, fit_words, rows, run_folders
+from lightning_fed.runs.folder import read_run
+from tests.end_to_end.command import assert_same_run, fit_words, rows, run_folders, short_trainer
 
 
 def model(seed: int = 0) -> ImageClassifier:
     torch.manual_seed(seed)
     return ImageClassifier(MLP(64, (64,)), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-
-
-def trainer(root: Path, rounds: int) -> FederatedTrainer:
-    return FederatedTrainer(
-        accelerator="cpu", max_rounds=rounds, clients_per_round=3, default_root_dir=str(root), logger=[], name="run",
-        enable_progress_bar=False,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -32,15 +24,10 @@ def weights(tmp_path: Path) -> str:
     return str(tmp_path / "given.pt")
 
 
-def facts(folder: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return read
-
-
 def test_resumed_from_python(tmp_path: Path, weights: str) -> None:
-    trainer(tmp_path / "whole", 4).fit(model(), Digits(), weights=weights)
-    trainer(tmp_path / "parts", 2).fit(model(), Digits(), weights=weights)
-    resuming = trainer(tmp_path / "parts", 4)
+    short_trainer(tmp_path / "whole", 4).fit(model(), Digits(), weights=weights)
+    short_trainer(tmp_path / "parts", 2).fit(model(), Digits(), weights=weights)
+    resuming = short_trainer(tmp_path / "parts", 4)
     resuming.fit(model(1), Digits(), weights=weights, ckpt_path="last")
     assert resuming.resumed
     (whole,), (parts,) = run_folders(tmp_path / "whole"), run_folders(tmp_path / "parts")
@@ -49,29 +36,29 @@ def test_resumed_from_python(tmp_path: Path, weights: str) -> None:
 
 
 def test_a_start_with_last_and_no_checkpoint_takes_the_weights(tmp_path: Path, weights: str) -> None:
-    trainer(tmp_path / "plain", 1).fit(model(), Digits(), weights=weights)
-    trainer(tmp_path / "last", 1).fit(model(1), Digits(), weights=weights, ckpt_path="last")
+    short_trainer(tmp_path / "plain", 1).fit(model(), Digits(), weights=weights)
+    short_trainer(tmp_path / "last", 1).fit(model(1), Digits(), weights=weights, ckpt_path="last")
     assert_same_run(*run_folders(tmp_path / "plain"), *run_folders(tmp_path / "last"))
 
 
 def test_weights_make_another_experiment(tmp_path: Path, weights: str) -> None:
-    trainer(tmp_path, 1).fit(model(), Digits())
-    trainer(tmp_path, 2).fit(model(), Digits(), weights=weights, ckpt_path="last")
+    short_trainer(tmp_path, 1).fit(model(), Digits())
+    short_trainer(tmp_path, 2).fit(model(), Digits(), weights=weights, ckpt_path="last")
     without, with_weights = run_folders(tmp_path)
     assert len(rows(without)) == 2, "the run without weights is not gone on with"
-    assert facts(without)["group"] != facts(with_weights)["group"]
-    assert facts(without)["fingerprint"] != facts(with_weights)["fingerprint"]
-    trainer(tmp_path, 3).fit(model(), Digits(), ckpt_path="last")
+    assert read_run(without).group != read_run(with_weights).group
+    assert read_run(without).fingerprint != read_run(with_weights).fingerprint
+    short_trainer(tmp_path, 3).fit(model(), Digits(), ckpt_path="last")
     assert [len(rows(folder)) for folder in run_folders(tmp_path)] == [4, 3]
 
 
 def test_a_finished_run_is_tested_by_the_trainer_that_trained_it(tmp_path: Path, weights: str) -> None:
-    training, trained = trainer(tmp_path, 2), model()
+    training, trained = short_trainer(tmp_path, 2), model()
     training.fit(trained, Digits(), weights=weights)
-    expected = trainer(tmp_path, 2).test(trained, Digits(), verbose=False)
+    expected = short_trainer(tmp_path, 2).test(trained, Digits(), verbose=False)
     training.test(model(4), Digits(), weights=weights, verbose=False)
     assert training.test(model(3), Digits(), ckpt_path="last", verbose=False) == expected
-    fresh = trainer(tmp_path, 2)
+    fresh = short_trainer(tmp_path, 2)
     assert fresh.test(model(3), Digits(), ckpt_path="last", weights=weights, verbose=False) == expected
 
 
@@ -82,13 +69,15 @@ def test_resumed_by_the_same_words_and_by_its_own_config(tmp_path: Path, weights
     main(fit_words(root, 3, f"--weights={weights}", "--ckpt_path=last"))
     (folder,) = run_folders(root)
     assert len(rows(folder)) == 4
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (saved["weights"], saved["ckpt_path"]) == (weights, None), "what is resumed is no part of a run"
     main(["fit", f"--config={folder / 'config.yaml'}", "--ckpt_path=last", "--trainer.max_rounds=4"])
     assert run_folders(root) == [folder]
     assert_same_run(*run_folders(tmp_path / "whole"), folder)
     main(fit_words(tmp_path / "fresh", 4))
     (fresh,) = run_folders(tmp_path / "fresh")
     assert rows(fresh)[0] != rows(folder)[0], "the run started from the weights"
-    assert facts(fresh)["group"] != facts(folder)["group"]
+    assert read_run(fresh).group != read_run(folder).group
 
 
 def test_a_run_of_the_command_line_is_tested_by_its_own_config(
