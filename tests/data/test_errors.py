@@ -182,10 +182,7 @@ def test_read_idx_knows_the_types_of_the_format(tmp_path: Path, dtype: str) -> N
             {"partitioner": Shards(4)},
             "`--data.partitioner.classes_per_client` to be at most the number of classes, 3, got 4.",
         ),
-        (
-            {"targets": [1, 2]},
-            "`--data.targets` to hold one value for each of the 30 training samples, got 2.",
-        ),
+        ({"targets": [1, 2]}, "`--data.targets` to hold one value for each of the 30 training samples, got 2."),
         (
             {"targets": "label"},
             "`--data.targets` to hold one value for each of the 30 training samples, got something else.",

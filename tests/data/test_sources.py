@@ -112,10 +112,7 @@ def test_every_sample_once_and_the_last_short_batch_kept(sizes: list[int], batch
     ends = np.cumsum([0, *sizes])
     split = Split.of([np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)])
     generator = torch.Generator().manual_seed(seed)
-    pair = (
-        TensorSource((values,), split, batch_size),
-        LoaderSource(TensorDataset(values), split, batch_size),
-    )
+    pair = (TensorSource((values,), split, batch_size), LoaderSource(TensorDataset(values), split, batch_size))
     for client, size in enumerate(sizes):
         order = torch.randperm(size, generator=generator)
         fast, slow = ([batch[0].tolist() for batch in source.batches(client, order, seed)] for source in pair)

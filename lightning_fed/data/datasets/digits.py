@@ -43,11 +43,7 @@ class Digits(BundledDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_clients=num_clients,
-            partitioner=partitioner,
-            batch_size=batch_size,
-            val_fraction=val_fraction,
-            **kwargs,
+            num_clients=num_clients, partitioner=partitioner, batch_size=batch_size, val_fraction=val_fraction, **kwargs
         )
         expect_number("--data.test_fraction", test_fraction, least=0, below=1)
         self.test_fraction = test_fraction

@@ -8,14 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.data import (
-    BinaryColors,
-    ClassColors,
-    ClientColors,
-    ClientRotation,
-    FeatureSkew,
-    FederatedDataModule,
-)
+from lightning_fed.data import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew, FederatedDataModule
 from lightning_fed.data.skews import DataFacts, SkewedBatches
 
 N, CLASSES = 120, 6

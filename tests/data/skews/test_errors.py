@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fed.data import (
-    BinaryColors,
-    ClassColors,
-    ClientColors,
-    ClientRotation,
-    FeatureSkew,
-)
+from lightning_fed.data import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.errors import FederatedError
 from tests.data.skews.parts import X, Y, module, prepared
 

@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.data import (
-    BinaryColors,
-    ClassColors,
-    ClientColors,
-    ClientRotation,
-    FeatureSkew,
-)
+from lightning_fed.data import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.data.skews import DataFacts
 from tests.data.skews.parts import CLASSES, N, X, Y, generator_of, prepared
 
