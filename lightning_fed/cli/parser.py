@@ -10,11 +10,13 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.cli.class_change import class_rules
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
+from lightning_fed.cli.removed import drop_removed
 from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["FederatedArgumentParser"]
@@ -96,6 +98,14 @@ class FederatedArgumentParser(LightningArgumentParser):
             self.error(f"Problems parsing config: {error.reason} line 1, column {error.start + 1}", error)
         self.open_files.pop()
         return parsed
+
+    def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Namespace:
+        """Leaves out what is no option any more, as a file that was saved before may name it."""
+        if dropped := drop_removed(cfg, parent_key):
+            where = f" of {self.open_files[-1]}" if self.open_files else ""
+            rank_zero_info(f"Left out{where}: {', '.join(dropped)}, of which CHANGELOG.md says why it is no more.")
+        config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)
+        return config
 
     def add_instantiator(self, instantiator: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Adds a function that builds classes; what it raises is kept for ``instantiate_classes``."""

@@ -155,15 +155,15 @@ def gather_training(engine: Engine) -> None:
     own = (
         counts,
         watch.clients,
-        engine.assignment.trained,
+        engine.assignment.keeps,
         engine.reducer.entries(),
         logged_here(engine.recorder, engine.module),
     )
     everyone = processes.exchange(own, "training")
-    numbers, diverged, trained, entries, logged = zip(*everyone, strict=True)
+    numbers, diverged, keep, entries, logged = zip(*everyone, strict=True)
     engine.samples, engine.end_samples, start.samples = (sum(part[at] for part in numbers) for at in range(3))
     engine.max_steps = max(part[3] for part in numbers)
     watch.settle(sorted(client for part in diverged for client in part))
-    engine.assignment.take_note(trained)
+    engine.assignment.take_note(keep)
     engine.reducer.everyone = list(entries)
     merge_logged(logged, engine.recorder, engine.module)

@@ -119,7 +119,7 @@ class Engine(ABC):
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = trainer.weights.to(trainer.vector.dtype)
         clients = self._exchange(cohort, own)
-        with apart(trainer.processes, self.recorder), self.assignment.timing(clients):
+        with apart(trainer.processes, self.recorder):
             for update in self.updates(clients):
                 self._enter(update)
             self.recorder.position = self.reducer.last_id

@@ -20,8 +20,10 @@ __all__ = ["RunFolder", "create_run", "find_runs", "fingerprint", "open_run", "r
 # processes share it, and how.
 _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",
-    "strategy", "balance",
+    "strategy",
 )  # fmt: skip
+# Options that are no more, with the value that the runs of today share with those that were made before.
+_REMOVED = {"cuda_graphs": False}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
         A hexadecimal string of 64 digits.
     """
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
+    if isinstance(kept.get("trainer"), dict):
+        kept["trainer"] = {**_REMOVED, **kept["trainer"]}
     for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
         *parents, last = key.split(".")
         place: Any = kept

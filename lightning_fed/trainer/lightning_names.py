@@ -170,7 +170,6 @@ class LightningNames:
     accumulate_grad_batches: int = option("accumulate_grad_batches")
     deterministic: bool | Literal["warn"] = option("deterministic")
     compile: CompileMode | None = option("compile", at="options.local.compile_mode")
-    balance: str = option("balance")
     full_gradient_mode: str = option("full_gradient_mode")
     full_gradient_batch_size: int | None = option("full_gradient_batch_size")
     full_gradient_weight_decay: bool = option("full_gradient_weight_decay")

@@ -53,7 +53,6 @@ class TrainerOptions:
     devices: list[int] | str | int
     num_nodes: int
     strategy: str
-    balance: Literal["samples", "measured"]
     precision: str | int
     memory_format: Literal["preserve", "channels_last"]
     logger: Logger | list[Logger] | bool | None
@@ -92,7 +91,6 @@ class TrainerOptions:
             expect_choice("--trainer.gradient_clip_algorithm", self.local.gradient_clip_algorithm, ("norm", "value"))
         for name, known in _CHOICES.items():
             expect_choice(f"--trainer.{name}", options[name], known)
-        _expect_balance(self.balance, self.local.deterministic)
         share = self.local.max_diverged
         if not is_number(share, least=0, below=1):
             raise _error("max_diverged", "a share in [0, 1)", share)
@@ -176,15 +174,6 @@ def _expect_numbers(options: dict[str, Any]) -> None:
         expect_count("--trainer.seed", seed, least=0)
     if not isinstance(rounds, int) or rounds < 0:
         raise _error("fast_dev_run", "true, false or a number of rounds", rounds)
-
-
-def _expect_balance(balance: Any, deterministic: Any) -> None:
-    expect_choice("--trainer.balance", balance, ("samples", "measured"))
-    if balance == "measured" and deterministic is True:
-        raise FederatedError(
-            "Expected `--trainer.balance` to be samples under `--trainer.deterministic true`, got measured: it divides "
-            "the clients by the clock, which gives other last bits on another day; change one of the two."
-        )
 
 
 def _expect_places(root: Any, name: Any) -> None:

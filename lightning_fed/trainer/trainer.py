@@ -53,8 +53,6 @@ class FederatedTrainer(LightningNames):
             one, or as many as torchrun has started.
         num_nodes: Machines to use.
         strategy: Fabric strategy: ``auto``, or ``clients`` for processes that share a cohort.
-        balance: How several processes divide a cohort: by the clients' ``samples``, or by these and the ``measured``
-            speed of each process, so that a slower one gets fewer; the last bits then differ from run to run.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
         memory_format: How ``fit`` lays out the weights of 2-D convolutions: as the module has them (``preserve``), or
             ``channels_last``, which mostly is faster and rounds otherwise; the module keeps it.
@@ -109,7 +107,6 @@ class FederatedTrainer(LightningNames):
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
         strategy: str = "auto",
-        balance: Literal["samples", "measured"] = "samples",
         precision: str | int = "32-true",
         memory_format: Literal["preserve", "channels_last"] = "preserve",
         logger: Logger | list[Logger] | bool | None = None,
@@ -154,7 +151,7 @@ class FederatedTrainer(LightningNames):
             deterministic=deterministic,
         )  # fmt: skip
         given = TrainerOptions(
-            local, accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, balance=balance,
+            local, accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy,
             precision=precision, memory_format=memory_format, logger=logger, callbacks=callbacks,
             default_root_dir=default_root_dir, name=name, seed=seed, max_rounds=max_rounds,
             clients_per_round=clients_per_round, sampler=sampler, client_states=client_states,

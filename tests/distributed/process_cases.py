@@ -1,6 +1,5 @@
 """What a run does, for one process and for two: each case returns what must not depend on their number."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -234,23 +233,6 @@ def taped(devices: int, folder: Path) -> Result:
     return {**result, "cohorts": tape.cohorts, "own": tape.batches}
 
 
-class Slow(FederatedCallback):
-    """Makes the second process slow."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        time.sleep(0.02 * trainer.global_rank)
-
-
-def measured(devices: int, folder: Path) -> Result:
-    """Clients of one size that keep control variates, in two processes of which one is slow."""
-    tape = Tape()
-    result = fit(
-        devices, SCAFFOLD(), Slow(), tape, data=make_data("equal"), max_rounds=8, clients_per_round=5,
-        balance="measured",
-    )  # fmt: skip
-    return {**result, "cohorts": tape.cohorts, "own": sorted(tape.batches)}
-
-
 def uneven(devices: int, folder: Path) -> Result:
     """Many clients at once, of which one process gets nearly all, as they are small."""
     made, capacities = vectorized.Lanes.__init__, []
@@ -435,7 +417,6 @@ CASES: dict[str, Case] = {
     "predict": partial(call, what="predict"),
     "shuffled": shuffled,
     "taped": taped,
-    "measured": measured,
     "uneven": uneven,
     **{f"kept {where}": partial(kept, where=where, rounds=6) for where in ("device", "host", "disk")},
     "begun": partial(kept, where="device", rounds=3, at="begun"),

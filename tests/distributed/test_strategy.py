@@ -69,8 +69,8 @@ def test_torchrun_says_how_many_devices_there_are(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_number_of_processes_is_no_part_of_the_experiment() -> None:
-    options = {"devices": 1, "num_nodes": 1, "strategy": "auto", "balance": "samples", "local_steps": 2}
-    same = {**options, "devices": 2, "strategy": "clients", "balance": "measured"}
+    options = {"devices": 1, "num_nodes": 1, "strategy": "auto", "local_steps": 2}
+    same = {**options, "devices": 2, "strategy": "clients"}
     assert fingerprint({"trainer": options}) == fingerprint({"trainer": same})
     assert fingerprint({"trainer": options}) != fingerprint({"trainer": {**same, "local_steps": 3}})
 

@@ -21,7 +21,6 @@ BAD: dict[str, list[Any]] = {
     "devices": [0, "x"],
     "num_nodes": [*COUNT, None],
     "strategy": ["ring"],
-    "balance": ["time", None, True],
     "precision": ["16-mixed", "8", 7, None],
     "logger": ["wandb", 3, ["csv"]],
     "callbacks": [3, "FedAvg", [FedAvg], [FedAvg(), FedAvg()]],
@@ -91,7 +90,6 @@ GOOD: list[dict[str, Any]] = [
     {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
     {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3}, {"compile": True},
     {"compile": "default"}, {"compile": "reduce-overhead"}, {"compile": "max-autotune"},
-    {"balance": "measured"}, {"balance": "measured", "deterministic": "warn"},
     {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
     {"full_gradient_weight_decay": True}, {"memory_format": "channels_last"},
 ]  # fmt: skip
@@ -107,11 +105,6 @@ def test_epochs_and_steps_exclude_each_other() -> None:
         make(local_epochs=1, local_steps=1)
     assert make().local_epochs == 1
     assert make(local_steps=4).local_epochs is None
-
-
-def test_a_division_by_the_clock_is_not_deterministic() -> None:
-    with pytest.raises(FederatedError, match=r"--trainer\.balance` to be samples under `--trainer\.deterministic true"):
-        make(balance="measured", deterministic=True)
 
 
 @pytest.mark.parametrize(
