@@ -96,16 +96,16 @@ class GlobalBuffers:
         """Whether any client's buffers are kept here."""
         return bool(self._of_client)
 
-    def take(self, client: int) -> dict[str, Tensor]:
+    def move_out(self, client: int) -> dict[str, Tensor]:
         """Gives away a client's buffers, for the process that trains it next; nothing if it has none here."""
         return _moved(self._of_client.pop(client, {}), "cpu")
 
-    def give(self, client: int, own: dict[str, Tensor]) -> None:
+    def move_in(self, client: int, own: dict[str, Tensor]) -> None:
         """Keeps a client's buffers that come from another process."""
         if own:
             self._of_client[client] = _moved(own, next(iter(self.values.values())).device)
 
-    def forget(self, client: int) -> None:
+    def drop(self, client: int) -> None:
         """Drops a client's buffers, which have changed elsewhere."""
         self._of_client.pop(client, None)
 
@@ -132,7 +132,7 @@ class GlobalBuffers:
             self.values[name].copy_(value)
         self._of_client = {}
         for client, own in state["of_client"].items():
-            self.give(client, own)
+            self.move_in(client, own)
 
 
 def _moved(buffers: dict[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:

@@ -102,21 +102,21 @@ class ClientStates:
         """Whether there is any record."""
         return bool(self._keys)
 
-    def take(self, client: int) -> dict[str, Tensor]:
+    def move_out(self, client: int) -> dict[str, Tensor]:
         """Gives away a client's records, for the process that trains it next: copies on the CPU, by key."""
         taken = {}
         for record in self._of(client):
             held = self._held.get(record)
             taken[record.partition("/")[0]] = self._read(self._files[record]) if held is None else held.cpu()
-        self.forget(client)
+        self.drop(client)
         return taken
 
-    def give(self, client: int, records: dict[str, Tensor]) -> None:
+    def move_in(self, client: int, records: dict[str, Tensor]) -> None:
         """Keeps records of a client that come from another process."""
         for key, value in records.items():
             self.store(key, client, value)
 
-    def forget(self, client: int) -> None:
+    def drop(self, client: int) -> None:
         """Drops a client's records, which have changed elsewhere; files that a checkpoint refers to stay."""
         for record in self._of(client):
             self._held.pop(record, None)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapreplace
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lightning_fed.core.updates import Client, Cohort
-from lightning_fed.distributed.parcels import pack, room_for, unpack
 
 if TYPE_CHECKING:
     from lightning_fed.core.buffers import GlobalBuffers
@@ -17,9 +14,6 @@ if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["Assignment", "assign_clients"]
-
-_Move: TypeAlias = tuple[int, int]  # from one process to another
-
 
 def assign_clients(clients: Sequence[Client], size: int, most: int | None = None) -> list[tuple[Client, ...]]:
     """Divides clients over processes: the largest first, each to the process with the least work so far.
@@ -88,57 +82,23 @@ class Assignment:
                 self._holders.update((client.id, rank) for client in share)
 
     def _hand_over(self) -> None:
-        """Moves what clients keep, from each process to each other one in turn; the rest forget what they had.
+        """Brings what clients keep from the process that has it to the one that trains them; others drop theirs.
 
-        What can fail on one process comes before the exchange, which tells the others, or after the last move: in
-        between they would wait for it for ever, so one that fails all the same breaks their wait.
+        What moves is told to all, as everything else is: a process that cannot give it says so instead.
         """
-        rank, moving = self._processes.rank, self._moves()
-        parcels = {move: pack(self._take(clients), move[1]) for move, clients in moving.items() if move[0] == rank}
-        arrived: list[tuple[int, Any]] = []
-        if moving:
-            own = {move: len(parcel) for move, parcel in parcels.items()}
-            sizes = {
-                move: size for part in self._processes.exchange(own, "client state") for move, size in part.items()
-            }
-            with self._processes.waited_for():
-                carried = self._carry(parcels, sizes)
-            while carried:
-                move, packed = carried.popitem()
-                arrived.extend(zip(moving[move], unpack(packed), strict=True))
-        for target, share in enumerate(self._shares):
-            if target != rank:
-                for client in share:
-                    for keeper in self._keepers:
-                        keeper.forget(client.id)
-        while arrived:  # each is let go of once it is kept
-            self._give(*arrived.pop())
-
-    def _moves(self) -> dict[_Move, list[int]]:
-        """The clients whose state moves, by the process that has it and the one that needs it."""
-        moving: dict[_Move, list[int]] = {}
-        for target, share in enumerate(self._shares):
-            for client in share:
-                source = self._holders.get(client.id, target)
-                if source != target:
-                    moving.setdefault((source, target), []).append(client.id)
-        return moving
-
-    def _take(self, clients: list[int]) -> list[Any]:
-        return [[keeper.take(i) for keeper in self._keepers] for i in clients]
-
-    def _carry(self, parcels: dict[_Move, Tensor], sizes: dict[_Move, int]) -> dict[_Move, Tensor]:
-        """Sends this process's parcels, which are let go of; returns those that came to it."""
         rank = self._processes.rank
-        arrived: dict[_Move, Tensor] = {}
-        for move in sorted(sizes):
-            if rank == move[0]:
-                self._processes.hand_over(parcels.pop(move), *move)
-            elif rank == move[1]:
-                arrived[move] = room_for(sizes[move])
-                self._processes.hand_over(arrived[move], *move)
-        return arrived
-
-    def _give(self, client: int, parts: list[Any]) -> None:
-        for keeper, part in zip(self._keepers, parts, strict=True):
-            keeper.give(client, part)
+        targets = {client.id: target for target, share in enumerate(self._shares) for client in share}
+        moving = [client for client, target in targets.items() if self._holders.get(client, target) != target]
+        everyone: list[dict[int, list[Any]]] = []
+        if moving:
+            own = [client for client in moving if self._holders[client] == rank]
+            moved = {client: [keeper.move_out(client) for keeper in self._keepers] for client in own}
+            everyone = self._processes.exchange(moved, "client state")
+        for client, target in targets.items():
+            if target != rank:
+                for keeper in self._keepers:
+                    keeper.drop(client)
+        arrived = {client: parts for part in everyone for client, parts in part.items() if targets[client] == rank}
+        for client, parts in arrived.items():
+            for keeper, part in zip(self._keepers, parts, strict=True):
+                keeper.move_in(client, part)

@@ -150,32 +150,6 @@ class Processes:
                 for tensor in tensors:
                     dist.broadcast(tensor, source)
 
-    def hand_over(self, tensor: Tensor, source: int, target: int) -> None:
-        """Copies a tensor on the CPU from one process to another; called by these two, it begins with no exchange.
-
-        Args:
-            tensor: What the one gives, or what the other has room for it in.
-            source: The one that gives it.
-            target: The other.
-        """
-        with _noticing(self._strategy):
-            if self.rank == source:
-                dist.send(tensor, target)
-            else:
-                dist.recv(tensor, source)
-
-    @contextmanager
-    def waited_for(self) -> Iterator[None]:
-        """Within the block others wait for this process, and not for what it says: if it fails it leaves them.
-
-        Their wait then ends as if this process had died.
-        """
-        try:
-            yield
-        except BaseException:
-            self._leave()
-            raise
-
     def gather_tensor(self, tensor: Tensor, group: Any = None) -> list[Tensor]:
         """Returns a tensor of each process, of any shape, as torchmetrics asks for it.
 

@@ -5,14 +5,11 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from lightning_fed.core.client_states import ClientStates
-from lightning_fed.distributed import parcels
-from lightning_fed.distributed.processes import Processes
 
 # A script is started by its path, where the package of the tests is not found by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -35,38 +32,17 @@ class Ends(FederatedCallback):
 
 
 def refuse(name: str, rank: int) -> None:
-    """Lets a process fail as it takes or gives a client's state, which others wait for."""
+    """Lets a process fail as a client's state leaves it or comes to it, or give what cannot be told to the others."""
     method = getattr(ClientStates, name)
 
     def refusing(states: ClientStates, client: int, *records: Any) -> Any:
         if torch.distributed.get_rank() == rank:
+            if HOW.startswith("foreign"):
+                return {"foreign": lambda: None}
             raise FederatedError(f"Expected a record that can be moved, but {name} fails.")
         return method(states, client, *records)
 
     setattr(ClientStates, name, refusing)
-
-
-def spoil(what: str, rank: int) -> None:
-    """Lets a process fail as what clients keep is packed, as it arrives, or as there is no room for it."""
-    if int(os.environ.get("LOCAL_RANK", "0")) != rank:
-        return
-    if what == "pack":
-        take = ClientStates.take
-        ClientStates.take = lambda states, client: {**take(states, client), "foreign": lambda: None}
-    elif what == "room":
-
-        def none(*args: Any, **options: Any) -> Any:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-        parcels.torch = SimpleNamespace(**{**vars(torch), "empty": none})
-    else:
-
-        def full(processes: Processes, *args: Any) -> Any:
-            if processes.rank == args[-1]:
-                raise MemoryError("no room for what arrives")
-            return hand_over(processes, *args)
-
-        hand_over, Processes.hand_over = Processes.hand_over, full
 
 
 def run(name: str, *callbacks: Any, devices: Any = 2, **others: Any) -> None:
@@ -88,11 +64,8 @@ def main() -> None:
         run("second", Ends(signal.SIGTERM, 1))
     elif act == "kill":
         run("run", Ends(signal.SIGKILL, int(rank)))
-    elif act in ("take", "give"):
-        refuse(act, int(rank))
-        run("run", SCAFFOLD(), clients_per_round=4, client_states="host", max_rounds=12)
-    elif act in ("pack", "arrive", "room"):
-        spoil(act, int(rank))
+    elif act in ("move_out", "move_in", "foreign"):
+        refuse("move_out" if act == "foreign" else act, int(rank))
         run("run", SCAFFOLD(), clients_per_round=4, client_states="host", max_rounds=12)
     else:
         run("run", devices="auto" if act == "torchrun" else 2)
