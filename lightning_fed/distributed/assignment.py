@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapreplace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning_fed.core.buffers import GlobalBuffers
+from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.updates import Client, Cohort
-
-if TYPE_CHECKING:
-    from lightning_fed.core.buffers import GlobalBuffers
-    from lightning_fed.core.client_states import ClientStates
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.distributed.processes import Processes
 
 __all__ = ["Assignment", "assign_clients"]
+
 
 def assign_clients(clients: Sequence[Client], size: int, most: int | None = None) -> list[tuple[Client, ...]]:
     """Divides clients over processes: the largest first, each to the process with the least work so far.
@@ -49,13 +48,15 @@ class Assignment:
     files of the checkpoint that the run was resumed from, which all can read.
 
     Args:
-        trainer: The trainer, set up for ``fit`` and restored.
+        processes: The processes of the run.
+        keepers: What holds something of clients, restored.
+        most: See ``assign_clients``.
     """
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
-        self._processes = trainer.processes
-        self._most = trainer.source.batch_size if trainer.local_steps is not None else None
-        self._keepers: tuple[ClientStates | GlobalBuffers, ...] = (trainer.client_states, trainer.buffers)
+    def __init__(
+        self, processes: Processes, keepers: tuple[ClientStates | GlobalBuffers, ...], most: int | None = None
+    ) -> None:
+        self._processes, self._keepers, self._most = processes, keepers, most
         self._shares: list[tuple[Client, ...]] = []
         self._holders: dict[int, int] = {}
         self._in_use = self.keeps  # after a restart all read the same files

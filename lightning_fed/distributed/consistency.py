@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Standing", "expect_same_data", "expect_same_standing", "option_sums", "share_model"]
+__all__ = ["Standing", "checksum", "expect_same_data", "expect_same_standing", "share_model"]
 
 
 class Standing(NamedTuple):
@@ -24,31 +25,28 @@ class Standing(NamedTuple):
     Attributes:
         signum: The signal that has asked it to stop, None for none.
         should_stop: Whether a callback has.
-        model: A checksum of its global model.
-        options: One for each hyper-parameter of its local optimizer, by name.
+        held: A checksum of what it goes on with.
     """
 
     signum: int | None
     should_stop: bool
-    model: str
-    options: dict[str, int]
+    held: int
 
 
-def option_sums(optimizer: Optimizer) -> dict[str, int]:
-    """Computes a checksum of each hyper-parameter over all parameter groups; objects are left out."""
-    values: dict[str, list[Any]] = {}
-    for group in optimizer.param_groups:
-        for name, value in group.items():
-            plain = value.tolist() if isinstance(value, Tensor) else value
-            if name != "params" and _is_plain(plain):
-                values.setdefault(name, []).append(plain)
-    return {name: crc32(repr(found).encode()) for name, found in values.items()}
+def checksum(weights: Tensor, optimizer: Optimizer) -> int:
+    """Computes a checksum of the global model and of all hyper-parameters that it is trained by; objects are left out.
 
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))
+    Args:
+        weights: The global vector, shape (d,).
+        optimizer: The local optimizer.
+    """
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    plain = json.dumps(
+        [float(weights.double().sum()), groups],
+        sort_keys=True,
+        default=lambda value: value.tolist() if isinstance(value, Tensor) else None,
+    )
+    return crc32(plain.encode())
 
 
 def expect_same_standing(everyone: list[Standing], round: int) -> None:
@@ -57,21 +55,12 @@ def expect_same_standing(everyone: list[Standing], round: int) -> None:
     Raises:
         FederatedError: If one holds another model, or trains it otherwise.
     """
-    ending = (
-        "a callback or schedule must change it alike on each, without drawing from a stream of its own; or set "
-        "`--trainer.devices 1`."
-    )
-    if len({standing.model for standing in everyone}) > 1:
+    if len({standing.held for standing in everyone}) > 1:
         raise FederatedError(
-            f"Expected all processes to hold the same global model after round {round}, but they differ: {ending}"
+            "Expected all processes to hold the same global model, and the same options of the local optimizer, after "
+            f"round {round}, but they differ: a callback or schedule must change them alike on each, without drawing "
+            "from a stream of its own; or set `--trainer.devices 1`."
         )
-    options = [standing.options for standing in everyone]
-    for name in sorted(set().union(*options)):
-        if len({of_one.get(name) for of_one in options}) > 1:
-            raise FederatedError(
-                f"Expected all processes to train by the same `{name}` of the local optimizer after round {round}, but "
-                f"they differ: {ending}"
-            )
 
 
 def expect_same_data(processes: Processes, seed: int, sizes: Any, split_hash: str | None) -> None:

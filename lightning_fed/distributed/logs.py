@@ -15,7 +15,7 @@ from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Logged", "apart", "gather_logged", "logged_here", "merge_logged", "sync_metrics"]
+__all__ = ["Logged", "gather_logged", "logged_here", "logging_alone", "merge_logged", "sync_metrics"]
 
 
 class Logged(NamedTuple):
@@ -33,14 +33,14 @@ class Logged(NamedTuple):
 
 
 @contextmanager
-def apart(processes: Processes, recorder: MetricRecorder) -> Iterator[None]:
+def logging_alone(processes: Processes, recorder: MetricRecorder) -> Iterator[None]:
     """Lets each process do its own part of some work; what is logged must be brought together afterwards.
 
     What was logged before was logged by all alike, and counts once.
     """
     if processes.rank > 0:
         recorder.series = {}
-    with processes.apart():
+    with processes.working_alone():
         yield
 
 

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lightning_fed.core.reduction import RoundReducer, is_averaged
 from lightning_fed.core.updates import Client, Need, ReducedUpdate
-from lightning_fed.distributed.logs import logged_here, merge_logged
 from lightning_fed.distributed.processes import Processes
 
-if TYPE_CHECKING:
-    from lightning_fed.engines import Engine
-    from lightning_fed.trainer import FederatedTrainer
-
-__all__ = ["SharedReducer", "gather_rows", "gather_training", "make_reducer"]
+__all__ = ["SharedReducer", "gather_rows", "make_reducer"]
 
 # A client that entered, its weight, its distance, and its loss if that was asked for.
 _Entry: TypeAlias = tuple[Client, float, float, float | None]
 
 
-def make_reducer(trainer: FederatedTrainer, num_registered: int) -> RoundReducer:
-    """Makes what a round keeps of the updates, over all processes of the run."""
-    needs = trainer.aggregator.all_needs
-    if trainer.processes.size == 1:
-        return RoundReducer(trainer.weights, needs, num_registered)
-    averaged = trainer.buffers.live.tensors if trainer.aggregator.buffers == "average" else dict
-    return SharedReducer(trainer.processes, averaged, trainer.weights, needs, num_registered)
+def make_reducer(processes: Processes, averaged: Callable[[], dict[str, Tensor]], *args: Any) -> RoundReducer:
+    """Makes what a round keeps of the updates, over all processes of the run; see ``SharedReducer``."""
+    return RoundReducer(*args) if processes.size == 1 else SharedReducer(processes, averaged, *args)
 
 
 class SharedReducer(RoundReducer):
@@ -114,9 +105,10 @@ class SharedReducer(RoundReducer):
                 other = torch.stack(self._moments)
                 self._processes.broadcast(other, source=rank)
                 total += count
-                apart = other[0].sub_(parts[0])
-                parts[0].add_(apart, alpha=count / total)
-                parts[1].add_(other[1]).addcmul_(apart, apart, value=(total - count) * count / total)
+                difference = other[0].sub_(parts[0])
+                parts[0].add_(difference, alpha=count / total)
+                parts[1].add_(other[1])
+                parts[1].addcmul_(difference, difference, value=(total - count) * count / total)
         for moment, part in zip(self._moments, parts, strict=True):
             moment.copy_(part)
 
@@ -137,33 +129,3 @@ def gather_rows(processes: Processes, rows: Tensor, places: list[int], total: in
     whole.index_copy_(0, torch.tensor(places, dtype=torch.long, device=rows.device), rows)
     processes.sum(whole, what=None)  # each row and zeros: exact
     return whole
-
-
-def gather_training(engine: Engine) -> None:
-    """Brings together what each process has found out about its own clients of a round, in one exchange.
-
-    Counts are added up, logged values merged, and who diverged is settled; the reducer learns whose updates entered.
-
-    Raises:
-        FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
-    """
-    processes, start, watch = engine.trainer.processes, engine.start_gradients, engine.divergence
-    if processes.size == 1:
-        return
-    assert isinstance(engine.reducer, SharedReducer)
-    counts = (engine.samples, engine.end_samples, start.samples, engine.max_steps)
-    own = (
-        counts,
-        watch.clients,
-        engine.assignment.keeps,
-        engine.reducer.entries(),
-        logged_here(engine.recorder, engine.module),
-    )
-    everyone = processes.exchange(own, "training")
-    numbers, diverged, keep, entries, logged = zip(*everyone, strict=True)
-    engine.samples, engine.end_samples, start.samples = (sum(part[at] for part in numbers) for at in range(3))
-    engine.max_steps = max(part[3] for part in numbers)
-    watch.settle(sorted(client for part in diverged for client in part))
-    engine.assignment.take_note(keep)
-    engine.reducer.everyone = list(entries)
-    merge_logged(logged, engine.recorder, engine.module)

@@ -43,11 +43,15 @@ class ClientsStrategy(DDPStrategy):
         timeout: How long a process waits for another one that lives: longer than the difference of their shares of a
             round can be.
         **kwargs: Passed to Fabric's strategy.
+
+    Attributes:
+        processes: The processes of the run, as soon as Fabric has said how many they are.
     """
+
+    processes: Processes
 
     def __init__(self, timeout: timedelta = timedelta(hours=6), **kwargs: Any) -> None:
         super().__init__(timeout=timeout, start_method="popen", **kwargs)
-        self.processes = Processes(self)
         self._backward_sync_control = None
 
     def setup_module(self, module: Module) -> Module:  # type: ignore[override]  # Fabric's wraps it
@@ -57,7 +61,6 @@ class ClientsStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         """Waits for all processes."""
         super().setup_environment()
-        self.processes.connect(self._timeout.total_seconds() if self._timeout is not None else 0.0)
         atexit.register(_part)
         self._launcher.joined.set()  # type: ignore[union-attr]  # made below
 
@@ -90,6 +93,7 @@ class ClientsStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
         self._launcher = _Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+        self.processes = Processes(self.global_rank, self.world_size, self.find_lost)
 
     def _get_process_group_backend(self) -> str:
         """Lets objects travel over the host's sockets, which close when a process dies; NCCL's wait."""

@@ -16,8 +16,8 @@ from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
 from lightning_fed.distributed.assignment import Assignment
-from lightning_fed.distributed.logs import apart
-from lightning_fed.distributed.reducer import gather_training
+from lightning_fed.distributed.logs import logged_here, logging_alone, merge_logged
+from lightning_fed.distributed.reducer import SharedReducer
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.local_step import overriding_hooks
@@ -65,7 +65,8 @@ class Engine(ABC):
         self.step_start_hooks = overriding_hooks(trainer, "on_local_step_start")
         self.max_steps = self.samples = self.end_samples = 0
         self.divergence = DivergenceWatch(trainer, recorder)
-        self.assignment = Assignment(trainer)
+        most = source.batch_size if trainer.local_steps is not None else None
+        self.assignment = Assignment(trainer.processes, (trainer.client_states, trainer.buffers), most)
         self._set_up_gradients()
 
     def _set_up_gradients(self) -> None:
@@ -119,13 +120,30 @@ class Engine(ABC):
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = trainer.weights.to(trainer.vector.dtype)
         clients = self._exchange(cohort, own)
-        with apart(trainer.processes, self.recorder):
+        with logging_alone(trainer.processes, self.recorder):
             for update in self.updates(clients):
                 self._enter(update)
             self.recorder.position = self.reducer.last_id
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
-        gather_training(self)
+        if trainer.processes.size > 1:
+            self._gather_training()
         return self.reducer.reduce(cohort.round)
+
+    def _gather_training(self) -> None:
+        """Brings together what each process has found out about its own clients of a round, in one exchange."""
+        assert isinstance(self.reducer, SharedReducer)
+        start, kept = self.start_gradients, self.assignment.keeps
+        counts = (self.samples, self.end_samples, start.samples, self.max_steps)
+        logged = logged_here(self.recorder, self.module)
+        own = (counts, self.divergence.clients, kept, self.reducer.entries(), logged)
+        everyone = self.trainer.processes.exchange(own, "training")
+        numbers, diverged, keep, entries, all_logged = zip(*everyone, strict=True)
+        self.samples, self.end_samples, start.samples = (sum(part[at] for part in numbers) for at in range(3))
+        self.max_steps = max(part[3] for part in numbers)
+        self.divergence.settle(sorted(client for part in diverged for client in part))
+        self.assignment.take_note(keep)
+        self.reducer.everyone = list(entries)
+        merge_logged(all_logged, self.recorder, self.module)
 
     def _exchange(self, cohort: Cohort, own: tuple[Client, ...]) -> tuple[Client, ...]:
         """Computes the cohort's gradients at w, if they are asked for; returns those of its own that have one."""

@@ -111,7 +111,7 @@ class ComputedStartGradients:
             self._own = torch.empty_like(self.trainer.weights)
         if self.level != "cohort" or not cohort.clients:
             return None
-        with self.trainer.processes.apart():
+        with self.trainer.processes.working_alone():
             rows, losses = self._compute_rows(own)
         self._arrange(own, cohort.clients, rows, losses)
         if not self.exchanged:

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from lightning_fed.core.overrides import accepts, batch_transfer, overrides, requires
 from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.distributed.logs import apart, gather_logged
+from lightning_fed.distributed.logs import gather_logged, logging_alone
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module
@@ -98,7 +98,7 @@ def evaluate(
         for index, (set_name, loader) in enumerate(loaders.items()):
             named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
             recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
-            with recording(module, recorder), apart(trainer.processes, recorder):
+            with recording(module, recorder), logging_alone(trainer.processes, recorder):
                 for _ in _run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
                     pass
             gather_logged(trainer.processes, recorder, module)
@@ -132,7 +132,7 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: i
         trainer.hooks("on_predict_start")
         trainer.hooks("on_predict_epoch_start")
         for index, loader in enumerate(loaders.values()):
-            with trainer.processes.apart():
+            with trainer.processes.working_alone():
                 own = dict(_run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
             outputs.append(_in_order(trainer.processes, own))
         _seed(trainer, "predict", len(loaders))

@@ -14,7 +14,7 @@ from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate
-from lightning_fed.distributed.consistency import Standing, expect_same_standing, option_sums
+from lightning_fed.distributed.consistency import Standing, checksum, expect_same_standing
 from lightning_fed.distributed.reducer import make_reducer
 from lightning_fed.engines import make_engine
 from lightning_fed.errors import FederatedError
@@ -46,7 +46,9 @@ class RoundLoop:
         self.row: dict[str, float] = {}
         self.recorder = self.state.recorder
         whole: Any = trainer
-        self.reducer = make_reducer(whole, len(self.sizes))
+        needs, averages = trainer.aggregator.all_needs, trainer.aggregator.buffers == "average"
+        averaged = self.state.buffers.live.tensors if averages else dict
+        self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, len(self.sizes))
         self.engine = make_engine(whole, self.module, self.state.source, self.reducer, self.recorder)
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
@@ -183,10 +185,8 @@ class RoundLoop:
         trainer, processes = self.trainer, self.trainer.processes
         if processes.size == 1:
             return
-        model = float(trainer.weights.double().sum()).hex()
-        options = option_sums(self.state.optimizer.optimizer)
-        own = Standing(self.stop.signum, bool(trainer.should_stop), model, options)
-        everyone = processes.exchange(own, "round")
+        held = checksum(self.state.weights, self.state.optimizer.optimizer)
+        everyone = processes.exchange(Standing(self.stop.signum, bool(trainer.should_stop), held), "round")
         self.agreed = next((standing.signum for standing in everyone if standing.signum is not None), None)
         self.stop.signum = self.stop.signum or self.agreed
         trainer.should_stop = any(standing.should_stop for standing in everyone)

@@ -41,7 +41,7 @@ def test_one_process_is_as_before() -> None:
     assert not isinstance(built.strategy, ClientsStrategy)
     assert (built.processes.rank, built.processes.size, built.processes.are_together()) == (0, 1, False)
     assert built.reduce_sum(vector) is vector
-    with built.processes.apart():
+    with built.processes.working_alone():
         assert built.processes.exchange("said") == ["said"]
     assert torch.equal(vector, torch.ones(3))
 

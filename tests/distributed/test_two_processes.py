@@ -130,8 +130,8 @@ ENDS = {
     "sums in a client's hook": "only in hooks that are called once in a round",
     "rows in a client's hook": "only in hooks that are called once in a round",
     "sums on one": "they differ: round, reduce_sum: a hook must not depend on the rank",
-    "another model": "Expected all processes to hold the same global model after round 2",
-    "another rate": "Expected all processes to train by the same `lr` of the local optimizer after round 2",
+    "another model": "Expected all processes to hold the same global model, and the same options of the local",
+    "another rate": "and the same options of the local optimizer, after round 2, but they differ",
     "another split": "Expected every process to make the same clients of the same data",
 }
 

@@ -84,8 +84,8 @@ class VectorizedEngine(Engine):
         self.started.clear()
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
         own_buffers = bool(trainer.buffers.values) and trainer.buffers.policy == "local"
-        apart = bool(self.client_start_hooks) or own_buffers or self.start_gradients.level == "client"
-        for client in clients if apart else ():
+        per_client = bool(self.client_start_hooks) or own_buffers or self.start_gradients.level == "client"
+        for client in clients if per_client else ():
             lane = lane_of[client.id]
             trainer.vector.data.copy_(self.start)
             trainer.buffers.load(client)
@@ -159,12 +159,12 @@ class VectorizedEngine(Engine):
             if not finite[lane_of[client.id]]:
                 self.divergence.leave_out(client)
         left = [client for client in clients if finite[lane_of[client.id]]]
-        apart = bool(self.trainer.max_diverged)  # one that a hook spoils is forgotten alone
-        if not apart:
+        per_client = bool(self.trainer.max_diverged)  # one that a hook spoils is forgotten alone
+        if not per_client:
             self._record(log, [lane_of[client.id] for client in left])
         for client in left:
             lane = lane_of[client.id]
-            if apart:
+            if per_client:
                 self.recorder.mark()
                 self._record(log, [lane])
             with self.lanes.of(lane, self.algorithms):
