@@ -139,6 +139,11 @@ class FlatOptimizer:
             kept = self._buffers[weights] = torch.empty_like(like)
         return kept[: len(like)] if like.ndim > 1 else kept
 
+    @property
+    def num_states(self) -> int:
+        """How many parts have a state."""
+        return len(self._optimizer.state)
+
     def states(self) -> list[tuple[slice, dict[str, Any]]]:
         """Returns the optimizer's state of each part of the flat vector that has one."""
         state = self._optimizer.state

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Iterable, Mapping
+from operator import is_
 from typing import Any
 
 import torch
@@ -15,60 +15,16 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from lightning_fed.core.optimizer.flat import ELEMENTWISE, SHARED_STATE, FlatOptimizer
 from lightning_fed.core.vector import ParameterVector
 
-__all__ = ["FlatStep", "LazyState"]
-
-
-class LazyState(defaultdict[Tensor, dict[str, Any]]):
-    """The ``state`` of an optimizer, filled when somebody first looks at it.
-
-    Args:
-        *args: Those of defaultdict, for copies, which are ordinary ones; an empty one without.
-
-    Attributes:
-        fill: Returns what it holds; None when it is an ordinary one.
-    """
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*(args or (dict,)))
-        self.fill: Callable[[], dict[Tensor, dict[str, Any]]] | None = None
-
-    def open(self) -> None:
-        """Becomes an ordinary one."""
-        fill, self.fill = self.fill, None
-        if fill is not None:
-            self.update(fill())
-
-    def close(self, fill: Callable[[], dict[Tensor, dict[str, Any]]]) -> None:
-        """Empties itself until somebody looks."""
-        self.fill = None
-        self.clear()
-        self.fill = fill
-
-
-def _opening(name: str) -> Callable[..., Any]:
-    plain = getattr(defaultdict, name)
-
-    def method(self: LazyState, *args: Any, **kwargs: Any) -> Any:
-        self.open()
-        return plain(self, *args, **kwargs)
-
-    return method
-
-
-for _name in (
-    "__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__reversed__", "__len__", "__eq__",
-    "__ne__", "__or__", "__ror__", "__ior__", "__repr__", "__reduce__", "__copy__", "copy", "keys", "values", "items",
-    "get", "pop", "popitem", "setdefault", "update", "clear",
-):  # fmt: skip
-    setattr(LazyState, _name, _opening(_name))
+__all__ = ["FlatStep"]
 
 
 class FlatStep:
     """Steps the flat vector in place of the module's optimizer, with the same bits in the weights.
 
-    The module's optimizer stays the one that hooks and schedules see: its hyper-parameters are read at every step, and
-    hooks after its step are called. As soon as somebody looks at its ``state``, or a parameter has no gradient or
-    another memory than its part of the vector, it steps by itself until the next client, from the state of this one.
+    The module's optimizer stays the one that hooks and schedules see: its hyper-parameters are read at every step,
+    hooks after its step are called, and its ``state`` holds views of the flat one, in which hooks may write. As soon as
+    somebody replaces an entry, or a parameter has no gradient or another memory than its part of the vector, it steps
+    by itself until the next client, from the state of this one.
 
     Args:
         optimizer: The module's optimizer.
@@ -81,10 +37,18 @@ class FlatStep:
 
     def __init__(self, optimizer: Optimizer, vector: ParameterVector, initial: Mapping[Tensor, dict[str, Any]]) -> None:
         self._optimizer, self._vector, self._initial = optimizer, vector, initial
-        self._state = LazyState()
+        self._state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        self._shown: list[Tensor] = []  # what the state was filled with, in its order
+        self._memory: list[Tensor] = []  # the flat state that it is a view of
+        self._views: list[tuple[Tensor, str, Tensor]] = []
+        # Each parameter counts its steps by itself: copies of a flat count, which hooks may have changed since.
+        self._counts: list[tuple[Tensor, Tensor]] = []
+        self._versions: list[int] = []
+        self._num_states = 0
         self._flat: FlatOptimizer | None = None
+        self._places: list[tuple[Tensor, slice]] = []
         self._outside: list[Tensor] = []
-        self._num_groups, self._stale = 0, True
+        self._num_groups, self._stale, self._active = 0, True, False
         self.steps = 0
 
     def start_round(self) -> None:
@@ -93,6 +57,7 @@ class FlatStep:
 
     def start_client(self) -> bool:
         """Forgets the last client; False if the module's optimizer has to step by itself."""
+        self._active = False
         replaced = vars(self._optimizer).get("step")  # by a schedule, which counts, or by somebody else
         if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
             return False
@@ -102,7 +67,13 @@ class FlatStep:
             return False
         self._flat.start()
         self._optimizer.state = self._state
-        self._state.close(self._shown)
+        self._state.clear()
+        self._shown, self._num_states = [], 0
+        if self._counts:  # the last client's, in memory of its own
+            self._memory, self._counts, self._versions = [], [], []
+        if self._flat.num_states:
+            self._show()
+        self._active = True
         return True
 
     def _build(self) -> None:
@@ -110,23 +81,27 @@ class FlatStep:
         vector, groups = self._vector, self._optimizer.param_groups
         # In bfloat16 the last elements of a tensor are rounded otherwise than the others, and so do fused kernels.
         exact = vector.dtype in (torch.float32, torch.float64) and vector.device.type == "cpu"
-        self._flat, self._stale, self._state.fill = None, False, None
+        self._flat, self._stale = None, False
         if type(self._optimizer) in ELEMENTWISE and exact and not any(group.get("fused") for group in groups):
             self._flat = FlatOptimizer(self._optimizer, vector, vector.data, vector.grad, self._initial)
             self._num_groups = len(groups)
             places = vector.places()
-            self._outside = [p for group in groups for p in group["params"] if p not in places]
+            held = [p for group in groups for p in group["params"]]
+            self._places = [(p, places[p]) for p in held if p in places]
+            self._outside = [p for p in held if p not in places]
 
     def step(self) -> bool:
         """Takes a step of all parameters; False if the module's optimizer has to take it."""
+        if not (self._active and self._may_step()):
+            self._active = False
+            return False
         own = self._optimizer
-        if own.state is not self._state or self._state.fill is None:
-            return False
-        if not self._may_step():
-            self._state.open()
-            return False
         assert self._flat is not None
         self._flat.step()
+        if self._flat.num_states != self._num_states:
+            self._show()
+        elif self._counts:
+            self._show_counts()
         self.steps += 1
         own._opt_called = True  # type: ignore[attr-defined]  # what schedules look for
         for hook in own._optimizer_step_post_hooks.values():
@@ -142,22 +117,53 @@ class FlatStep:
         for p in self._outside:
             if p.grad is not None:
                 return False
-        return self._vector.whole
+        return self._vector.whole and self._is_as_shown()
 
-    def _shown(self) -> dict[Tensor, dict[str, Any]]:
-        """Returns the state of each parameter, for the optimizer to go on from: views of the flat one."""
+    def _is_as_shown(self) -> bool:
+        """Says whether the optimizer's state holds what it was filled with, and nothing else."""
+        if self._optimizer.state is not self._state or not _same(_tensors(self._state.values()), self._shown):
+            return False
+        return [own._version for own, _ in self._counts] == self._versions
+
+    def _show(self) -> None:
+        """Fills the optimizer's state with views of the flat one, from which it can go on; made anew for new memory."""
         assert self._flat is not None
-        shown = {}
-        for part, state in self._flat.states():
-            for p, place in self._vector.places().items():
-                if part.start <= place.start and place.stop <= part.stop:
-                    shown[p] = {
-                        # Each parameter counts its steps by itself.
-                        key: deepcopy(value) if key in SHARED_STATE else _view(value, p, place.start - part.start)
-                        for key, value in state.items()
-                    }
-        return shown
+        states = self._flat.states()
+        memory = _tensors(state for _, state in states)
+        if not _same(memory, self._memory):
+            self._memory, self._views = memory, self._view(states)
+        self._state.clear()
+        for p, key, view in self._views:
+            self._state[p][key] = view
+        self._shown, self._num_states = _tensors(self._state.values()), self._flat.num_states
+        self._show_counts()
+
+    def _show_counts(self) -> None:
+        for own, flat in self._counts:
+            own.copy_(flat)
+        self._versions = [own._version for own, _ in self._counts]
+
+    def _view(self, states: list[tuple[slice, dict[str, Any]]]) -> list[tuple[Tensor, str, Tensor]]:
+        """Returns views of the flat state by parameter and entry."""
+        views: list[tuple[Tensor, str, Tensor]] = []
+        self._counts = []
+        for part, state in states:
+            inside = [(p, at.start - part.start) for p, at in self._places if part.start <= at.start < part.stop]
+            for key, flat in state.items():
+                if key in SHARED_STATE:
+                    own = flat.repeat(len(inside))
+                    self._counts.append((own, flat))
+                    each = own.unbind()
+                else:
+                    start = flat.storage_offset()
+                    each = [flat.as_strided(p.shape, p.stride(), start + offset) for p, offset in inside]
+                views += [(p, key, view) for (p, _), view in zip(inside, each, strict=True)]
+        return views
 
 
-def _view(flat: Tensor, parameter: Tensor, offset: int) -> Tensor:
-    return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset() + offset)
+def _tensors(states: Iterable[dict[str, Any]]) -> list[Tensor]:
+    return [value for state in states for value in state.values()]
+
+
+def _same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))

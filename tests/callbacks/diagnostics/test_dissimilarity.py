@@ -217,7 +217,7 @@ def test_the_command_line_finds_it_and_the_report_puts_the_least_dissimilar_firs
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    quickstart = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
+    quickstart = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
     words = ["fit", f"--config={quickstart}", "--trainer.callbacks=GradientDissimilarity", "--trainer.logger=[]"]
     words += ["--trainer.callbacks.every_n_rounds=2", "--trainer.max_rounds=2", "--trainer.clients_per_round=3"]
     for name, classes in (("skewed", "2"), ("mixed", "10")):
