@@ -34,6 +34,11 @@ def adam(module: nn.Module) -> Any:
     return Adam(module.parameters(), lr=0.01)
 
 
+def groups(module: nn.Module) -> Any:
+    last, first = {"params": module.net[2].parameters()}, {"params": module.net[0].parameters(), "lr": 0.3}
+    return SGD([last, first], lr=0.1, momentum=0.9)
+
+
 def classifier(optimizer: Callable[[nn.Module], Any] = momentum) -> Callable[[], Classifier]:
     return lambda: Classifier(mlp(), optimizer)
 
@@ -99,7 +104,7 @@ def both(
         lambda m: optim.Adadelta(m.parameters()),
         lambda m: optim.ASGD(m.parameters()),
         lambda m: optim.Rprop(m.parameters()),
-        lambda m: SGD([{"params": m.net[2].parameters()}, {"params": m.net[0].parameters(), "lr": 0.3}], lr=0.1, momentum=0.9),
+        groups,
         lambda m: SGD(m.net[2].parameters(), lr=0.1, momentum=0.9),
     ],
     ids=["momentum", "dampening", "tensor_lr", "foreach", "adam", "adam_foreach", "adamw", "adagrad", "nadam",
