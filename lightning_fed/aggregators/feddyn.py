@@ -42,9 +42,8 @@ class FedDynServer(StatefulAggregator):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Warns of a run without the clients' half."""
-        from lightning_fed.client_algorithms.feddyn import FedDyn  # which imports this class
-
-        if not any(isinstance(callback, FedDyn) for callback in trainer.callbacks):
+        halves = [getattr(callback, "server_half", None) for callback in trainer.callbacks]
+        if not any(half is not None and isinstance(self, half) for half in halves):
             rank_zero_warn(
                 "FedDynServer without the clients' half adds up all former updates, a momentum that never fades: set "
                 "`--client FedDyn`."

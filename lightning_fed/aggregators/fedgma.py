@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
 from lightning_fed.errors import expect_choice, expect_number
-from lightning_fed.functional.fedgma import gradient_and_mask
+from lightning_fed.functional.masks import gradient_and_mask
 from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedGMA"]

@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback
 from torch import Tensor
 
+from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback, TrainerLike
 
@@ -31,6 +32,8 @@ class ClientAlgorithm(FederatedCallback):
     Attributes:
         needs_distance: Whether ``Update.distance`` is needed: the client's optimizer must then be SGD.
         displaces: Whether it moves the point where gradients are taken; only one algorithm of a run can.
+        adds_linear_term: Whether it adds a vector of the client's own to every gradient; only one algorithm can.
+        server_half: The aggregator that it goes with alone, None if it goes with any.
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
         vectors_up: The same for those that it sends.
         lanes: While several clients train at once: how many at most, and whose vectors ``scratch`` returns.
@@ -38,6 +41,8 @@ class ClientAlgorithm(FederatedCallback):
 
     needs_distance: bool = False
     displaces: bool = False
+    adds_linear_term: bool = False
+    server_half: type[Aggregator] | None = None
     vectors_down: int = 0
     vectors_up: int = 0
     lanes: tuple[int, int | slice] | None = None

@@ -25,6 +25,8 @@ class FedDyn(ClientAlgorithm):
     """
 
     stacks = True
+    adds_linear_term = True
+    server_half = FedDynServer
 
     _alpha = 0.0
 

@@ -10,7 +10,6 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
-from lightning_fed.client_algorithms.feddyn import FedDyn
 from lightning_fed.core.updates import Client, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
@@ -27,16 +26,17 @@ class _Corrected(ClientAlgorithm):
     """Adds one vector, the same in every step of a client, to its local gradients."""
 
     stacks = True
+    adds_linear_term = True
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses a second correction of the same drift.
 
         Raises:
-            FederatedError: If another kind of SCAFFOLD, or FedDyn, is there too.
+            FederatedError: If another algorithm adds a linear term of the client's own too.
         """
         super().check(trainer)
         for other in trainer.callbacks:
-            if other is not self and isinstance(other, (_Corrected, FedDyn)):
+            if other is not self and getattr(other, "adds_linear_term", False):
                 raise FederatedError(
                     f"Expected {type(self).__name__} without {type(other).__name__}, as both add a client's own linear "
                     "term and each would take the other's for a gradient: leave one out of `--client`."

@@ -2,12 +2,12 @@
 
 from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.dissimilarity import GradientSpread, gradient_spread
-from lightning_fed.functional.fedgma import gradient_and_mask
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
 from lightning_fed.functional.inner_products import gram_matrix, squared_distances
 from lightning_fed.functional.local import alignment, control_variate, linear_scaling_shift, proximal_gradient
 from lightning_fed.functional.masks import (
     agreement,
+    gradient_and_mask,
     magnitude_agreement,
     magnitude_agreement_mask,
     sand_mask,
