@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["LogOptions", "Series", "scalar"]
+__all__ = ["LogOptions", "LoggedValue", "scalar"]
 
 _REDUCTIONS: dict[Any, str] = {
     "mean": "mean", "sum": "sum", "min": "min", "max": "max",
@@ -44,7 +44,7 @@ class LogOptions:
         return self.name + self.suffix, f"{self.name}_step{self.suffix}", f"{self.name}_epoch{self.suffix}"
 
 
-class Series:
+class LoggedValue:
     """A running reduction that never leaves the device until it is read.
 
     Args:
@@ -100,7 +100,7 @@ class Series:
         first = value.to(wide) * weight
         self.total = first + self.total if self.total else first
 
-    def merge(self, other: Series) -> None:
+    def merge(self, other: LoggedValue) -> None:
         """Folds in another running reduction of the same name, whose values come after these."""
         self.last = other.last
         if other.total is None or self.total is None:
@@ -112,7 +112,7 @@ class Series:
             self.last = other.last
         self.weight += other.weight
 
-    def copy(self) -> Series:
+    def copy(self) -> LoggedValue:
         """Returns a copy that later values do not change."""
         twin = copy(self)
         twin.total = self.total.clone() if isinstance(self.total, Tensor) else self.total

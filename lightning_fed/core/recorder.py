@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_fed.core.logged_values import LogOptions, Series, scalar
+from lightning_fed.core.logged_values import LoggedValue, LogOptions, scalar
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LoggedMetrics", "MetricRecorder", "metric_states", "recording"]
@@ -64,8 +64,8 @@ class MetricRecorder:
         self.batch: Any = None
         self.position = -1
         self._suffix = suffix
-        self.series: dict[str, Series] = {}
-        self._marked: dict[str, Series] = {}
+        self.series: dict[str, LoggedValue] = {}
+        self._marked: dict[str, LoggedValue] = {}
         self.metrics: dict[str, tuple[Metric, LogOptions, Tensor | None]] = {}
 
     def log(
@@ -95,7 +95,7 @@ class MetricRecorder:
             return
         series = self.series.get(key)
         if series is None or series.is_default:
-            series = self.series[key] = Series(options, reduce_fx)
+            series = self.series[key] = LoggedValue(options, reduce_fx)
         weight = 1.0
         if series.reduction == "mean":
             weight = self._weight() if batch_size is None else batch_size
@@ -110,7 +110,7 @@ class MetricRecorder:
         """
         series = self.series.get(name)
         if series is None:
-            series = self.series[name] = Series(LogOptions(name, "", True, True, False), is_default=True)
+            series = self.series[name] = LoggedValue(LogOptions(name, "", True, True, False), is_default=True)
         if series.is_default:
             series.add(value.detach().reshape(()) if isinstance(value, Tensor) else value, self._weight())
 
@@ -122,7 +122,7 @@ class MetricRecorder:
                 self.batch_size = 1
         return self.batch_size
 
-    def merge(self, series: dict[str, Series]) -> None:
+    def merge(self, series: dict[str, LoggedValue]) -> None:
         """Folds in what was logged elsewhere; what the module logs itself takes precedence over defaults."""
         for key, other in series.items():
             mine = self.series.get(key)

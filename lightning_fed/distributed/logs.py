@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import LightningModule
 from torchmetrics import Metric
 
-from lightning_fed.core.logged_values import LogOptions, Series
+from lightning_fed.core.logged_values import LoggedValue, LogOptions
 from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
@@ -28,7 +28,7 @@ class Logged(NamedTuple):
     """
 
     position: int
-    series: dict[str, Series]
+    series: dict[str, LoggedValue]
     metrics: dict[str, tuple[str | None, LogOptions, Any]]
 
 
@@ -77,7 +77,7 @@ def merge_logged(everyone: Sequence[Logged], recorder: MetricRecorder, module: L
             part._computed = None
 
 
-def _merge(parts: list[dict[str, Series]], order: list[int]) -> dict[str, Series]:
+def _merge(parts: list[dict[str, LoggedValue]], order: list[int]) -> dict[str, LoggedValue]:
     """Merges by name; the last in ``order`` that logged it gives the last value.
 
     The module's own value of a name goes before the default one.
@@ -85,7 +85,7 @@ def _merge(parts: list[dict[str, Series]], order: list[int]) -> dict[str, Series
     own = {key for part in parts for key, series in part.items() if not series.is_default}
     kept = [{key: s for key, s in part.items() if not (s.is_default and key in own)} for part in parts]
     lasts = {key: series.last for rank in order for key, series in kept[rank].items()}
-    merged: dict[str, Series] = {}
+    merged: dict[str, LoggedValue] = {}
     for part in kept:
         for key, series in part.items():
             if key in merged:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lightning_fed.core.logged_values import Series
+from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.engines.trial import agree, without_trace
 from lightning_fed.engines.vectorized.constants import BakedState
 from lightning_fed.engines.vectorized.step import CannotStack, CannotTrace, StackedStep, first_sentence
@@ -51,7 +51,7 @@ class _Graph:
     """
 
     run: Callable[..., list[Tensor]]
-    series: dict[str, Series]
+    series: dict[str, LoggedValue]
 
 
 class CompiledStep:
@@ -99,7 +99,7 @@ class CompiledStep:
 
     def __call__(
         self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor
-    ) -> tuple[dict[str, Series], dict[str, Tensor]]:
+    ) -> tuple[dict[str, LoggedValue], dict[str, Tensor]]:
         """Computes gradients; see ``StackedStep``."""
         if size not in self.sizes:
             return self.step(weights, buffers, batch, batch_idx, size, out)
@@ -152,7 +152,7 @@ class CompiledStep:
         Raises:
             CannotTrace: If the step cannot be traced.
         """
-        series: dict[str, Series] = {}
+        series: dict[str, LoggedValue] = {}
 
         def run(weights: Tensor, out: Tensor, *rest: Tensor) -> list[Tensor]:
             batch = tree_unflatten(list(rest[len(names) :]), structure)

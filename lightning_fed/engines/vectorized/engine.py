@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core.logged_values import Series
+from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
@@ -45,7 +45,7 @@ class VectorizedEngine(Engine):
         if self.trainer.compile:
             sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
             self.step = CompiledStep(self.step, self.lanes.capacity, sizes, self.trainer.compile)
-        self.started: dict[int, dict[str, Series]] = {}  # what each lane's start has logged
+        self.started: dict[int, dict[str, LoggedValue]] = {}  # what each lane's start has logged
         self.gradient_hooks = overriding_hooks(self.trainer, "on_before_optimizer_step")
         self.client_start_hooks = overriding_hooks(self.trainer, "on_client_start")
         self.clip_val = self.trainer.gradient_clip_val

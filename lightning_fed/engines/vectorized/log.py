@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.core.logged_values import Series
+from lightning_fed.core.logged_values import LoggedValue
 
 __all__ = ["LaneLog"]
 
@@ -20,13 +20,13 @@ class LaneLog:
 
     def __init__(self, num_lanes: int) -> None:
         self._count = num_lanes
-        self._series: dict[str, Series] = {}
+        self._series: dict[str, LoggedValue] = {}
         self._totals: dict[str, Tensor] = {}
         self._lasts: dict[str, Tensor] = {}
         self._weights: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
         self._seen: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
 
-    def add(self, lanes: slice, logged: dict[str, Series], totals: dict[str, Tensor]) -> None:
+    def add(self, lanes: slice, logged: dict[str, LoggedValue], totals: dict[str, Tensor]) -> None:
         """Folds in what one step of some clients logged.
 
         Args:
@@ -49,7 +49,7 @@ class LaneLog:
             self._weights[key][lanes] += series.weight
             seen[:] = True
 
-    def _open(self, key: str, series: Series, like: Tensor) -> None:
+    def _open(self, key: str, series: LoggedValue, like: Tensor) -> None:
         self._series[key] = series
         start = {"min": torch.inf, "max": -torch.inf}.get(series.reduction, 0.0)
         self._totals[key] = torch.full((self._count,), start, dtype=like.dtype, device=like.device)
@@ -64,7 +64,7 @@ class LaneLog:
         seen = torch.from_numpy(self._seen[key]).to(totals.device)
         return torch.where(seen, totals, torch.zeros_like(totals))
 
-    def of(self, lanes: list[int]) -> dict[str, Series]:
+    def of(self, lanes: list[int]) -> dict[str, LoggedValue]:
         """Reduces what some clients logged to one number for each name."""
         result = {}
         for key, template in self._series.items():

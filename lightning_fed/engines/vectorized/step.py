@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from lightning_fed.core.logged_values import Series
+from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.overrides import accepts
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.engines.local_step import loss_of
@@ -94,7 +94,7 @@ class StackedStep:
 
     def __call__(
         self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor
-    ) -> tuple[dict[str, Series], dict[str, Tensor]]:
+    ) -> tuple[dict[str, LoggedValue], dict[str, Tensor]]:
         """Computes gradients.
 
         Args:
