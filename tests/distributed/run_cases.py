@@ -12,13 +12,14 @@ from lightning_fed.distributed.strategy import ClientsStrategy
 # A script is started by its path, where the package of the tests is not found by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.distributed.process_cases import CASES, EVERYTHING, MISTAKES, grid  # noqa: E402  # the same
+from tests.parts import cover  # noqa: E402  # the same
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     folder, everything = Path(sys.argv[1]), sys.argv[2:] == ["everything"]
     found, rank = {}, 0
-    for name, case in (grid(EVERYTHING) if everything else {**CASES, **MISTAKES}).items():
+    for name, case in (grid(cover(EVERYTHING)) if everything else {**CASES, **MISTAKES}).items():
         try:
             found[name] = case(2, folder)
         except Exception as error:
