@@ -74,6 +74,7 @@ class TrainState:
         optimizer: The clients' optimizer and schedules.
         client_states: What clients remember between their rounds.
         source: The clients' batches, on the device.
+        transfer: Brings a batch to device and precision, by its data set's index; None if there is nothing to do.
         cohort_size: Clients drawn in a round.
         seed: The run's seed.
         recorder: Takes what is logged while clients train.
@@ -97,6 +98,7 @@ class TrainState:
     optimizer: LocalOptimizer
     client_states: ClientStates
     source: Any
+    transfer: Callable[[Any, int], Any] | None
     cohort_size: int
     seed: int
     origin: Tensor

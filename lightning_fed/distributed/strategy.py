@@ -15,6 +15,7 @@ from datetime import timedelta
 from signal import Signals
 from typing import Any, TypeVar
 
+from lightning.fabric import Fabric
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
@@ -25,9 +26,11 @@ from torch.nn import Module
 
 from lightning_fed.distributed.processes import Processes
 
-__all__ = ["NAME", "ClientsStrategy"]
+__all__ = ["NAME", "ClientsStrategy", "processes_of"]
 
 NAME = "clients"
+
+_ALONE = Processes()
 
 _T = TypeVar("_T")
 _POLL_S, _END_S = 0.5, 30.0
@@ -177,3 +180,8 @@ STRATEGY_REGISTRY.register(
     description="Processes that train different clients of a cohort",
     override=True,
 )
+
+
+def processes_of(fabric: Fabric) -> Processes:
+    """Returns the processes that share a run."""
+    return fabric.strategy.processes if isinstance(fabric.strategy, ClientsStrategy) else _ALONE

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
-from lightning_fed.core.overrides import batch_transfer
-from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
 from lightning_fed.distributed.assignment import Assignment
 from lightning_fed.distributed.logs import logged_here, logging_alone, merge_logged
 from lightning_fed.distributed.reducer import SharedReducer
+from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
-from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.engines.start_gradients import ComputedStartGradients
 from lightning_fed.functional.fednova import optimizer_distance
-
-if TYPE_CHECKING:
-    from lightning_fed.data import BatchSource
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import HookCaller
 
 __all__ = ["Engine"]
 
@@ -35,11 +30,10 @@ class Engine(ABC):
     """Trains the clients of a round; a subclass says how, in ``updates``.
 
     Args:
-        trainer: The trainer, set up for ``fit``.
-        module: The resident module.
-        source: The clients' batches.
+        state: What ``fit`` works on.
+        options: How clients train.
+        hooks: Calls the hooks of all callbacks.
         reducer: Takes every update in ascending order of client id.
-        recorder: Takes what training logs.
 
     Attributes:
         max_steps: Local steps of the client that took most, in this round.
@@ -47,42 +41,34 @@ class Engine(ABC):
         divergence: Who was left out in this round.
     """
 
-    def __init__(
-        self,
-        trainer: FederatedTrainer,
-        module: LightningModule,
-        source: BatchSource,
-        reducer: RoundReducer,
-        recorder: MetricRecorder,
-    ) -> None:
-        assert trainer.local_optimizer is not None
-        self.trainer, self.module, self.source = trainer, module, source
-        self.reducer, self.recorder = reducer, recorder
-        self.optimizer = trainer.local_optimizer
-        self.transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
-        self.client_end_hooks = overriding_hooks(trainer, "on_client_end")
-        self.client_entered_hooks = overriding_hooks(trainer, "on_client_entered")
-        self.step_start_hooks = overriding_hooks(trainer, "on_local_step_start")
+    def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller, reducer: RoundReducer) -> None:
+        self.state, self.options, self.hooks, self.reducer = state, options, hooks, reducer
+        self.module, self.recorder, self.optimizer = state.module, state.recorder, state.optimizer
+        self.processes = processes_of(state.fabric)
+        self.aggregator = next(callback for callback in hooks.callbacks if isinstance(callback, Aggregator))
+        self.algorithms = [callback for callback in hooks.callbacks if isinstance(callback, ClientAlgorithm)]
+        self.client_end_hooks = hooks.bound("on_client_end")
+        self.client_entered_hooks = hooks.bound("on_client_entered")
+        self.step_start_hooks = hooks.bound("on_local_step_start")
         self.max_steps = self.samples = self.end_samples = 0
-        self.divergence = DivergenceWatch(trainer, recorder)
-        most = source.batch_size if trainer.local_steps is not None else None
-        self.assignment = Assignment(trainer.processes, (trainer.client_states, trainer.buffers), most)
+        self.divergence = DivergenceWatch(state, options, self.processes)
+        most = state.source.batch_size if options.local_steps is not None else None
+        self.assignment = Assignment(self.processes, (state.client_states, state.buffers), most)
         self._set_up_gradients()
 
     def _set_up_gradients(self) -> None:
         """Prepares what the aggregator and client algorithms ask for beyond the updates."""
-        trainer, aggregator = self.trainer, self.trainer.aggregator
-        self.full_gradient = FullGradient(trainer, self.module, self.source, self.transfer)
-        trainer.start_gradients = self.start_gradients = ComputedStartGradients(trainer, self.full_gradient)
+        state, aggregator = self.state, self.aggregator
+        self.full_gradient = FullGradient(state, self.options)
+        self.start_gradients = ComputedStartGradients(state, aggregator, self.hooks, self.full_gradient)
+        state.start_gradients = self.start_gradients
         asked = bool(aggregator.all_needs & Need.ANY_GRADIENT)
         self.gradient_at = aggregator.gradient_at if asked else None
         # A gradient that enters a sum spoils it if it is not finite; a method that gets them all looks for itself.
         self.sums_gradients = bool(aggregator.all_needs & (Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM))
-        self.gradient = torch.empty_like(trainer.weights) if self.gradient_at in ("end", "last_step") else None
-        algorithms = [cb for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm)]
-        self.algorithms = algorithms
+        self.gradient = torch.empty_like(state.weights) if self.gradient_at in ("end", "last_step") else None
         by_aggregator = Need.NORMALIZED_MEAN in aggregator.all_needs
-        self.needs_distance = by_aggregator or any(algorithm.needs_distance for algorithm in algorithms)
+        self.needs_distance = by_aggregator or any(algorithm.needs_distance for algorithm in self.algorithms)
         self.distance_option = "--aggregator" if by_aggregator else "--client"
 
     @abstractmethod
@@ -111,21 +97,21 @@ class Engine(ABC):
         Returns:
             The reduced update; no client in it if none took a step.
         """
-        trainer = self.trainer
+        state = self.state
         own = self.assignment.own(cohort)
         self.reducer.reset(len(own))
         self.divergence.start_round(len(cohort.clients))
         self.max_steps = self.samples = self.end_samples = 0
         self.optimizer.start_round()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
-        self.start = trainer.weights.to(trainer.vector.dtype)
+        self.start = state.weights.to(state.vector.dtype)
         clients = self._exchange(cohort, own)
-        with logging_alone(trainer.processes, self.recorder):
+        with logging_alone(self.processes, self.recorder):
             for update in self.updates(clients):
                 self._enter(update)
             self.recorder.position = self.reducer.last_id
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
-        if trainer.processes.size > 1:
+        if self.processes.size > 1:
             self._gather_training()
         return self.reducer.reduce(cohort.round)
 
@@ -136,7 +122,7 @@ class Engine(ABC):
         counts = (self.samples, self.end_samples, start.samples, self.max_steps)
         logged = logged_here(self.recorder, self.module)
         own = (counts, self.divergence.clients, kept, self.reducer.entries(), logged)
-        everyone = self.trainer.processes.exchange(own, "training")
+        everyone = self.processes.exchange(own, "training")
         numbers, diverged, keep, entries, all_logged = zip(*everyone, strict=True)
         self.samples, self.end_samples, start.samples = (sum(part[at] for part in numbers) for at in range(3))
         self.max_steps = max(part[3] for part in numbers)
@@ -151,7 +137,7 @@ class Engine(ABC):
         if sizes is None:
             return own
         finite = torch.isfinite(sizes).tolist()
-        if all(self.trainer.processes.exchange(all(finite), "start gradients")):
+        if all(self.processes.exchange(all(finite), "start gradients")):
             return own
         for client, good in zip(own, finite, strict=True):
             if not good:
@@ -162,16 +148,16 @@ class Engine(ABC):
 
     def _enter(self, update: Update) -> None:
         """Lets callbacks edit an update, adds it to the round's sums and says so."""
-        trainer, client = self.trainer, update.client
-        update.weight = trainer.aggregator.client_weight(client)
+        state, client = self.state, update.client
+        update.weight = self.aggregator.client_weight(client)
         for hook in self.client_end_hooks:
-            hook(trainer, self.module, update)
+            hook(update)
         if self.client_end_hooks and self.divergence.found(client, update.delta):  # an edit may have gone wrong
             return
-        self.reducer.add(update, average_buffers=trainer.aggregator.buffers == "average")
-        trainer.buffers.store(client)
+        self.reducer.add(update, average_buffers=self.aggregator.buffers == "average")
+        state.buffers.store(client)
         for hook in self.client_entered_hooks:
-            hook(trainer, self.module, update)
+            hook(update)
         self.max_steps = max(self.max_steps, update.num_steps)
 
     def _take_gradient(self, update: Update) -> bool:
@@ -188,12 +174,12 @@ class Engine(ABC):
 
     def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""
-        trainer, weights = self.trainer, self.trainer.vector.data
+        state, weights = self.state, self.state.vector.data
         self.end_samples += client.num_samples
-        if torch.equal(trainer.origin, self.start):  # by value: a displacement of 0 must leave no rounding
+        if torch.equal(state.origin, self.start):  # by value: a displacement of 0 must leave no rounding
             return self.full_gradient.compute(client, out)
         end = weights.clone()
-        weights.sub_(trainer.origin).add_(self.start)
+        weights.sub_(state.origin).add_(self.start)
         loss = self.full_gradient.compute(client, out)
         weights.copy_(end)
         return loss

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
 from lightning_fed.core.overrides import overrides
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.train_state import LocalOptions, TrainState
+from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.step import CannotStack, refusal
-from lightning_fed.hooks import FederatedCallback
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import FederatedCallback, HookCaller
 
 __all__ = ["make_engine"]
 
@@ -38,81 +36,82 @@ _LARGEST_CHUNK = 128
 _MOST_WEIGHTS = 10_000_000
 
 
-def make_engine(trainer: FederatedTrainer, module: LightningModule, *parts: Any) -> Engine:
-    """Builds the engine that the trainer's ``engine`` asks for, and notes it in the trainer's ``engine_choice``.
+def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, reducer: RoundReducer) -> Engine:
+    """Builds the engine that ``engine`` asks for, and notes it in the state's ``engine_choice``.
 
     Args:
-        trainer: The trainer, set up for ``fit``.
-        module: The resident module.
-        *parts: Source, reducer and recorder, see ``Engine``.
+        state: What ``fit`` works on.
+        options: How clients train.
+        hooks: Calls the hooks of all callbacks.
+        reducer: See ``Engine``.
 
     Raises:
         FederatedError: If ``engine`` is ``vectorized`` and the run cannot train this way.
     """
     choice: dict[str, Any] = {"engine": "sequential"}
-    if trainer.engine != "sequential":
-        choice = trainer.processes.from_first(lambda: _choose(trainer, module, parts[0]), "engine")
-    if trainer.engine == "auto":
+    if options.engine != "sequential":
+        choice = processes_of(state.fabric).from_first(lambda: _choose(state, options, hooks), "engine")
+    if options.engine == "auto":
         rank_zero_info(f"Engine: {choice['engine']}, as {choice['reason']}.")
-    trainer.engine_choice = choice
+    state.engine_choice = choice
     if choice["engine"] == "vectorized":
-        return VectorizedEngine(trainer, module, *parts, chunk_size=choice["chunk_size"])
-    return SequentialEngine(trainer, module, *parts)
+        return VectorizedEngine(state, options, hooks, reducer, chunk_size=choice["chunk_size"])
+    return SequentialEngine(state, options, hooks, reducer)
 
 
-def _choose(trainer: FederatedTrainer, module: LightningModule, source: Any) -> dict[str, Any]:
+def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict[str, Any]:
     """Decides by what the run is, without a clock, which would decide otherwise on another day."""
-    automatic = trainer.engine == "auto"
+    automatic = options.engine == "auto"
     try:
-        _expect_hooks_that_stack(trainer, module)
-        probe = StepProbe(trainer, module, source)
+        _expect_hooks_that_stack(state, options, hooks)
+        probe = StepProbe(state, options)
         draws = probe.expect_stackable()
-        if automatic and (against := _against(trainer, draws)):
+        if automatic and (against := _against(state, draws)):
             raise CannotStack(against)
-        if trainer.compile is not None:
-            probe.expect_compilable(trainer.compile, by_tracing=not automatic)
+        if options.compile_mode is not None:
+            probe.expect_compilable(options.compile_mode, by_tracing=not automatic)
     except CannotStack as reason:
         if automatic:
             return {"engine": "sequential", "reason": str(reason)}
         raise refusal(reason) from reason
-    share = -(-trainer.cohort_size // trainer.processes.size)
-    size = trainer.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
+    share = -(-state.cohort_size // processes_of(state.fabric).size)
+    size = options.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
     why = "the model is small and its step goes through torch.func.vmap" if automatic else "it was asked for"
     return {"engine": "vectorized", "chunk_size": size, "reason": why}
 
 
-def _against(trainer: FederatedTrainer, draws: bool) -> str:
+def _against(state: TrainState, draws: bool) -> str:
     """Says why many clients at once would not pay, or not be the same; nothing if they are worth it."""
     if draws:
         return "the model draws random numbers in training, which would be others for many clients at once"
-    if trainer.vector.numel > _MOST_WEIGHTS:
+    if state.vector.numel > _MOST_WEIGHTS:
         return f"the model has more than {_MOST_WEIGHTS:,} weights"
-    if trainer.vector.device.type != "cuda" and any(p.ndim > 2 for p in trainer.vector.parameters):
+    if state.vector.device.type != "cuda" and any(p.ndim > 2 for p in state.vector.parameters):
         return "the model has convolutions, which are slower for many clients at once on a CPU"
     return ""
 
 
-def _expect_hooks_that_stack(trainer: FederatedTrainer, module: LightningModule) -> None:
+def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
     """Refuses what a step of many clients at once has no place for.
 
     Raises:
         CannotStack: If the module, a callback or an option asks for it.
     """
+    module = state.module
     for hook in _MODULE_HOOKS:
         if overrides(module, hook):
             raise CannotStack(f"{type(module).__name__} overrides `{hook}`, which is for one client")
     for hook in _CALLBACK_HOOKS:
-        for method in overriding_hooks(trainer, hook):
+        for method in hooks.methods(hook):
             raise CannotStack(f"{_owner(method)} overrides `{hook}`, which is for one client")
     for hook in ("on_client_start", "on_before_optimizer_step"):
-        for method in overriding_hooks(trainer, hook):
+        for method in hooks.methods(hook):
             owner = getattr(method, "__self__", None)
             if not (isinstance(owner, FederatedCallback) and owner.stacks):
                 raise CannotStack(f"{_owner(method)} overrides `{hook}` without saying `stacks = True`")
-    if trainer.accumulate_grad_batches > 1:
-        raise CannotStack(f"`--trainer.accumulate_grad_batches` is {trainer.accumulate_grad_batches}")
-    assert trainer.local_optimizer is not None
-    optimizer = trainer.local_optimizer.optimizer
+    if options.accumulate_grad_batches > 1:
+        raise CannotStack(f"`--trainer.accumulate_grad_batches` is {options.accumulate_grad_batches}")
+    optimizer = state.optimizer.optimizer
     if type(optimizer) not in ELEMENTWISE:
         raise CannotStack(f"{type(optimizer).__name__} is not known to step each weight by its own gradient alone")
     if _is_watched(optimizer):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_fed.core.recorder import MetricRecorder
+from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
+from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["DivergenceWatch"]
 
@@ -23,16 +20,17 @@ class DivergenceWatch:
     """Finds clients that diverged, by one read from the device for each.
 
     Args:
-        trainer: The trainer, set up for ``fit``; its ``max_diverged`` says how many may be left out.
-        recorder: Holds the client's loss; what a client logged that is left out is forgotten.
+        state: What ``fit`` works on; its recorder holds the client's loss and what it logged.
+        options: ``max_diverged`` says how many may be left out.
+        processes: Those that share the run.
 
     Attributes:
         clients: Ids of those left out in this round.
         finite_buffers: Names of the buffers that were finite when the round began.
     """
 
-    def __init__(self, trainer: FederatedTrainer, recorder: MetricRecorder) -> None:
-        self.trainer, self.recorder = trainer, recorder
+    def __init__(self, state: TrainState, options: LocalOptions, processes: Processes) -> None:
+        self.state, self.options, self.processes, self.recorder = state, options, processes, state.recorder
         self.clients: list[int] = []
         self._cohort_size = 0
         self.finite_buffers: list[str] = []
@@ -41,14 +39,14 @@ class DivergenceWatch:
         """Begins a round of so many clients."""
         self.clients, self._cohort_size = [], cohort_size
         # A buffer that holds infinity by design, such as an attention mask, says nothing about divergence.
-        values = self.trainer.buffers.values
+        values = self.state.buffers.values
         self.finite_buffers = [name for name, b in values.items() if b.is_floating_point() and bool(b.isfinite().all())]
 
     def found(self, client: Client, *vectors: Tensor) -> bool:
         """Looks for NaN and infinity in a client's vectors, mean loss and live buffers, and leaves it out for one.
 
         Raises:
-            FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
+            FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
         """
         size: Tensor = torch.linalg.vector_norm(vectors[0])
         for other in vectors[1:]:
@@ -56,7 +54,7 @@ class DivergenceWatch:
         loss = self.recorder.peek("train/loss")
         if isinstance(loss, Tensor):
             size = size + loss
-        live = self.trainer.buffers.live.tensors() if self.finite_buffers else {}
+        live = self.state.buffers.live.tensors() if self.finite_buffers else {}
         for name in self.finite_buffers:
             size = size + live[name].norm()
         if math.isfinite(size.item()) and (not isinstance(loss, float) or math.isfinite(loss)):
@@ -69,28 +67,28 @@ class DivergenceWatch:
         """Counts a client that diverged.
 
         Raises:
-            FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
+            FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
         """
         self.clients.append(client.id)
-        if self.trainer.processes.size == 1:  # several count together, at the round's end
+        if self.processes.size == 1:  # several count together, at the round's end
             self._judge(client.id)
 
     def settle(self, clients: list[int]) -> None:
         """Takes over who was left out by all processes, in ascending order of id.
 
         Raises:
-            FederatedError: If more of the cohort has diverged than the trainer's ``max_diverged`` allows.
+            FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
         """
         self.clients = clients
         self._judge(*clients)
 
     def _judge(self, *new: int) -> None:
-        allowed = int(self.trainer.max_diverged * self._cohort_size)
+        allowed = int(self.options.max_diverged * self._cohort_size)
         if len(self.clients) > allowed:
             raise FederatedError(
                 f"Expected finite losses and updates, but client {self.clients[allowed]} diverged in round "
-                f"{self.trainer.round}: lower the learning rate in the model's optimizer, set "
+                f"{self.state.round}: lower the learning rate in the model's optimizer, set "
                 "`--trainer.gradient_clip_val`, check its data, or let `--trainer.max_diverged` leave out such clients."
             )
         for client in new:
-            rank_zero_warn(f"Client {client} diverged in round {self.trainer.round} and is left out of it.")
+            rank_zero_warn(f"Client {client} diverged in round {self.state.round} and is left out of it.")

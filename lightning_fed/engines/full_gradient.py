@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_fed.core.overrides import accepts
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import without_trace
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["FullGradient"]
 
@@ -30,24 +26,21 @@ class FullGradient:
 
     Nothing of it shows in the client's training: attributes, buffers and random streams are put back, logged values are
     dropped, and what is drawn comes from streams of a purpose of their own. Weight decay is no part of it, unless the
-    trainer's ``full_gradient_weight_decay`` asks for it: then the optimizer's wd w is added. Inputs are not augmented:
+    options' ``full_gradient_weight_decay`` asks for it: then the optimizer's wd w is added. Inputs are not augmented:
     f_i is over the client's data as they are.
 
     Args:
-        trainer: The trainer, set up for ``fit``; its ``full_gradient_mode`` says whether the module is in eval mode,
-            its ``full_gradient_batch_size`` how many samples go through it at once.
-        module: The resident module.
-        source: The clients' batches.
-        transfer: Brings a batch to device and precision, None if there is nothing to do.
+        state: What ``fit`` works on.
+        options: ``full_gradient_mode`` says whether the module is in eval mode, ``full_gradient_batch_size`` how many
+            samples go through it at once.
     """
 
-    def __init__(self, trainer: FederatedTrainer, module: LightningModule, source: Any, transfer: Any) -> None:
-        self.trainer, self.module, self.transfer = trainer, module, transfer
-        self.source = getattr(source, "unaugmented", source)
-        self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
-        assert trainer.local_optimizer is not None
+    def __init__(self, state: TrainState, options: LocalOptions) -> None:
+        self.state, self.options, self.module, self.transfer = state, options, state.module, state.transfer
+        self.source = getattr(state.source, "unaugmented", state.source)
+        self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
         # Where clients never move the model, no method may move it on account of a gradient.
-        self.untrained = trainer.vector.gradients_except(trainer.local_optimizer.parameters)
+        self.untrained = state.vector.gradients_except(state.optimizer.parameters)
 
     def compute(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient at the module's live weights.
@@ -59,14 +52,14 @@ class FullGradient:
         Returns:
             f_i, shape (), on the device.
         """
-        vector = self.trainer.vector
-        seed = seed_for(self.trainer.seed, Purpose.GRADIENT, client.round, client.id)
+        vector = self.state.vector
+        seed = seed_for(self.state.seed, Purpose.GRADIENT, client.round, client.id)
         vector.zero_grad()
         out.zero_()
         with self._unnoticed(client):
             seed_everywhere(seed)
             loss = self._accumulate(client, seed, out)
-        if self.trainer.full_gradient_weight_decay:
+        if self.options.full_gradient_weight_decay:
             self._add_weight_decay()
         out.add_(vector.grad)
         vector.zero_grad()
@@ -77,28 +70,30 @@ class FullGradient:
     @contextmanager
     def _unnoticed(self, client: Client) -> Iterator[None]:
         """Lets a pass over the data change nothing, and begin with Metric objects as they are after a reset."""
-        trainer, before = self.trainer, self.trainer.client
+        state, before = self.state, self.state.client
         with without_trace(self.module), recording(self.module, MetricRecorder()):
             for part in self.module.modules():
                 if isinstance(part, Metric):
                     part.reset()
-            if trainer.full_gradient_mode == "eval":  # otherwise each part as it trains: the user may hold some in eval
+            if (
+                self.options.full_gradient_mode == "eval"
+            ):  # otherwise each part as it trains: the user may hold some in eval
                 self.module.eval()
-            trainer.client = client
+            state.client = client
             yield
-        trainer.client = before
+        state.client = before
 
     def _accumulate(self, client: Client, seed: int, out: Tensor) -> Tensor:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
-        device, vector = self.trainer.vector.device, self.trainer.vector
+        device, vector = self.state.vector.device, self.state.vector
         total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         order = torch.arange(client.num_samples)
-        size = self.trainer.full_gradient_batch_size or self.source.batch_size
+        size = self.options.full_gradient_batch_size or self.source.batch_size
         for index, batch in enumerate(read_batches(self.source, client.id, order, seed, size)):
             share = min(size, client.num_samples - index * size)
             if self.transfer is not None:
                 batch = self.transfer(batch, 0)
-            with self.trainer.fabric.autocast():
+            with self.state.fabric.autocast():
                 output = self.module.training_step(*((batch, index) if self.takes_batch_idx else (batch,)))
             loss = loss_of(output, self.module) * (share / client.num_samples)
             self.module.backward(loss)
@@ -111,9 +106,8 @@ class FullGradient:
         return total
 
     def _add_weight_decay(self) -> None:
-        assert self.trainer.local_optimizer is not None
         with torch.no_grad():
-            for group in self.trainer.local_optimizer.optimizer.param_groups:
+            for group in self.state.optimizer.optimizer.param_groups:
                 for p in group["params"]:
                     if p.requires_grad and group.get("weight_decay"):
-                        self.trainer.vector.gradient_of(p).add_(p, alpha=float(group["weight_decay"]))
+                        self.state.vector.gradient_of(p).add_(p, alpha=float(group["weight_decay"]))

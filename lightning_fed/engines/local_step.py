@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import Precision
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import LBFGS
 
 from lightning_fed.core.overrides import accepts, overrides
-from lightning_fed.core.recorder import MetricRecorder
+from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
+from lightning_fed.hooks import HookCaller
 
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
-
-__all__ = ["LocalStep", "loss_of", "overriding_hooks"]
-
-
-def overriding_hooks(trainer: FederatedTrainer, hook: str) -> list[Callable[..., Any]]:
-    """Collects a per-step hook from the callbacks that override it, in the trainer's order."""
-    empty = (None, getattr(Callback, hook, None), getattr(FederatedCallback, hook, None))
-    return [
-        getattr(callback, hook)
-        for callback in trainer.callbacks
-        if hook in vars(callback) or getattr(type(callback), hook, None) not in empty
-    ]
+__all__ = ["LocalStep", "loss_of"]
 
 
 class LocalStep:
@@ -39,55 +25,50 @@ class LocalStep:
     What is constant over a run is resolved once here: which hooks are overridden, whether precision needs a context.
 
     Args:
-        trainer: The trainer, set up for ``fit``.
-        module: The resident module.
-        recorder: Takes the loss of every batch.
+        state: What ``fit`` works on.
+        options: How clients train.
+        hooks: Calls the hooks of all callbacks.
 
     Attributes:
         last_gradient: If set to a (d,) vector, receives each step's raw gradient, before terms are added and clipping.
     """
 
-    def __init__(self, trainer: FederatedTrainer, module: LightningModule, recorder: MetricRecorder) -> None:
-        assert trainer.local_optimizer is not None
-        self.trainer, self.module, self.recorder = trainer, module, recorder
-        self.vector = trainer.vector
-        self.local = trainer.local_optimizer
+    def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
+        module, recorder = state.module, state.recorder
+        self.state, self.options, self.module, self.recorder = state, options, module, recorder
+        self.vector = state.vector
+        self.local = state.optimizer
         self.local.step_flat(self.vector)
         self.optimizer = self.local.optimizer
-        self.precision: Precision = trainer.fabric.strategy.precision
+        self.precision: Precision = state.fabric.strategy.precision
         self.plain_forward = type(self.precision) is Precision
         self.plain_backward = type(self.precision).backward is Precision.backward
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
         self.training_step: Callable[..., Any] = module.training_step
-        if trainer.compile:
+        if options.compile_mode:
             disable: Any = torch.compiler.disable  # torch leaves it untyped
             recorder.log = disable(_copying(recorder.log))  # type: ignore[method-assign]  # it counts, graphs do not
-            self.training_step = torch.compile(module.training_step, mode=trainer.compile)
-        self.untrained = self.vector.gradients_except(trainer.local_optimizer.parameters)
-        self.accumulate = trainer.accumulate_grad_batches
+            self.training_step = torch.compile(module.training_step, mode=options.compile_mode)
+        self.untrained = self.vector.gradients_except(state.optimizer.parameters)
+        self.accumulate = options.accumulate_grad_batches
         if self.accumulate > 1 and isinstance(self.optimizer, LBFGS):
             raise FederatedError(
                 "Expected `--trainer.accumulate_grad_batches 1` with LBFGS, which evaluates its last batch again and "
                 f"again, got {self.accumulate}: choose a larger `--data.batch_size` instead."
             )
-        self.clip_val = trainer.gradient_clip_val
+        self.clip_val = options.gradient_clip_val
         self.own = {
             hook: getattr(module, hook)
             for hook in ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
             if overrides(module, hook)
         }
-        self.before_zero_grad = self.hooks("on_before_zero_grad")
-        self.before_backward = self.hooks("on_before_backward")
-        self.after_backward = self.hooks("on_after_backward")
-        self.before_step = self.hooks("on_before_optimizer_step")
+        self.before_zero_grad = hooks.bound("on_before_zero_grad", module=True)
+        self.before_backward = hooks.bound("on_before_backward", module=True)
+        self.after_backward = hooks.bound("on_after_backward", module=True)
+        self.before_step = hooks.bound("on_before_optimizer_step", module=True)
         self.last_gradient: Tensor | None = None
         self.undisplaced: Tensor | None = None
-        self.with_closure = trainer.local_optimizer.needs_closure or "optimizer_step" in self.own
-
-    def hooks(self, hook: str) -> list[Callable[..., Any]]:
-        """Collects a hook of all callbacks and the module that override it, to be called with its own arguments."""
-        own = [getattr(self.module, hook)] if overrides(self.module, hook) else []
-        return [partial(method, self.trainer, self.module) for method in overriding_hooks(self.trainer, hook)] + own
+        self.with_closure = state.optimizer.needs_closure or "optimizer_step" in self.own
 
     def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
         """Adds a batch's gradient without stepping; ``first`` opens the accumulation window."""
@@ -114,7 +95,7 @@ class LocalStep:
             return loss.detach()
 
         if "optimizer_step" in self.own:
-            self.own["optimizer_step"](self.trainer.round, batch_idx, self.optimizer, closure)
+            self.own["optimizer_step"](self.state.round, batch_idx, self.optimizer, closure)
         else:
             self.optimizer.step(closure)  # type: ignore[arg-type]  # torch asks for float, LBFGS takes a tensor
         if not outputs:
@@ -129,10 +110,10 @@ class LocalStep:
             hook(self.optimizer)
         own = self.own.get("optimizer_zero_grad")
         # Whatever the user's own way of zeroing, nothing may be left of the client before.
-        if own is None or self.trainer.local_step == 0:
+        if own is None or self.state.local_step == 0:
             self.vector.zero_grad()
         if own is not None:
-            own(self.trainer.round, batch_idx, self.optimizer)
+            own(self.state.round, batch_idx, self.optimizer)
 
     def _forward_backward(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor]:
         """Takes the gradient at the live weights, or at those less the client's displacement.
@@ -140,7 +121,7 @@ class LocalStep:
         Returns:
             What ``training_step`` returned, and the loss as it went into the backward pass.
         """
-        displacement, weights = self.trainer.displacement, self.vector.data
+        displacement, weights = self.state.displacement, self.vector.data
         if displacement is None:
             return self._gradient(batch, batch_idx, first)
         if self.undisplaced is None or self.undisplaced.dtype != weights.dtype:
@@ -187,14 +168,14 @@ class LocalStep:
         for hook in self.before_step:
             hook(self.optimizer)
         if "configure_gradient_clipping" in self.own:
-            self.own["configure_gradient_clipping"](self.optimizer, self.clip_val, self.trainer.gradient_clip_algorithm)
+            self.own["configure_gradient_clipping"](self.optimizer, self.clip_val, self.options.gradient_clip_algorithm)
         elif self.clip_val:
             self._clip(self.clip_val)
 
     def _clip(self, clip_val: float) -> None:
         # What the optimizer trains, in its order, as Lightning does.
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if self.trainer.gradient_clip_algorithm == "value":
+        if self.options.gradient_clip_algorithm == "value":
             torch.nn.utils.clip_grad_value_(parameters, clip_val)
         else:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)

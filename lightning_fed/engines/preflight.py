@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torchmetrics import Metric
 
-from lightning_fed.core.overrides import batch_transfer
 from lightning_fed.core.recorder import MetricRecorder, recording
+from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
+from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import agree, holds_stacked_tensors, random_states, without_trace
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["StepProbe"]
 
@@ -33,22 +30,21 @@ class StepProbe:
     """Takes steps of a run that is about to begin, and leaves nothing changed.
 
     Args:
-        trainer: The trainer, set up for ``fit``.
-        module: The resident module.
-        source: The clients' batches; those of the largest client are taken.
+        state: What ``fit`` works on; batches of the largest client are taken.
+        options: How clients train.
     """
 
-    def __init__(self, trainer: FederatedTrainer, module: LightningModule, source: Any) -> None:
-        self.trainer, self.module = trainer, module
-        self.step = StackedStep(trainer, module)
+    def __init__(self, state: TrainState, options: LocalOptions) -> None:
+        self.state, self.module, source = state, state.module, state.source
+        self.processes = processes_of(state.fabric)
+        self.step = StackedStep(state)
         largest = int(source.sizes.argmax())
         client = Client(largest, int(source.sizes[largest]), 1)
-        transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=True)
-        one_step: Any = SimpleNamespace(seed=trainer.seed, local_epochs=None, local_steps=1)
+        one_step = replace(options, local_epochs=None, local_steps=1)
         self._before = random_states()
-        with without_trace(module):
+        with without_trace(self.module):
             try:
-                batches = LaneBatches(one_step, source, transfer, (client,), by_index=False)
+                batches = LaneBatches(state, one_step, (client,), by_index=False)
                 (self.run,) = list(batches.runs(0))
                 self._draws = random_states() != self._before
             except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
@@ -103,7 +99,7 @@ class StepProbe:
 
     def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""
-        vector = self.trainer.vector
+        vector = self.state.vector
         coarse = 0.1 if vector.dtype in (torch.bfloat16, torch.float16) else 1e-2
         vector.zero_grad()
         with without_trace(self.module):
@@ -111,7 +107,7 @@ class StepProbe:
             vector.collect_gradients()
             pairs = [
                 (gradient, vector.grad),
-                *((buffers[k], b) for k, b in self.trainer.buffers.live.tensors().items()),
+                *((buffers[k], b) for k, b in self.state.buffers.live.tensors().items()),
             ]
             same = all(agree(a, b, coarse) for a, b in pairs)
         vector.zero_grad()
@@ -136,12 +132,12 @@ class StepProbe:
             torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         ):
             self._loss_alone()
-        vectors = 8 * self.trainer.vector.numel * self.trainer.weights.element_size()
-        device = self.trainer.vector.device
+        vectors = 8 * self.state.vector.numel * self.state.weights.element_size()
+        device = self.state.vector.device
         if device.type == "cuda":
             budget = torch.cuda.mem_get_info(device)[0] // 2
         else:
-            budget = _BYTES_ON_CPU // self.trainer.processes.size  # of one machine, as a rule
+            budget = _BYTES_ON_CPU // self.processes.size  # of one machine, as a rule
         return max(1, budget // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
     def _loss_alone(self) -> Tensor:
@@ -152,9 +148,9 @@ class StepProbe:
 
     def _inputs(self, count: int) -> tuple[Tensor, dict[str, Tensor], Any]:
         """Returns weights and buffers of ``count`` clients, and the same batch for each."""
-        live = self.trainer.buffers.live.tensors()
+        live = self.state.buffers.live.tensors()
         return (
-            self.trainer.vector.data.expand(count, -1).clone(),
+            self.state.vector.data.expand(count, -1).clone(),
             {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()},
             tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), self.run.batch),
         )

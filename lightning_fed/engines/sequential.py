@@ -12,7 +12,7 @@ from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seeds
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import read_batches
-from lightning_fed.engines.local_step import LocalStep, overriding_hooks
+from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.functional.local import difference
 
 __all__ = ["SequentialEngine"]
@@ -27,13 +27,13 @@ class SequentialEngine(Engine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        trainer, module = self.trainer, self.module
-        self.step = LocalStep(trainer, module, self.recorder)
-        self.delta = torch.empty_like(trainer.weights)
+        module = self.module
+        self.step = LocalStep(self.state, self.options, self.hooks)
+        self.delta = torch.empty_like(self.state.weights)
         self.order_stream = torch.Generator()
-        self.client_start_hooks = overriding_hooks(trainer, "on_client_start")
-        self.batch_start_hooks = overriding_hooks(trainer, "on_train_batch_start")
-        self.batch_end_hooks = self.step.hooks("on_train_batch_end")
+        self.client_start_hooks = self.hooks.bound("on_client_start")
+        self.batch_start_hooks = self.hooks.bound("on_train_batch_start")
+        self.batch_end_hooks = self.hooks.bound("on_train_batch_end", module=True)
         self.module_batch_start = module.on_train_batch_start if overrides(module, "on_train_batch_start") else None
         if self.gradient_at == "last_step":
             self.step.last_gradient = self.gradient
@@ -45,10 +45,10 @@ class SequentialEngine(Engine):
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains one client after the other; see ``Engine.updates``."""
         at = clients[0].round if clients else 0, [client.id for client in clients]
-        seeds = seeds_for(self.trainer.seed, Purpose.LOCAL, *at)
-        orders = seeds_for(self.trainer.seed, Purpose.SHUFFLE, *at)
+        seeds = seeds_for(self.state.seed, Purpose.LOCAL, *at)
+        orders = seeds_for(self.state.seed, Purpose.SHUFFLE, *at)
         for client, seed, order_seed in zip(clients, seeds, orders, strict=True):
-            if self.trainer.max_diverged:
+            if self.options.max_diverged:
                 self.recorder.mark()
             # One generator for all clients: to seed it is half the time of making one.
             self.order_stream.manual_seed(order_seed)
@@ -58,22 +58,22 @@ class SequentialEngine(Engine):
 
     def _train_client(self, client: Client, seed: int) -> Update | None:
         """Trains one client, whose streams have a seed; None if it diverged and is left out."""
-        trainer, vector = self.trainer, self.trainer.vector
+        state, vector = self.state, self.state.vector
         vector.data.copy_(self.start)
-        trainer.buffers.load(client)
+        state.buffers.load(client)
         self.optimizer.start_client()
         self.step_options.clear()
         self.start_gradients.load(client)
-        trainer.origin, trainer.displacement = self.start, None
+        state.origin, state.displacement = self.start, None
         seed_everywhere(seed)
-        trainer.client = client
+        state.client = client
         for hook in self.client_start_hooks:
-            hook(trainer, self.module, client)
+            hook(client)
         steps = self._run_local_steps(client)
-        trainer.client, trainer.local_step, self.recorder.batch_size = None, 0, 1
-        trainer.displacement = None
+        state.client, state.local_step, self.recorder.batch_size = None, 0, 1
+        state.displacement = None
         vector.refresh()
-        difference(vector.data, trainer.origin, self.delta)
+        difference(vector.data, state.origin, self.delta)
         start = self.start_gradients
         gradient = [start.gradient, start.loss] if start.method_level == "client" else []
         if self.divergence.found(client, self.delta, *gradient):
@@ -81,14 +81,14 @@ class SequentialEngine(Engine):
         update = Update(client, self.delta, steps)
         if self.gradient_at is not None and not self._take_gradient(update):
             return None
-        update.buffers = trainer.buffers.live.tensors()
+        update.buffers = state.buffers.live.tensors()
         if self.needs_distance and steps:
             update.distance = self._distance(self.step_options)
         return update
 
     def _run_local_steps(self, client: Client) -> int:
         """Runs local epochs or steps; returns the optimizer steps taken."""
-        most, window, steps, filled = self.trainer.local_steps, self.step.accumulate, 0, 0
+        most, window, steps, filled = self.options.local_steps, self.step.accumulate, 0, 0
         skipping, steps_before = False, -1
         for batch, batch_idx, last in self._batches(client):
             if batch_idx == 0 and most is not None:
@@ -100,7 +100,7 @@ class SequentialEngine(Engine):
                 continue
             if filled == 0:
                 for hook in self.step_start_hooks:
-                    hook(self.trainer, self.module, client, steps)
+                    hook(client, steps)
             if self._start_batch(batch, batch_idx):  # the module skips the rest of the epoch
                 skipping, filled = True, 0
                 continue
@@ -111,7 +111,7 @@ class SequentialEngine(Engine):
                 output = self.step.step(batch, batch_idx, first=filled == 1)
                 steps, filled = steps + 1, 0
                 self.optimizer.after_step(steps)
-                self.trainer.local_step = steps
+                self.state.local_step = steps
             for hook in self.batch_end_hooks:
                 hook(output, batch, batch_idx)
             if steps == most:
@@ -120,21 +120,21 @@ class SequentialEngine(Engine):
 
     def _batches(self, client: Client) -> Iterator[tuple[Any, int, bool]]:
         """Yields (batch, index within the epoch, whether it is the epoch's last) over all local epochs."""
-        trainer = self.trainer
-        size, epoch = self.source.batch_size, 0
+        state, options = self.state, self.options
+        size, epoch = self.state.source.batch_size, 0
         last = -(-client.num_samples // size) - 1
-        while trainer.local_epochs is None or epoch < trainer.local_epochs:
+        while options.epochs is None or epoch < options.epochs:
             order = torch.randperm(client.num_samples, generator=self.order_stream)
             # What is random in reading samples has streams of its own, apart for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
-            seed = seed_for(trainer.seed, Purpose.READ, *at) if self.source.reads_are_seeded else 0
-            for index, batch in enumerate(read_batches(self.source, client.id, order, seed)):
+            seed = seed_for(state.seed, Purpose.READ, *at) if self.state.source.reads_are_seeded else 0
+            for index, batch in enumerate(read_batches(self.state.source, client.id, order, seed)):
                 self.recorder.batch_size = count = min(size, client.num_samples - index * size)
                 self.samples += count
-                yield (batch if self.transfer is None else self.transfer(batch, 0)), index, index == last
+                yield (batch if self.state.transfer is None else self.state.transfer(batch, 0)), index, index == last
             epoch += 1
 
     def _start_batch(self, batch: Any, batch_idx: int) -> bool:
         for hook in self.batch_start_hooks:
-            hook(self.trainer, self.module, batch, batch_idx)
+            hook(batch, batch_idx)
         return self.module_batch_start is not None and self.module_batch_start(batch, batch_idx) == -1

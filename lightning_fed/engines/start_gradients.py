@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Client, Cohort, StartGradient
 from lightning_fed.distributed.reducer import gather_rows
+from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.full_gradient import FullGradient
-from lightning_fed.hooks import FederatedCallback
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.hooks import FederatedCallback, HookCaller
 
 __all__ = ["ComputedStartGradients"]
 
@@ -30,7 +27,9 @@ class ComputedStartGradients:
     in the next round.
 
     Args:
-        trainer: The trainer, set up for ``fit``.
+        state: What ``fit`` works on.
+        aggregator: Weighs clients.
+        hooks: Knows the callbacks, which ask.
         full_gradient: Computes one client's gradient.
 
     Attributes:
@@ -45,15 +44,18 @@ class ComputedStartGradients:
         samples: Samples whose gradient was computed in this round for an algorithm.
     """
 
-    def __init__(self, trainer: FederatedTrainer, full_gradient: FullGradient) -> None:
-        self.trainer, self.full_gradient = trainer, full_gradient
+    def __init__(
+        self, state: TrainState, aggregator: Aggregator, hooks: HookCaller, full_gradient: FullGradient
+    ) -> None:
+        self.state, self.aggregator, self.hooks, self.full_gradient = state, aggregator, hooks, full_gradient
+        self.processes = processes_of(state.fabric)
         self.level: StartGradient = "none"
         self.method_level: StartGradient = "none"
         self.exchanged, self.samples = False, 0
         self.clients: tuple[Client, ...] = ()
-        none = trainer.weights.new_empty(0)
+        none = state.weights.new_empty(0)
         self.gradient = self.loss = self.mean = self._losses = none
-        self._rows = trainer.weights.new_empty(0, trainer.weights.numel())
+        self._rows = state.weights.new_empty(0, state.weights.numel())
         self.weights = torch.empty(0, dtype=torch.float64)
         self._own, self._all_rows, self._mean = none, self._rows, none
         self._gathered: tuple[Tensor, Tensor] | None = None
@@ -66,16 +68,16 @@ class ComputedStartGradients:
         Of several processes each has those of its own clients: they are brought together when they are first read in a
         round, in a hook that is called once.
         """
-        return self._gather()[0] if self.trainer.processes.size > 1 else self._rows
+        return self._gather()[0] if self.processes.size > 1 else self._rows
 
     @property
     def losses(self) -> Tensor:
         """Their f_i, shape (n,); see ``rows``."""
-        return self._gather()[1] if self.trainer.processes.size > 1 else self._losses
+        return self._gather()[1] if self.processes.size > 1 else self._losses
 
     def _gather(self) -> tuple[Tensor, Tensor]:
         if self._gathered is None:
-            processes, total = self.trainer.processes, len(self.clients)
+            processes, total = self.processes, len(self.clients)
             processes.exchange(None, "start gradients")
             place = {client.id: at for at, client in enumerate(self.clients)}
             places = [place[client] for client in self._at]
@@ -86,7 +88,7 @@ class ComputedStartGradients:
     def _level(self, round: int, kinds: tuple[type[Callback], ...]) -> StartGradient:
         asked = [
             callback.start_gradients(round)
-            for callback in self.trainer.callbacks
+            for callback in self.hooks.callbacks
             if isinstance(callback, FederatedCallback) and isinstance(callback, kinds)
         ]
         return max(asked, key=_LEVELS.index, default="none")
@@ -108,10 +110,10 @@ class ComputedStartGradients:
         self.samples = 0
         self.clients = ()
         if self.level == "client" and not len(self._own):
-            self._own = torch.empty_like(self.trainer.weights)
+            self._own = torch.empty_like(self.state.weights)
         if self.level != "cohort" or not cohort.clients:
             return None
-        with self.trainer.processes.working_alone():
+        with self.processes.working_alone():
             rows, losses = self._compute_rows(own)
         self._arrange(own, cohort.clients, rows, losses)
         if not self.exchanged:
@@ -122,10 +124,10 @@ class ComputedStartGradients:
     def _compute_rows(self, clients: tuple[Client, ...]) -> tuple[Tensor, Tensor]:
         if len(self._all_rows) < len(clients):
             self._all_rows = self._all_rows.new_empty(len(clients), self._all_rows.shape[1])
-        self.trainer.vector.data.copy_(self.trainer.weights)
+        self.state.vector.data.copy_(self.state.weights)
         losses = []
         for row, client in zip(self._all_rows, clients, strict=False):
-            self.trainer.buffers.load(client)
+            self.state.buffers.load(client)
             losses.append(self._compute(client, row))
         return self._all_rows[: len(clients)], torch.stack(losses) if losses else self.loss.new_empty(0)
 
@@ -138,15 +140,15 @@ class ComputedStartGradients:
         """Takes over the gradients of own clients, and averages those of all with the aggregator's weights."""
         self.clients, self._rows, self._losses, self._gathered = clients, rows, losses, None
         self._at = {client.id: at for at, client in enumerate(own)}
-        weights = [self.trainer.aggregator.update_weight(client) for client in clients]
+        weights = [self.aggregator.update_weight(client) for client in clients]
         self.weights = torch.tensor(weights, dtype=torch.float64) / (sum(weights) or 1.0)
         if not len(self._mean):
-            self._mean = torch.empty_like(self.trainer.weights)
+            self._mean = torch.empty_like(self.state.weights)
         self.mean = self._mean.zero_()
         for client, weight in zip(clients, self.weights.tolist(), strict=True):  # in this order
             if client.id in self._at:
                 self.mean.add_(rows[self._at[client.id]], alpha=weight)
-        self.trainer.processes.sum(self.mean)
+        self.processes.sum(self.mean)
 
     def keep(self, own: tuple[Client, ...]) -> None:
         """Leaves clients out of the exchange: of this process's own only these remain, in the same order."""
@@ -154,7 +156,7 @@ class ComputedStartGradients:
         for to, at in enumerate(index):  # moves up in place, so that the matrix is never there twice
             if to != at:
                 self._all_rows[to].copy_(self._all_rows[at])
-        everyone = self.trainer.processes.exchange(own, "start gradients")
+        everyone = self.processes.exchange(own, "start gradients")
         clients = tuple(sorted((client for part in everyone for client in part), key=lambda client: client.id))
         self._arrange(own, clients, self._all_rows[: len(index)], self._losses[index])
 

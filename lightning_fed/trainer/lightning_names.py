@@ -30,15 +30,13 @@ from lightning_fed.core.train_state import CompileMode, LocalOptions, TrainState
 from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.processes import Processes
-from lightning_fed.distributed.strategy import ClientsStrategy
+from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
 from lightning_fed.sampling import ClientSampler
 from lightning_fed.trainer.options import TrainerOptions
 
 __all__ = ["LightningNames", "forwarded"]
-
-_ALONE = Processes()
 
 
 def forwarded(path: str, doc: str, settable: bool = False) -> Any:
@@ -121,17 +119,15 @@ class LightningNames:
     # What fit works on
 
     weights: Tensor = forwarded("train_state.weights", "The global vector w, shape (d,), on the device.")
-    vector: ParameterVector = forwarded("train_state.vector", "The live module's flat vector.", settable=True)
+    vector: ParameterVector = forwarded("train_state.vector", "The live module's flat vector.")
     origin: Tensor = forwarded("train_state.origin", "What a client's update is measured from, (d,).", settable=True)
     displacement: Tensor | None = forwarded(
         "train_state.displacement", "What gradients are displaced by, shape (d,).", settable=True
     )
-    start_gradients: StartGradients = forwarded(
-        "train_state.start_gradients", "Gradients at w that were asked for.", True
-    )
+    start_gradients: StartGradients = forwarded("train_state.start_gradients", "Gradients at w that were asked for.")
     client_states: ClientStates = forwarded("train_state.client_states", "What clients keep between their rounds.")
-    client: Client | None = forwarded("train_state.client", "The client that trains now.", settable=True)
-    local_step: int = forwarded("train_state.local_step", "Local steps of the current client.", settable=True)
+    client: Client | None = forwarded("train_state.client", "The client that trains now.")
+    local_step: int = forwarded("train_state.local_step", "Local steps of the current client.")
     round: int = forwarded("train_state.round", "Index of the round, 0 before training.")
     finished_round: int = forwarded("train_state.finished_round", "The last round that was kept.")
     totals: dict[str, int] = forwarded("train_state.totals", "Counts over the run.")
@@ -143,9 +139,7 @@ class LightningNames:
     batch_size: int = forwarded("train_state.source.batch_size", "Samples in a batch of a client.")
     by_samples: bool = forwarded("aggregator.by_samples", "Whether clients count by their samples in the step.")
     update_weight: Callable[[Client], float] = forwarded("aggregator.update_weight", "A client's weight in the step.")
-    engine_choice: dict[str, Any] | None = forwarded(
-        "train_state.engine_choice", "The engine in use, and why.", settable=True
-    )
+    engine_choice: dict[str, Any] | None = forwarded("train_state.engine_choice", "The engine in use, and why.")
 
     # Options
 
@@ -278,8 +272,7 @@ class LightningNames:
     @property
     def processes(self) -> Processes:
         """The processes that share the run."""
-        strategy = self.fabric.strategy
-        return strategy.processes if isinstance(strategy, ClientsStrategy) else _ALONE
+        return processes_of(self.fabric)
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Adds up over the processes what each has summed over its own clients, in place.

@@ -45,11 +45,10 @@ class RoundLoop:
         self.agreed: int | None = None  # the signal after which all processes stop
         self.row: dict[str, float] = {}
         self.recorder = self.state.recorder
-        whole: Any = trainer
         needs, averages = trainer.aggregator.all_needs, trainer.aggregator.buffers == "average"
         averaged = self.state.buffers.live.tensors if averages else dict
         self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, len(self.sizes))
-        self.engine = make_engine(whole, self.module, self.state.source, self.reducer, self.recorder)
+        self.engine = make_engine(self.state, self.options.local, trainer.hooks, self.reducer)
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
 

@@ -16,6 +16,7 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.optimizer.local import LocalOptimizer
+from lightning_fed.core.overrides import batch_transfer
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.core.train_state import NoState, TrainState
@@ -182,6 +183,7 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
             records_of_checkpoints(run) if run is not None and keeps else None,
         ),
         source=trainer.source,
+        transfer=batch_transfer(trainer.fabric, model, trainer.datamodule, resident=True),
         cohort_size=trainer.cohort_size,
         seed=trainer.seed,
         origin=weights,

@@ -29,7 +29,7 @@ def test_a_hook_reads_every_name_and_sets_three(tmp_path) -> None:
 
     federated_trainer(tmp_path, Reads()).fit(Classifier(), federated_data())
     assert {"displacement", "origin", "should_stop"} <= set(settable)
-    assert not {"weights", "client_states", "round"} & set(settable)
+    assert not {"weights", "vector", "client_states", "round", "client"} & set(settable)
 
 
 @pytest.mark.parametrize("name", ["weights", "vector", "client_states", "start_gradients"])

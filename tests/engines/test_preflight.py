@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.data import FederatedDataModule, TensorSource
 from lightning_fed.engines.vectorized.batches import LaneBatches
@@ -221,8 +222,9 @@ class Counted(Dataset):
 def test_no_more_is_read_than_trained_on():
     counted = Counted()
     source = FederatedDataModule(counted, num_clients=2, batch_size=8).train_source()
-    trainer: Any = SimpleNamespace(seed=1, local_epochs=None, local_steps=4)
-    batches = LaneBatches(trainer, source, None, (Client(0, 24, 1), Client(1, 24, 1)), by_index=False)
+    state: Any = SimpleNamespace(seed=1, source=source, transfer=None)
+    clients = (Client(0, 24, 1), Client(1, 24, 1))
+    batches = LaneBatches(state, LocalOptions(local_steps=4), clients, by_index=False)
     for step in range(4):
         list(batches.runs(step))
     assert counted.reads == 2 * 4 * 8

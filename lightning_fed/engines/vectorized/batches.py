@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +14,10 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
 from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
+from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.data import TensorSource
 from lightning_fed.engines.client_batches import read_batches
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["LaneBatches", "Run"]
 
@@ -47,9 +45,8 @@ class LaneBatches:
     Each client meets the samples, in the order, that it meets when it trains alone: no batch is padded or dropped.
 
     Args:
-        trainer: Gives seed, local epochs or steps.
-        source: The clients' batches.
-        transfer: Brings a batch to device and precision, None if there is nothing to do.
+        state: What ``fit`` works on: gives seed and batches.
+        options: Local epochs or steps.
         clients: The clients.
         by_index: Whether batches with different numbers within the epoch must be apart.
 
@@ -60,19 +57,13 @@ class LaneBatches:
         samples: Samples that all their local steps go through.
     """
 
-    def __init__(
-        self,
-        trainer: FederatedTrainer,
-        source: Any,
-        transfer: Callable[[Any, int], Any] | None,
-        clients: tuple[Client, ...],
-        by_index: bool,
-    ) -> None:
-        self._seed, self._source, self._transfer, self._by_index = trainer.seed, source, transfer, by_index
+    def __init__(self, state: TrainState, options: LocalOptions, clients: tuple[Client, ...], by_index: bool) -> None:
+        source, transfer = state.source, state.transfer
+        self._seed, self._source, self._transfer, self._by_index = state.seed, source, transfer, by_index
         samples = np.array([client.num_samples for client in clients])
         in_epoch = -(-samples // source.batch_size)
-        steps = in_epoch * (trainer.local_epochs or 0)
-        steps = steps if trainer.local_steps is None else np.full_like(in_epoch, trainer.local_steps)
+        steps = in_epoch * (options.epochs or 0)
+        steps = steps if options.local_steps is None else np.full_like(in_epoch, options.local_steps)
         last = samples - (in_epoch - 1) * source.batch_size
         order = np.lexsort((np.arange(len(clients)), -last, -in_epoch, -steps))
         self.clients = tuple(clients[at] for at in order)

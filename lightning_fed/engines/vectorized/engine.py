@@ -12,7 +12,6 @@ from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.local_step import overriding_hooks
 from lightning_fed.engines.vectorized.allocator import keep_freed_memory
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep, common_batch_sizes
@@ -37,20 +36,20 @@ class VectorizedEngine(Engine):
     def __init__(self, *args: Any, chunk_size: int) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
-        if self.trainer.vector.device.type == "cpu":
+        if self.state.vector.device.type == "cpu":
             keep_freed_memory()
-        self.step: StackedStep | CompiledStep = StackedStep(self.trainer, self.module)
-        share = -(-self.trainer.cohort_size // self.trainer.processes.size)  # as a rule; of small clients it is more
-        self.lanes = Lanes(self.trainer, min(chunk_size, share))
-        if self.trainer.compile:
-            sizes = common_batch_sizes(self.source.sizes, self.source.batch_size)
-            self.step = CompiledStep(self.step, self.lanes.capacity, sizes, self.trainer.compile)
+        self.step: StackedStep | CompiledStep = StackedStep(self.state)
+        share = -(-self.state.cohort_size // self.processes.size)  # as a rule; of small clients it is more
+        self.lanes = Lanes(self.state, min(chunk_size, share))
+        if self.options.compile_mode:
+            sizes = common_batch_sizes(self.state.source.sizes, self.state.source.batch_size)
+            self.step = CompiledStep(self.step, self.lanes.capacity, sizes, self.options.compile_mode)
         self.started: dict[int, dict[str, LoggedValue]] = {}  # what each lane's start has logged
-        self.gradient_hooks = overriding_hooks(self.trainer, "on_before_optimizer_step")
-        self.client_start_hooks = overriding_hooks(self.trainer, "on_client_start")
-        self.clip_val = self.trainer.gradient_clip_val
+        self.gradient_hooks = self.hooks.bound("on_before_optimizer_step")
+        self.client_start_hooks = self.hooks.bound("on_client_start")
+        self.clip_val = self.options.gradient_clip_val
         self.last_gradients = self.lanes.matrix() if self.gradient_at == "last_step" else None
-        self.untrained = self.trainer.vector.gradients_except(self.optimizer.parameters)
+        self.untrained = self.state.vector.gradients_except(self.optimizer.parameters)
         # It lends its options alone; a schedule would warn that it steps before its optimizer does.
         self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
 
@@ -62,7 +61,7 @@ class VectorizedEngine(Engine):
     def _train_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         self.optimizer.start_client()
         self._make_room(len(clients))
-        batches = LaneBatches(self.trainer, self.source, self.transfer, clients, self.step.reads_batch_idx)
+        batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx)
         log = LaneLog(len(clients))
         self._start_clients(batches, clients)
         options = self._run_steps(batches, log)
@@ -73,44 +72,44 @@ class VectorizedEngine(Engine):
         """Makes the matrices anew, with more rows, where this process has more clients to train than ever before."""
         if count > self.lanes.capacity:
             del self.lanes  # first: there may not be room for both
-            self.lanes = Lanes(self.trainer, count)
+            self.lanes = Lanes(self.state, count)
             if self.last_gradients is not None:
                 self.last_gradients = self.lanes.matrix()
 
     def _start_clients(self, batches: LaneBatches, clients: tuple[Client, ...]) -> None:
         """Lets every client start at the global model, or where hooks displace it, in ascending order of id."""
-        trainer, lanes = self.trainer, self.lanes
+        state, lanes = self.state, self.lanes
         lanes.start(len(clients), self.start)
         self.started.clear()
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
-        own_buffers = bool(trainer.buffers.values) and trainer.buffers.policy == "local"
+        own_buffers = bool(state.buffers.values) and state.buffers.policy == "local"
         per_client = bool(self.client_start_hooks) or own_buffers or self.start_gradients.level == "client"
         for client in clients if per_client else ():
             lane = lane_of[client.id]
-            trainer.vector.data.copy_(self.start)
-            trainer.buffers.load(client)
+            state.vector.data.copy_(self.start)
+            state.buffers.load(client)
             self.start_gradients.load(client)
             lanes.keep_gradient(lane, self.start_gradients)
-            trainer.origin, trainer.displacement = self.start, None
-            seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, client.round, client.id))
-            trainer.client, logged, self.recorder.series = client, self.recorder.series, {}
+            state.origin, state.displacement = self.start, None
+            seed_everywhere(seed_for(state.seed, Purpose.LOCAL, client.round, client.id))
+            state.client, logged, self.recorder.series = client, self.recorder.series, {}
             with lanes.of(lane, self.algorithms):
-                trainer.hooks("on_client_start", client, module=False)
+                self.hooks("on_client_start", client, module=False)
             self.started[lane], self.recorder.series = self.recorder.series, logged
             lanes.take_start(lane, self.start)
-        trainer.client = trainer.displacement = None
+        state.client = state.displacement = None
         lanes.close_start(self.start)
 
     def _run_steps(self, batches: LaneBatches, log: LaneLog) -> list[tuple[float, float]]:
         """Takes all local steps; returns learning rate and momentum of each."""
-        trainer, lanes, options = self.trainer, self.lanes, []
+        state, lanes, options = self.state, self.lanes, []
         first = min(client.id for client in batches.clients)
-        seed_everywhere(seed_for(trainer.seed, Purpose.LOCAL, batches.clients[0].round, first))
+        seed_everywhere(seed_for(state.seed, Purpose.LOCAL, batches.clients[0].round, first))
         lanes.optimizer.start(len(batches.clients))
         # Code of the user's own may run between steps, which graphs have to follow.
         may_change = bool(self.gradient_hooks) or not batches.gathers
         for step in range(batches.steps[0]):
-            trainer.local_step = step
+            state.local_step = step
             lanes.narrow(batches.active(step))
             self._take_gradients(batches, log, step, refresh=may_change or step == 0)
             self._edit_gradients()
@@ -118,7 +117,7 @@ class VectorizedEngine(Engine):
                 options.append(self.optimizer.step_options)
             lanes.optimizer.step()
             self.optimizer.after_step(step + 1)
-        trainer.local_step = 0
+        state.local_step = 0
         return options
 
     def _take_gradients(self, batches: LaneBatches, log: LaneLog, step: int, refresh: bool) -> None:
@@ -145,9 +144,9 @@ class VectorizedEngine(Engine):
         if self.gradient_hooks:
             with lanes.stacked(self.algorithms):
                 for hook in self.gradient_hooks:
-                    hook(self.trainer, self.module, self.optimizer.optimizer)
+                    hook(self.optimizer.optimizer)
         if self.clip_val:
-            lanes.clip(self.clip_val, self.trainer.gradient_clip_algorithm or "norm", self.untrained)
+            lanes.clip(self.clip_val, self.options.gradient_clip_algorithm or "norm", self.untrained)
 
     def _finish(
         self, batches: LaneBatches, clients: tuple[Client, ...], log: LaneLog, options: list[tuple[float, float]]
@@ -159,7 +158,7 @@ class VectorizedEngine(Engine):
             if not finite[lane_of[client.id]]:
                 self.divergence.leave_out(client)
         left = [client for client in clients if finite[lane_of[client.id]]]
-        per_client = bool(self.trainer.max_diverged)  # one that a hook spoils is forgotten alone
+        per_client = bool(self.options.max_diverged)  # one that a hook spoils is forgotten alone
         if not per_client:
             self._record(log, [lane_of[client.id] for client in left])
         for client in left:
@@ -193,18 +192,18 @@ class VectorizedEngine(Engine):
 
     def _update(self, client: Client, lane: int, options: list[tuple[float, float]], steps: int) -> Update | None:
         """Puts the trained client into the resident module and reads its update."""
-        trainer, lanes = self.trainer, self.lanes
-        trainer.vector.data.copy_(lanes.weights[lane])
-        trainer.origin = lanes.origin_of(lane)
+        state, lanes = self.state, self.lanes
+        state.vector.data.copy_(lanes.weights[lane])
+        state.origin = lanes.origin_of(lane)
         if lanes.buffers:
-            trainer.buffers.live.load({name: rows[lane] for name, rows in lanes.buffers.items()})
+            state.buffers.live.load({name: rows[lane] for name, rows in lanes.buffers.items()})
         lanes.give_gradient(lane, self.start_gradients, client)
         update = Update(client, lanes.deltas()[lane], steps)
         if self.gradient_at == "last_step" and self.gradient is not None and self.last_gradients is not None:
             self.gradient.copy_(self.last_gradients[lane])
         if self.gradient_at is not None and not self._take_gradient(update):
             return None
-        update.buffers = trainer.buffers.live.tensors() if lanes.buffers else {}
+        update.buffers = state.buffers.live.tensors() if lanes.buffers else {}
         if self.needs_distance:
             update.distance = self._distance(options)
         return update

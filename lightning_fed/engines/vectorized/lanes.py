@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.optimizer.flat import FlatOptimizer
+from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.start_gradients import ComputedStartGradients
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["Lanes", "StackedVector"]
 
@@ -41,7 +39,7 @@ class Lanes:
     """Matrices that are allocated once and reused by every chunk of clients.
 
     Args:
-        trainer: The trainer, set up for ``fit``.
+        state: What ``fit`` works on.
         capacity: Most clients that train at once, n.
 
     Attributes:
@@ -53,28 +51,25 @@ class Lanes:
         active: How many lanes, the first ones, take the current step.
     """
 
-    def __init__(self, trainer: FederatedTrainer, capacity: int) -> None:
-        self.trainer, self.capacity, vector = trainer, capacity, trainer.vector
+    def __init__(self, state: TrainState, capacity: int) -> None:
+        self.state, self.capacity, vector = state, capacity, state.vector
         self.weights = vector.data.new_empty(capacity, vector.numel)
         self.gradients = torch.zeros_like(self.weights)
-        assert trainer.local_optimizer is not None
-        self.optimizer = FlatOptimizer(
-            trainer.local_optimizer.optimizer, vector, self.weights, self.gradients, fuse=True
-        )
-        live = trainer.buffers.live.tensors()
+        self.optimizer = FlatOptimizer(state.optimizer.optimizer, vector, self.weights, self.gradients, fuse=True)
+        live = state.buffers.live.tensors()
         self.buffers = {name: b.unsqueeze(0).repeat(capacity, *[1] * b.ndim) for name, b in live.items()}
-        self.own_gradients = trainer.weights.new_empty(0, vector.numel)
+        self.own_gradients = state.weights.new_empty(0, vector.numel)
         self.active = self._count = 0
         self._own_losses: dict[int, Tensor] = {}
         self._origins: dict[int, Tensor] = {}
         self._shifts: dict[int, Tensor] = {}
-        self._start = self._origin = trainer.weights
+        self._start = self._origin = state.weights
         self._displacement: Tensor | None = None
         self._deltas, self._measured = self.matrix(), False
 
     def matrix(self) -> Tensor:
         """Returns a new matrix of one vector for each lane, in the dtype of the global vector."""
-        return self.trainer.weights.new_empty(self.capacity, self.trainer.weights.numel())
+        return self.state.weights.new_empty(self.capacity, self.state.weights.numel())
 
     def start(self, count: int, weights: Tensor) -> None:
         """Loads the global model into the first ``count`` lanes."""
@@ -83,7 +78,7 @@ class Lanes:
         for kept in (self._own_losses, self._origins, self._shifts):
             kept.clear()
         self.weights[:count].copy_(weights)
-        for name, value in self.trainer.buffers.values.items():
+        for name, value in self.state.buffers.values.items():
             self.buffers[name][:count].copy_(value)
 
     def keep_gradient(self, lane: int, gradients: ComputedStartGradients) -> None:
@@ -108,13 +103,13 @@ class Lanes:
 
     def take_start(self, lane: int, start: Tensor) -> None:
         """Takes over where a client starts, after its hooks: weights, origin, displacement, buffers."""
-        trainer = self.trainer
-        self.weights[lane].copy_(trainer.vector.data)
-        if trainer.origin is not start:
-            self._origins[lane] = trainer.origin
-        if trainer.displacement is not None:
-            self._shifts[lane] = trainer.displacement
-        for name, value in trainer.buffers.live.tensors().items():
+        state = self.state
+        self.weights[lane].copy_(state.vector.data)
+        if state.origin is not start:
+            self._origins[lane] = state.origin
+        if state.displacement is not None:
+            self._shifts[lane] = state.displacement
+        for name, value in state.buffers.live.tensors().items():
             self.buffers[name][lane].copy_(value)
 
     def close_start(self, start: Tensor) -> None:
@@ -123,7 +118,7 @@ class Lanes:
         if self._origins:
             self._origin = torch.stack([self._origins.get(lane, start) for lane in range(self._count)])
         if self._shifts:
-            none = torch.zeros_like(self.trainer.weights)
+            none = torch.zeros_like(self.state.weights)
             self._displacement = torch.stack([self._shifts.get(lane, none) for lane in range(self._count)])
 
     def origin_of(self, lane: int) -> Tensor:
@@ -171,16 +166,16 @@ class Lanes:
     @contextmanager
     def stacked(self, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:
         """Within the block client algorithms work on the vectors of all active clients at once."""
-        trainer, count = self.trainer, self.active
-        vector = trainer.vector
+        state, count = self.state, self.active
+        vector = state.vector
         origin = self._origin if self._origin is self._start else self._origin[:count]
-        trainer.vector = StackedVector(self.weights[:count], self.gradients[:count])  # type: ignore[assignment]
-        trainer.origin = origin
+        state.vector = StackedVector(self.weights[:count], self.gradients[:count])  # type: ignore[assignment]
+        state.origin = origin
         try:
             with _rows(algorithms, self.capacity, slice(0, count)):
                 yield
         finally:
-            trainer.vector = vector
+            state.vector = vector
 
 
 @contextmanager

@@ -5,22 +5,19 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import Precision
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.overrides import accepts
 from lightning_fed.core.recorder import MetricRecorder, recording
+from lightning_fed.core.train_state import TrainState
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.errors import FederatedError
-
-if TYPE_CHECKING:
-    from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "first_sentence", "refusal"]
 
@@ -68,24 +65,22 @@ class StackedStep:
     What the module draws from the global stream differs from client to client.
 
     Args:
-        trainer: The trainer, set up for ``fit``.
-        module: The resident module: its own parameters and buffers are not used, but for frozen parameters.
+        state: What ``fit`` works on; of the module's own parameters only frozen ones are used, and no buffers.
 
     Attributes:
         reads_batch_idx: Whether the training step may depend on the batch's number within its epoch.
     """
 
-    def __init__(self, trainer: FederatedTrainer, module: LightningModule) -> None:
-        self.trainer, self.module, self.vector = trainer, module, trainer.vector
-        self.precision: Precision = trainer.fabric.strategy.precision
-        self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
-        self.reads_batch_idx = self.takes_batch_idx and _reads(module.training_step, "batch_idx")
-        self.parameter_places = _parameter_places(module, self.vector.parameters)
-        self.buffer_places = trainer.buffers.live.places
-        self.further_places = trainer.buffers.live.further
+    def __init__(self, state: TrainState) -> None:
+        self.state, self.module, self.vector = state, state.module, state.vector
+        self.precision: Precision = state.fabric.strategy.precision
+        self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
+        self.reads_batch_idx = self.takes_batch_idx and _reads(self.module.training_step, "batch_idx")
+        self.parameter_places = _parameter_places(self.module, self.vector.parameters)
+        self.buffer_places = state.buffers.live.places
+        self.further_places = state.buffers.live.further
         self.sizes = [p.numel() for p in self.vector.parameters]
-        assert trainer.local_optimizer is not None
-        stepped = {id(p) for p in trainer.local_optimizer.parameters}
+        stepped = {id(p) for p in state.optimizer.parameters}
         named = zip(self.vector.names, self.vector.parameters, strict=True)
         self.trained = [name for name, parameter in named if id(parameter) in stepped]
         self.recorder = MetricRecorder()
@@ -161,13 +156,13 @@ class StackedStep:
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Gives the module its own parameters and buffers back, and the trainer no client."""
-        self.trainer.client = MANY_CLIENTS
+        """Gives the module its own parameters and buffers back, and the state no client."""
+        self.state.client = MANY_CLIENTS
         kept = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
         try:
             yield
         finally:
-            self.trainer.client = None
+            self.state.client = None
             for places, parameter in zip(self.parameter_places, self.vector.parameters, strict=True):
                 for owner, key in places:
                     owner._parameters[key] = parameter

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from lightning_fed.aggregators import FedGMA
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
 from lightning_fed.core.seeding import Purpose, generator_for
+from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.vectorized import engine as vectorized
 from lightning_fed.engines.vectorized.batches import LaneBatches
@@ -24,9 +25,10 @@ from tests.engines.parts import CLASSES, FEATURES, SIZES, Model, agree, data, tr
 @pytest.mark.parametrize(("epochs", "most"), [(2, None), (None, 7)])
 def test_each_client_meets_the_batches_that_it_meets_alone(epochs, most):
     options = {"local_epochs": epochs, "local_steps": most}
-    source, trainer = data().train_source(), SimpleNamespace(seed=4, **options)
+    source = data().train_source()
+    state: Any = SimpleNamespace(seed=4, source=source, transfer=None)
     clients = tuple(Client(i, size, 2) for i, size in enumerate(SIZES) if size)
-    batches = LaneBatches(trainer, source, None, clients, by_index=False)
+    batches = LaneBatches(state, LocalOptions(**options), clients, by_index=False)
     met: dict[int, list[Any]] = {client.id: [] for client in clients}
     for step in range(batches.steps[0]):
         runs = list(batches.runs(step))
