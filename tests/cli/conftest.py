@@ -58,7 +58,10 @@ def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
         def method(self: FederatedTrainer, **arguments: Any) -> None:
             line.calls.append(Call(name, self, arguments))
             if line.interrupted is not None:
-                self.interrupted, self.stop_message = line.interrupted, "Saved; resume with `--ckpt_path last`."
+                self.books.interrupted, self.books.stop_message = (
+                    line.interrupted,
+                    "Saved; resume with `--ckpt_path last`.",
+                )
 
         return method
 
