@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
-from lightning_fed.data.description import Description, Divided, name_skew, name_targets
+from lightning_fed.data.description import Divided, name_skew, name_targets
 from lightning_fed.data.division import Division, DivisionOptions, HeldOut, ValSplit, divide
 from lightning_fed.data.evaluation import JoinedBatches, eval_loader, expect_free_names, join_tests, worker_options
 from lightning_fed.data.inspection import AnyDataset, find_conversion
@@ -19,8 +20,8 @@ from lightning_fed.data.label_statistics import label_statistics
 from lightning_fed.data.loading import Datasets, LoadedData
 from lightning_fed.data.partitioners import IID, Partitioner
 from lightning_fed.data.skews import FeatureSkew, SkewedSets
-from lightning_fed.data.skews.views import NumberedRows
-from lightning_fed.data.sources import BatchSource, EvalBatches, EvalLoader, EvalLoaders, LoaderSource, TensorSource
+from lightning_fed.data.skews.views import numbered_rows
+from lightning_fed.data.sources import BatchSource, EvalLoader, EvalLoaders, LoaderSource, SetBatches, TensorSource
 from lightning_fed.data.split import Split
 from lightning_fed.data.user_tests import UserTests
 from lightning_fed.errors import FederatedError, expect_count
@@ -104,7 +105,6 @@ class FederatedDataModule(LightningDataModule):
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets)
         self._users = users
         self._loaded: LoadedData | None = None
-        self._description: Description | None = None
         self._divided: Divided | None = None
 
     def load_datasets(self) -> Datasets:
@@ -150,7 +150,7 @@ class FederatedDataModule(LightningDataModule):
         """Returns the training data of all clients together, shuffled, for a centralised baseline."""
         train, skewed, collate = self._load().datasets.train, self._divide().skewed, default_collate
         if skewed is not None:
-            train, collate = NumberedRows(train), skewed.collate()
+            train, collate = numbered_rows(train), skewed.collate()
         if self.augmentation is not None:
             collate = AugmentingCollate(self.augmentation, collate)
         pooled = Subset(train, np.sort(self.split.index).tolist())
@@ -195,27 +195,31 @@ class FederatedDataModule(LightningDataModule):
     @property
     def num_classes(self) -> int | None:
         """Number of class names, else the largest label + 1; None when the targets are not class labels."""
-        return self._describe().num_classes
+        found = self._load().num_classes
+        return found if self.skew is None else self.skew.num_classes(found)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes in the order of their labels, None when there are none."""
-        return self._describe().class_names
+        found = self._load().datasets.class_names
+        names = found if self.skew is None else self.skew.class_names(found)
+        return None if names is None else tuple(names)
 
     @property
     def mean(self) -> tuple[float, ...] | None:
         """What was subtracted from each channel of the inputs, in [0, 1], None when nothing was."""
-        return self._describe().mean
+        return self._per_channel(self._load().datasets.mean)
 
     @property
     def std(self) -> tuple[float, ...] | None:
         """What each channel was divided by after that, None when by nothing."""
-        return self._describe().std
+        return self._per_channel(self._load().datasets.std)
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
         """Shape of one input (the first part of a sample), None when it has none."""
-        return self._describe().input_shape
+        shape = self._load().input_shape
+        return shape if self.skew is None else self.skew.input_shape(shape)
 
     @property
     def labels(self) -> npt.NDArray[Any] | None:
@@ -277,10 +281,9 @@ class FederatedDataModule(LightningDataModule):
             self._loaded = LoadedData.of(datasets, self.in_memory)
         return self._loaded
 
-    def _describe(self) -> Description:
-        if self._description is None:
-            self._description = Description.of(self._load(), self.skew)
-        return self._description
+    def _per_channel(self, values: Sequence[float] | None) -> tuple[float, ...] | None:
+        values = values if self.skew is None else self.skew.per_channel(values)
+        return None if values is None else tuple(values)
 
     def _seed(self) -> int:
         if self.split_seed is not None:
@@ -300,7 +303,7 @@ class FederatedDataModule(LightningDataModule):
             self._divided = Divided(division, skewed)
         return self._divided
 
-    def _eval_loader(self, dataset: AnyDataset) -> EvalBatches | DataLoader[Any]:
+    def _eval_loader(self, dataset: AnyDataset) -> SetBatches:
         return eval_loader(dataset, self.eval_batch_size, self.in_memory, self.num_workers)
 
     def _eval_loaders(self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None) -> EvalLoaders:
@@ -328,13 +331,7 @@ class BundledDataModule(FederatedDataModule, ABC):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
-            train_dataset=None,
-            val_dataset=None,
-            test_dataset=None,
-            predict_dataset=None,
-            targets=None,
-            users=None,
-            **kwargs,
+            None, val_dataset=None, test_dataset=None, predict_dataset=None, targets=None, users=None, **kwargs
         )
 
     @abstractmethod

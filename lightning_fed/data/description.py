@@ -1,4 +1,4 @@
-"""What a model takes from the data of a data module, and what tells its clients from those of another."""
+"""What tells the clients of a data module from those of another."""
 
 import hashlib
 import json
@@ -10,41 +10,9 @@ import numpy.typing as npt
 
 from lightning_fed.core.describe import describe
 from lightning_fed.data.division import Division
-from lightning_fed.data.inspection import input_shape
-from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.skews import FeatureSkew, SkewedSets
 
-__all__ = ["Description", "Divided", "name_skew", "name_targets"]
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a model takes from the data, as it sees them under the feature skew.
-
-    Attributes: Those of ``FederatedDataModule`` of the same names.
-    """
-
-    num_classes: int | None
-    class_names: tuple[str, ...] | None
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    input_shape: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, loaded: LoadedData, skew: FeatureSkew | None) -> "Description":
-        """Describes what was loaded; ``skew`` is None where samples look as they are."""
-        data, num_classes = loaded.datasets, loaded.num_classes
-        shape, names, mean, std = input_shape(data.train), data.class_names, data.mean, data.std
-        if skew is not None:
-            num_classes, names = skew.num_classes(num_classes), skew.class_names(names)
-            shape, mean, std = skew.input_shape(shape), skew.per_channel(mean), skew.per_channel(std)
-        return cls(
-            num_classes,
-            None if names is None else tuple(names),
-            None if mean is None else tuple(mean),
-            None if std is None else tuple(std),
-            shape,
-        )
+__all__ = ["Divided", "name_skew", "name_targets"]
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import Self
 
 from lightning_fed.data.inspection import AnyDataset, find_conversion, find_tensors, length
-from lightning_fed.data.sources import EvalBatches, EvalLoader, EvalLoaders
+from lightning_fed.data.sources import EvalBatches, EvalLoader, EvalLoaders, SetBatches
 from lightning_fed.errors import FederatedError
 
 __all__ = ["JoinedBatches", "eval_loader", "expect_free_names", "join_tests", "num_samples", "worker_options"]
@@ -50,9 +50,7 @@ class JoinedBatches:
         return self
 
 
-def eval_loader(
-    dataset: AnyDataset, batch_size: int, in_memory: bool, num_workers: int
-) -> EvalBatches | DataLoader[Any]:
+def eval_loader(dataset: AnyDataset, batch_size: int, in_memory: bool, num_workers: int) -> SetBatches:
     """Returns slices of data in memory, else a data loader that does not shuffle."""
     tensors = find_tensors(dataset) if in_memory else None
     if tensors is not None:
@@ -76,9 +74,6 @@ def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[st
     Args:
         loaders: The data's test sets; a single one gets the name ``test``.
         held_out: ``clients`` and ``unseen``, what was held out of them.
-
-    Raises:
-        FederatedError: If the data have a test set of the same name.
     """
     named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"test": loaders}
     expect_free_names(named, held_out)

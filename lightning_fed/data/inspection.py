@@ -23,7 +23,6 @@ __all__ = [
     "find_tensors",
     "find_users",
     "first_input",
-    "input_shape",
     "length",
     "map_tensors",
     "take",
@@ -130,16 +129,6 @@ def first_input(dataset: AnyDataset) -> Any:
     return sample
 
 
-def input_shape(dataset: AnyDataset) -> tuple[int, ...] | None:
-    """Returns the shape of one sample's first part, None when that part has no shape."""
-    sample = first_input(dataset)
-    return tuple(sample.shape) if hasattr(sample, "shape") else None
-
-
-def _known(parts: list[npt.NDArray[Any] | None]) -> list[bool]:
-    return [part is not None for part in parts]
-
-
 def _find(dataset: AnyDataset, candidates: Callable[[AnyDataset], list[Any]]) -> npt.NDArray[Any] | None:
     """Returns the first candidate that holds one value per sample."""
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
@@ -147,7 +136,8 @@ def _find(dataset: AnyDataset, candidates: Callable[[AnyDataset], list[Any]]) ->
         return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
         parts = [_find(part, candidates) for part in dataset.datasets]
-        return np.concatenate([part for part in parts if part is not None]) if all(_known(parts)) else None
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
     for candidate in candidates(dataset):
         values = as_targets(candidate)
         if values is not None and len(values) == length(dataset, "--data.train_dataset"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from lightning_fed.data.inspection import (
     find_targets,
     find_tensors,
     find_users,
+    first_input,
     length,
 )
 from lightning_fed.errors import FederatedError
@@ -111,6 +113,12 @@ class LoadedData:
         if names is not None:
             return len(names)
         return None if labels is None else int(labels.max()) + 1
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Shape of the first part of a training sample, None when that part has no shape."""
+        sample = first_input(self.datasets.train)
+        return tuple(sample.shape) if hasattr(sample, "shape") else None
 
     @property
     def memory(self) -> int | None:

@@ -16,7 +16,10 @@ from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, map_tensors
 from lightning_fed.data.split import Split
 
-__all__ = ["BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "TensorSource", "map_inputs"]
+__all__ = [
+    "BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "SetBatches", "TensorSource",
+    "map_inputs",
+]  # fmt: skip
 
 _MAX_SEED = 2**63 - 1
 
@@ -207,6 +210,9 @@ class EvalBatches:
         """Moves the data to a device, once; returns itself."""
         self._tensors = map_tensors(self._tensors, lambda tensor: tensor.to(device))
         return self
+
+
+SetBatches: TypeAlias = EvalBatches | DataLoader[Any]
 
 
 def map_inputs(batch: Any, function: Conversion) -> Any:

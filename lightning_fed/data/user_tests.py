@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 from typing_extensions import Self
 
 from lightning_fed.data.division import CENTRAL, Division, HeldOut
 from lightning_fed.data.inspection import AnyDataset, as_targets, find_users, length
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.skews.views import SkewedBatches, SkewedSets
-from lightning_fed.data.sources import EvalBatches
+from lightning_fed.data.sources import SetBatches
 from lightning_fed.errors import FederatedError
 
 __all__ = ["UserTests"]
@@ -71,7 +71,7 @@ class UserTests:
         """Returns the samples of the other users."""
         return Subset(self.test, self.unseen.rows.tolist())
 
-    def skewed(self, sets: SkewedSets, loader: EvalBatches | DataLoader[Any]) -> SkewedBatches:
+    def skewed(self, sets: SkewedSets, loader: SetBatches) -> SkewedBatches:
         """Shows batches of ``unseen_set`` as the held-out clients would see them, and those of none in the new scheme.
 
         Args:

@@ -40,9 +40,6 @@ class FEMNIST(UserDataModule):
         mean: Subtracted from images in [0, 1].
         std: Divides them after that, above 0. Mean and standard deviation are those in common use for LEAF's images.
         **kwargs: Every other option of ``UserDataModule``; a user is a writer.
-
-    Raises:
-        FederatedError: If an option is out of range.
     """
 
     def __init__(

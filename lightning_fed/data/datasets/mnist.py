@@ -1,7 +1,6 @@
 """MNIST and Fashion-MNIST, read from their idx files."""
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -53,7 +52,8 @@ class IdxImages(ImageDataModule):
 
     def is_complete(self) -> bool:
         """Whether all four files are there."""
-        return all(path is not None for path in self._paths())
+        names = [f"{stem}-{kind}" for stem in self.stems for kind in _KINDS]
+        return all(find_idx(self.place, name) is not None for name in names)
 
     def fetch(self, root: Path) -> None:
         """Downloads the files with torchvision."""
@@ -94,9 +94,6 @@ class IdxImages(ImageDataModule):
         if path is None:
             raise self.missing(self.place / name, f" (or {name}.gz)")
         return path, read_idx(path, _KINDS[kind], self.advice)
-
-    def _paths(self) -> Iterator[Path | None]:
-        return (find_idx(self.place, f"{stem}-{kind}") for stem in self.stems for kind in _KINDS)
 
 
 class MNIST(IdxImages):

@@ -47,9 +47,6 @@ class Shakespeare(UserDataModule):
         min_lines: Roles with fewer lines are left out; for plays as text only.
         test_fraction: Share of each role's windows at its end that is kept for the test; in [0, 1).
         **kwargs: Every other option of ``UserDataModule``; a user is a role.
-
-    Raises:
-        FederatedError: If an option is out of range.
     """
 
     def __init__(

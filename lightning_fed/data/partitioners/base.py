@@ -9,10 +9,12 @@ import numpy.typing as npt
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
-__all__ = ["MAX_DRAWS", "Partitioner", "Reads", "TooSmall"]
+__all__ = ["MAX_DRAWS", "Owners", "Partitioner", "Reads", "TooSmall", "Values"]
 
 Reads: TypeAlias = Literal["nothing", "targets", "users"]
 TooSmall: TypeAlias = Literal["redraw", "refuse", "allow"]
+Values: TypeAlias = npt.NDArray[Any] | None  # a target or user of each sample
+Owners: TypeAlias = npt.NDArray[np.int64]
 
 MAX_DRAWS = 100  # draws of a split before "redraw" gives up
 
@@ -49,9 +51,7 @@ class Partitioner(ABC):
         self.too_small = too_small
 
     @abstractmethod
-    def assign(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Says which client owns each sample.
 
         Args:
@@ -65,7 +65,7 @@ class Partitioner(ABC):
             Client ids in [0, num_clients), shape (num_samples,).
         """
 
-    def count_clients(self, values: npt.NDArray[Any] | None, num_clients: int | None) -> int:
+    def count_clients(self, values: Values, num_clients: int | None) -> int:
         """Returns the number of clients; a partitioner of natural clients finds it in what it reads.
 
         Args:
@@ -82,9 +82,7 @@ class Partitioner(ABC):
             )
         return num_clients
 
-    def __call__(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, seed: int
-    ) -> list[npt.NDArray[np.int64]]:
+    def __call__(self, targets: Values, num_samples: int, num_clients: int, seed: int) -> list[npt.NDArray[np.int64]]:
         """Splits the samples over the clients.
 
         Args:
@@ -109,7 +107,7 @@ class Partitioner(ABC):
         return [index[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
     def _draw(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
+        self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Draws until no client is too small; later draws go on in the same stream."""
         draws = MAX_DRAWS if self.too_small == "redraw" and self.sizes_vary else 1
@@ -126,7 +124,7 @@ class Partitioner(ABC):
             "even split, or set `--data.partitioner.too_small allow`."
         )
 
-    def _check(self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int) -> None:
+    def _check(self, targets: Values, num_samples: int, num_clients: int) -> None:
         expect_count("--data.num_clients", num_clients)
         if num_clients > num_samples:
             raise FederatedError(
@@ -141,7 +139,7 @@ class Partitioner(ABC):
             )
         self._check_values(targets, num_samples)
 
-    def _check_values(self, values: npt.NDArray[Any] | None, num_samples: int) -> None:
+    def _check_values(self, values: Values, num_samples: int) -> None:
         if values is None and self.reads != "nothing":
             raise FederatedError(
                 f"Expected {self.reads} for the partitioner {type(self).__name__}, but the training data has none: set "

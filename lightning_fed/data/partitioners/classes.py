@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.partitioners.base import Partitioner, Reads
+from lightning_fed.data.partitioners.base import Owners, Partitioner, Reads, Values
 from lightning_fed.data.partitioners.dealing import by_class, class_codes
 from lightning_fed.errors import FederatedError, expect_count
 
@@ -39,9 +39,7 @@ class ExactClasses(Partitioner):
         expect_count("--data.partitioner.classes_per_client", classes_per_client)
         self.classes_per_client = classes_per_client
 
-    def assign(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Finds who holds which classes and cuts each class into parts.
 
         Raises:

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.partitioners.base import Partitioner, Reads, TooSmall
+from lightning_fed.data.partitioners.base import Owners, Partitioner, Reads, TooSmall, Values
 from lightning_fed.data.partitioners.dealing import by_class, class_codes, deal
 from lightning_fed.data.partitioners.urn import draw_classes
 from lightning_fed.errors import expect_number
 
 __all__ = ["DirichletBalanced", "DirichletByClass", "DirichletByClient"]
+
+_Shares = npt.NDArray[np.float64]
 
 
 class DirichletByClient(Partitioner):
@@ -44,9 +46,7 @@ class DirichletByClient(Partitioner):
         expect_number("--data.partitioner.alpha", alpha, above=0)
         self.alpha = alpha
 
-    def assign(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Draws the class of each place, then deals the samples of each class to its places."""
         counts, codes = class_codes(targets)
         client = np.arange(num_samples, dtype=np.int64) * num_clients // num_samples
@@ -80,9 +80,7 @@ class DirichletByClass(Partitioner):
         expect_number("--data.partitioner.alpha", alpha, above=0)
         self.alpha = alpha
 
-    def assign(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Draws the shares of each class in turn and deals its samples out."""
         counts, codes = class_codes(targets)
         members = np.split(by_class(codes, generator), np.cumsum(counts)[:-1])
@@ -95,13 +93,7 @@ class DirichletByClass(Partitioner):
             sizes += np.bincount(part, minlength=num_clients)
         return owner
 
-    def _shares(
-        self,
-        drawn: npt.NDArray[np.float64],
-        sizes: npt.NDArray[np.int64],
-        num_samples: int,
-        generator: np.random.Generator,
-    ) -> npt.NDArray[np.float64]:
+    def _shares(self, drawn: _Shares, sizes: Owners, num_samples: int, generator: np.random.Generator) -> _Shares:
         """Returns the clients' shares of a class, not normalised; ``sizes`` counts what they hold of former classes."""
         return drawn
 
@@ -123,13 +115,7 @@ class DirichletBalanced(DirichletByClass):
         too_small: ``redraw``, ``refuse`` or ``allow``, when a client has fewer.
     """
 
-    def _shares(
-        self,
-        drawn: npt.NDArray[np.float64],
-        sizes: npt.NDArray[np.int64],
-        num_samples: int,
-        generator: np.random.Generator,
-    ) -> npt.NDArray[np.float64]:
+    def _shares(self, drawn: _Shares, sizes: Owners, num_samples: int, generator: np.random.Generator) -> _Shares:
         room = sizes * len(sizes) < num_samples
         shares = np.where(room, drawn, 0.0)
         if not shares.any():

@@ -3,9 +3,8 @@
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_fed.data.partitioners.base import Partitioner
+from lightning_fed.data.partitioners.base import Owners, Partitioner, Values
 from lightning_fed.data.partitioners.dealing import deal
 from lightning_fed.errors import expect_number
 
@@ -17,9 +16,7 @@ class IID(Partitioner):
 
     sizes_vary: ClassVar[bool] = False
 
-    def assign(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Deals the samples out in random order."""
         return generator.permutation(np.arange(num_samples, dtype=np.int64) % num_clients)
 
@@ -46,9 +43,7 @@ class QuantityDirichlet(Partitioner):
         expect_number("--data.partitioner.beta", beta, above=0)
         self.beta = beta
 
-    def assign(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Draws the shares and deals the samples out in random order."""
         shares = generator.dirichlet(np.full(num_clients, float(self.beta)))
         return generator.permutation(deal(shares, num_samples, generator))
@@ -76,9 +71,7 @@ class PowerLaw(Partitioner):
         expect_number("--data.partitioner.exponent", exponent, above=0)
         self.exponent = exponent
 
-    def assign(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Deals the ranks to the clients and the samples out in random order."""
         shares = generator.permutation(np.arange(1, num_clients + 1, dtype=np.float64) ** -float(self.exponent))
         return generator.permutation(deal(shares, num_samples, generator))

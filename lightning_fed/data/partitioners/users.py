@@ -1,11 +1,10 @@
 """The split that the data bring with them."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_fed.data.partitioners.base import Partitioner, Reads
+from lightning_fed.data.partitioners.base import Owners, Partitioner, Reads, Values
 from lightning_fed.errors import FederatedError
 
 __all__ = ["ByUser"]
@@ -25,7 +24,7 @@ class ByUser(Partitioner):
     reads: ClassVar[Reads] = "users"
     sizes_vary: ClassVar[bool] = False
 
-    def count_clients(self, values: npt.NDArray[Any] | None, num_clients: int | None) -> int:
+    def count_clients(self, values: Values, num_clients: int | None) -> int:
         """Returns the number of users if the option leaves it open.
 
         Raises:
@@ -36,9 +35,7 @@ class ByUser(Partitioner):
         self._check_values(values, 0 if values is None else len(values))
         return len(np.unique(np.asarray(values)))
 
-    def assign(
-        self, targets: npt.NDArray[Any] | None, num_samples: int, num_clients: int, generator: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Numbers the users, which are passed as ``targets``.
 
         Raises:

@@ -87,9 +87,7 @@ def leaf_users(path: Path, option: str, count: Callable[[LeafUser], int] | None 
     """
     places: dict[str, str] = {}
     for file in leaf_files(path, option):
-        for user, samples in _users_of_file(file, option, count or _count):
-            if samples == 0:
-                continue
+        for user in _users_of_file(file, option, count or _count):
             if user.name in places:
                 raise FederatedError(
                     f"Expected every user once, got {user.name} in {places[user.name]} and again in {file}: remove "
@@ -124,14 +122,13 @@ def read_text(path: Path) -> str:
     return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
 
 
-def _users_of_file(path: Path, option: str, count: Callable[[LeafUser], int]) -> Iterator[tuple[LeafUser, int]]:
-    """Yields each user of a file with its number of samples, once they agree with the lists of the file."""
+def _users_of_file(path: Path, option: str, count: Callable[[LeafUser], int]) -> list[LeafUser]:
+    """Returns the users of a file that have samples, once their counts agree with the lists of the file."""
     content = _decoded(path, option)
     users = [LeafUser(name, data, f"user {name} of {path}") for name, data in content["user_data"].items()]
     counted = {user.name: count(user) for user in users}
     _check_lists(path, option, content, counted)
-    for user in users:
-        yield user, counted[user.name]
+    return [user for user in users if counted[user.name]]
 
 
 def _decoded(path: Path, option: str) -> dict[str, Any]:
@@ -149,17 +146,18 @@ def _decoded(path: Path, option: str) -> dict[str, Any]:
     except FederatedError:
         raise
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        first = str(error).split("\n")[0] or type(error).__name__
         raise FederatedError(
-            f"The file {path} cannot be read as JSON ({_first_words(error)}): it is truncated or damaged; write it "
+            f"The file {path} cannot be read as JSON ({first}): it is truncated or damaged; write it "
             f"again, or change `{option}`."
         ) from error
     held = content if isinstance(content, dict) else {}
-    missing = next((key for key in _KEYS if key not in held), None)
-    if missing is None and not isinstance(held["user_data"], dict):
-        missing = "user_data by name"
-    if missing is not None:
+    missing = [key for key in _KEYS if key not in held]
+    if not missing and not isinstance(held["user_data"], dict):
+        missing = ["user_data by name"]
+    if missing:
         raise FederatedError(
-            f"Expected LEAF's keys users, num_samples and user_data in {path}, got no {missing}: change `{option}`."
+            f"Expected LEAF's keys users, num_samples and user_data in {path}, got no {missing[0]}: change `{option}`."
         )
     return held
 
@@ -178,38 +176,31 @@ def _as_array(values: Any) -> Any:
 def _check_lists(path: Path, option: str, head: Mapping[str, Any], counted: Mapping[str, int]) -> None:
     """Refuses a file whose lists of users and of their counts are not those of its entries."""
     users, counts = head["users"], head["num_samples"]
+    again = f"write the file again, or change `{option}`."
     if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
+        got = f"{_described(users)} and {_described(counts)}"
         raise FederatedError(
-            f"Expected users and num_samples in {path} to be lists of the same length, got {_described(users)} and "
-            f"{_described(counts)}: write the file again, or change `{option}`."
+            f"Expected users and num_samples in {path} to be lists of the same length, got {got}: {again}"
         )
     if not all(isinstance(user, str) for user in users):
-        raise FederatedError(
-            f"Expected users in {path} to be a list of names, got other values in it: write the file again, or change "
-            f"`{option}`."
-        )
-    listed = set(users)
-    if len(listed) != len(users):
-        twice = next(user for user, number in Counter(users).items() if number > 1)
-        raise FederatedError(f"Expected every user once, got {twice} twice in users of {path}: change `{option}`.")
+        raise FederatedError(f"Expected users in {path} to be a list of names, got other values in it: {again}")
+    listed = Counter(users)
     for user, number in zip(users, counts, strict=True):
+        if listed[user] > 1:
+            raise FederatedError(f"Expected every user once, got {user} twice in users of {path}: change `{option}`.")
         if user not in counted:
-            raise FederatedError(
-                f"Expected user_data in {path} to hold every user of its list, got no {user}: write the file again, or "
-                f"change `{option}`."
-            )
+            raise FederatedError(f"Expected user_data in {path} to hold every user of its list, got no {user}: {again}")
         if counted[user] != number:
             raise FederatedError(
                 f"Expected {number} samples of user {user} in {path}, as its num_samples says, got {counted[user]}: "
-                f"write the file again, or change `{option}`."
+                f"{again}"
             )
     # LEAF's own script leaves behind entries without samples of users that it has dropped from the list.
-    foreign = next((user for user, number in counted.items() if number and user not in listed), None)
-    if foreign is not None:
-        raise FederatedError(
-            f"Expected user_data in {path} to hold the users of its list only, got {foreign} as well: write the file "
-            f"again, or change `{option}`."
-        )
+    for user, number in counted.items():
+        if number and user not in listed:
+            raise FederatedError(
+                f"Expected user_data in {path} to hold the users of its list only, got {user} as well: {again}"
+            )
 
 
 def _count(user: LeafUser) -> int:
@@ -243,7 +234,3 @@ def _numbers(user: LeafUser) -> tuple[Any, Any]:
 
 def _described(value: object) -> str:
     return f"{len(value)} entries" if isinstance(value, (list, np.ndarray)) else type(value).__name__
-
-
-def _first_words(error: BaseException) -> str:
-    return str(error).split("\n")[0] or type(error).__name__

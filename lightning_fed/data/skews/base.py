@@ -4,7 +4,7 @@ import copy
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,9 @@ from lightning_fed.data.inspection import TARGET_NAMES
 from lightning_fed.data.skews.facts import DataFacts
 from lightning_fed.errors import FederatedError
 
-__all__ = ["FeatureSkew"]
+__all__ = ["FeatureSkew", "Shown"]
+
+Shown: TypeAlias = tuple[Tensor, Tensor | None]  # inputs and targets that the model sees
 
 # Streams of Purpose.SKEW, by the argument ``round``: the schemes, the numbers of rows, the clients that rows are given.
 _SCHEMES, _DRAWS, _CLIENTS = 0, 1, 2
@@ -59,9 +61,7 @@ class FeatureSkew(ABC):
         """
 
     @abstractmethod
-    def transform(
-        self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         """Shows samples in a scheme; writes into neither argument.
 
         Args:
@@ -212,9 +212,7 @@ class FeatureSkew(ABC):
             entries[keys[1]] = changed
         return entries
 
-    def _skewed(
-        self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def _skewed(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         if targets is None and self.needs_labels:
             raise FederatedError(
                 f"Expected labels beside the inputs for `--data.skew {type(self).__name__}`, whose colors depend on "

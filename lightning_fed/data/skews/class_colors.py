@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.data.skews.base import Shown
 from lightning_fed.data.skews.coloring import ColorSkew, color_maps, colored
 from lightning_fed.errors import FederatedError, expect_count, expect_number
 
@@ -86,9 +87,7 @@ class BinaryColors(ColorSkew):
         assert classes is not None
         return ((targets >= (classes + 1) // 2) ^ (draws[:, 0] < self.label_noise)).to(torch.int64)
 
-    def transform(
-        self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         """Makes labels binary and colours images of shape (B, 1, H, W) red or green."""
         assert targets is not None
         labels = self.labels(targets, draws)
@@ -130,9 +129,7 @@ class ClassColors(ColorSkew):
         colors = generator.random((2, classes * self.colors_per_class + self.test_colors, 3), dtype=np.float32)
         return torch.from_numpy(colors / colors.max(axis=-1, keepdims=True))
 
-    def transform(
-        self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         """Colours foreground and background of images of shape (B, 1, H, W)."""
         assert targets is not None
         known = targets[:, None] * self.colors_per_class + (draws * self.colors_per_class).to(torch.int64)

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.data.skews.base import Shown
 from lightning_fed.data.skews.coloring import ColorSkew, color_maps, colored, hues_to_rgb
 
 __all__ = ["ClientColors"]
@@ -42,9 +43,7 @@ class ClientColors(ColorSkew):
         """
         return hues_to_rgb(self.table[schemes], self._circle)
 
-    def transform(
-        self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         """Colours images of shape (B, 1, H, W) by their labels."""
         assert targets is not None
         if isinstance(scheme, Tensor):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from lightning_fed.data.skews.base import FeatureSkew
+from lightning_fed.data.skews.base import FeatureSkew, Shown
 from lightning_fed.data.skews.facts import DataFacts
 from lightning_fed.errors import FederatedError, expect_number
 
@@ -67,9 +67,7 @@ class ClientRotation(FeatureSkew):
         radians = np.deg2rad(self.angles(generator))
         return torch.from_numpy(np.stack([np.cos(radians), np.sin(radians)], axis=1)).to(torch.float32)
 
-    def transform(
-        self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         """Turns images of shape (B, C, H, W)."""
         if isinstance(scheme, Tensor):
             turns = self.table.index_select(0, scheme)[:, :, None, None]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import StackDataset, default_collate
 from typing_extensions import Self
 
 from lightning_fed.data.division import CENTRAL, Division, HeldOut
@@ -19,10 +19,10 @@ from lightning_fed.data.inspection import AnyDataset, find_targets, first_input,
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.skews.base import FeatureSkew
 from lightning_fed.data.skews.facts import DataFacts
-from lightning_fed.data.sources import BatchSource, EvalBatches, EvalLoader
+from lightning_fed.data.sources import BatchSource, EvalBatches, EvalLoader, SetBatches
 from lightning_fed.data.split import Split
 
-__all__ = ["NEW_SCHEME", "NumberedRows", "SEEN_SCHEMES", "SkewedBatches", "SkewedRows", "SkewedSets", "SkewedSource"]
+__all__ = ["NEW_SCHEME", "SEEN_SCHEMES", "SkewedBatches", "SkewedRows", "SkewedSets", "SkewedSource", "numbered_rows"]
 
 SEEN_SCHEMES, NEW_SCHEME = "seen_schemes", "new_scheme"
 
@@ -102,7 +102,7 @@ class SkewedBatches:
         rows: The set's rows.
     """
 
-    def __init__(self, loader: EvalBatches | DataLoader[Any], rows: SkewedRows) -> None:
+    def __init__(self, loader: SetBatches, rows: SkewedRows) -> None:
         assert loader.batch_size is not None
         self.batch_size = loader.batch_size
         self._loader = loader
@@ -174,7 +174,7 @@ class SkewedSets:
         return self.skew.labels(targets, self._training_draws()).numpy()
 
     def collate(self) -> Callable[[list[Any]], Any]:
-        """Returns the ``collate_fn`` that shows samples of ``NumberedRows`` in the schemes of their owners."""
+        """Returns the ``collate_fn`` that shows samples of ``numbered_rows`` in the schemes of their owners."""
         return partial(_collate, self._training_rows())
 
     def loaders(
@@ -201,11 +201,7 @@ class SkewedSets:
         return found if isinstance(dataset, dict) or stage == "test" else found[""]
 
     def seen(
-        self,
-        name: str,
-        dataset: AnyDataset,
-        loader: EvalBatches | DataLoader[Any],
-        targets: npt.NDArray[Any] | None = None,
+        self, name: str, dataset: AnyDataset, loader: SetBatches, targets: npt.NDArray[Any] | None = None
     ) -> SkewedBatches:
         """Returns a central set in the clients' schemes, spread as their training samples of the same class are.
 
@@ -222,12 +218,12 @@ class SkewedSets:
         )
         return self.shown(loader, self.skew.draws(name, size), schemes)
 
-    def new(self, name: str, dataset: AnyDataset, loader: EvalBatches | DataLoader[Any]) -> SkewedBatches:
+    def new(self, name: str, dataset: AnyDataset, loader: SetBatches) -> SkewedBatches:
         """Returns a central set in the scheme that no client has."""
         draws = self.skew.draws(name, length(dataset, "--data.test_dataset"))
         return self.shown(loader, draws, self.skew.num_clients)
 
-    def held_out(self, part: HeldOut, loader: EvalBatches | DataLoader[Any]) -> SkewedBatches:
+    def held_out(self, part: HeldOut, loader: SetBatches) -> SkewedBatches:
         """Returns samples that were held out of the training set, each in the scheme of the client that it belongs to.
 
         Args:
@@ -236,9 +232,7 @@ class SkewedSets:
         """
         return self.shown(loader, self._training_draws()[torch.from_numpy(part.rows)], self._owners()[part.rows])
 
-    def shown(
-        self, loader: EvalBatches | DataLoader[Any], draws: Tensor, schemes: int | npt.NDArray[np.int64]
-    ) -> SkewedBatches:
+    def shown(self, loader: SetBatches, draws: Tensor, schemes: int | npt.NDArray[np.int64]) -> SkewedBatches:
         """Returns batches with the numbers and schemes of their rows, see ``SkewedRows``."""
         return SkewedBatches(loader, SkewedRows(self.skew, draws, schemes))
 
@@ -254,23 +248,10 @@ class SkewedSets:
         return SkewedRows(self.skew, self._training_draws(), self._owners())
 
 
-class NumberedRows(Dataset[Any]):
-    """A data set whose samples come with their row numbers.
-
-    Args:
-        dataset: A map-style data set.
-    """
-
-    def __init__(self, dataset: AnyDataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        return length(self.dataset, "--data.train_dataset")
-
-    def __getitem__(self, row: int) -> tuple[int, Any]:
-        """Returns the row and its sample."""
-        return row, self.dataset[row]
+def numbered_rows(dataset: AnyDataset) -> StackDataset[Any]:
+    """Returns a data set whose samples come with their row numbers."""
+    rows: Any = range(length(dataset, "--data.train_dataset"))
+    return StackDataset(rows, dataset)
 
 
 def _collate(rows: SkewedRows, samples: list[Any]) -> Any:
