@@ -2,8 +2,8 @@
 
     python docs/rooms.py
 
-On the left the floors, which are the layers in pyproject.toml; on the right how often the room of a line imports that
-of a column, for annotations too. What runs downwards is above the diagonal; what is below it would be red, and
+Above the floors, which are the layers in pyproject.toml; below how often the room of a line imports that
+of a column, for annotations too. What runs downwards is above the diagonal; what is below it would be black, and
 `make lint` allows nothing there.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["draw_floors", "draw_imports", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "rooms.png"
-WIDTH, HEIGHT, FLOOR = 0.9, 0.62, 1.0
+WIDTH, HEIGHT, FLOOR = 0.94, 0.62, 1.0
 
 
 def layers() -> list[list[str]]:
@@ -58,7 +58,7 @@ def draw_floors(axes: Axes, floors: list[list[str]]) -> None:
             corner = (x - WIDTH / 2, y - HEIGHT / 2)
             style = {"facecolor": "white", "edgecolor": f"C{level}", "linewidth": 2}
             axes.add_patch(FancyBboxPatch(corner, WIDTH, HEIGHT, "round,pad=0.02", **style))
-            axes.text(x, y + 0.12, room, ha="center", va="center", fontsize=9, fontweight="bold")
+            axes.text(x, y + 0.12, room, ha="center", va="center", fontsize=8.5, fontweight="bold")
             files, lines = size(room)
             what = f"{files} files, {lines:,} lines" if files > 1 else f"{lines:,} lines"
             axes.text(x, y - 0.15, what, ha="center", va="center", fontsize=6.5, color="0.3")
@@ -77,7 +77,7 @@ def draw_imports(axes: Axes, floors: list[list[str]]) -> None:
             if line == column:
                 colour = "0.85"
             elif floor_of[imported] <= level:
-                colour = "red" if count else "0.96"
+                colour = "black" if count else "0.96"
             else:
                 colour = f"C{level}" if count else "white"
             axes.add_patch(
@@ -96,11 +96,11 @@ def draw_imports(axes: Axes, floors: list[list[str]]) -> None:
 def main() -> None:
     """Writes the picture."""
     floors = layers()
-    figure, (left, right) = subplots(1, 2, figsize=(15, 7), layout="constrained", width_ratios=[1.15, 1])
-    draw_floors(left, floors)
-    draw_imports(right, floors)
-    left.set_title("rooms, each floor above those that it imports")
-    right.set_title("imports of the room on the left from the room above")
+    figure, (above, below) = subplots(2, 1, figsize=(8.5, 13), layout="constrained", height_ratios=[1, 1.25])
+    draw_floors(above, floors)
+    draw_imports(below, floors)
+    above.set_title("rooms, each floor above those that it imports")
+    below.set_title("imports of the room on the left from the room above")
     figure.savefig(PICTURE, dpi=90)
     print(PICTURE.relative_to(ROOT))
 
