@@ -58,6 +58,20 @@ def points(count: int = 20, seed: int = 0) -> TensorDataset:
     return TensorDataset(x, torch.randint(0, CLASSES, (count,), generator=generator))
 
 
+class OneByOne(Dataset[Any]):
+    """Samples that are computed one by one from their row, and what else a data set knows, such as ``targets``."""
+
+    def __init__(self, size: int, sample: Callable[[int], Any], **known: Any) -> None:
+        self.size, self.sample = size, sample
+        vars(self).update(known)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample(index)
+
+
 class BySizes(Partitioner):
     """Gives client i the next ``sizes[i]`` samples."""
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer, Need
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.data import Augmentation, AugmentedSource, CropFlip, FederatedDataModule
 from lightning_fed.data.sources import map_inputs
 from lightning_fed.errors import FederatedError
+from tests.parts import OneByOne
 
 N = 48
 IMAGES = torch.rand(N, 2, 6, 7, generator=torch.Generator().manual_seed(0)) + 0.1  # no zeros: they are the border's
@@ -34,9 +35,8 @@ def origin(image: Tensor, changed: Tensor, padding: int) -> tuple[int, int, bool
     for top in range(2 * padding + 1):
         for left in range(2 * padding + 1):
             window = padded[:, top : top + height, left : left + width]
-            found += [
-                (top, left, flip) for flip in (False, True) if torch.equal(window.flip(2) if flip else window, changed)
-            ]
+            for flip, tried in ((False, window), (True, window.flip(2))):
+                found += [(top, left, flip)] if torch.equal(tried, changed) else []
     [place] = found
     return place
 
@@ -63,10 +63,8 @@ def test_places_are_drawn_evenly() -> None:
 def test_parts_can_be_switched_off() -> None:
     assert torch.equal(CropFlip(padding=0, flip=False)(IMAGES, stream()), IMAGES)
     flipped = CropFlip(padding=0)(IMAGES, stream())
-    assert {origin(image, result, 0) for image, result in zip(IMAGES, flipped, strict=True)} == {
-        (0, 0, False),
-        (0, 0, True),
-    }
+    places = {origin(image, result, 0) for image, result in zip(IMAGES, flipped, strict=True)}
+    assert places == {(0, 0, False), (0, 0, True)}
     cropped = CropFlip(padding=1, flip=False)(IMAGES, stream())
     assert not any(origin(image, result, 1)[2] for image, result in zip(IMAGES, cropped, strict=True))
 
@@ -76,26 +74,13 @@ def test_the_same_on_cuda() -> None:
     assert torch.equal(CropFlip()(IMAGES.cuda(), stream()).cpu(), CropFlip()(IMAGES, stream()))
 
 
-class Dicts(Dataset[Any]):
-    """Dict samples, read one by one."""
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"image": IMAGES[index], "label": LABELS[index]}
+DICTS = OneByOne(N, lambda row: {"image": IMAGES[row], "label": LABELS[row]})
 
 
 def source(dataset: Any = None, in_memory: bool = True, **options: Any) -> AugmentedSource:
-    made = FederatedDataModule(
-        dataset or TensorDataset(IMAGES, LABELS),
-        num_clients=3,
-        batch_size=5,
-        split_seed=1,
-        in_memory=in_memory,
-        augmentation=CropFlip(2),
-        **options,
-    ).train_source()
+    options = {"num_clients": 3, "batch_size": 5, "split_seed": 1, "augmentation": CropFlip(2), **options}
+    dataset = dataset or TensorDataset(IMAGES, LABELS)
+    made = FederatedDataModule(dataset, in_memory=in_memory, **options).train_source()
     assert isinstance(made, AugmentedSource)
     return made
 
@@ -114,7 +99,7 @@ def test_every_source_gives_the_same() -> None:
     assert [len(batch) for batch in expected] == [5, 5, 5, 1]
     assert same(read(source(in_memory=False)), expected)
     assert same(read(source(in_memory=False, num_workers=1)), expected)
-    assert same(read(source(Dicts())), expected)
+    assert same(read(source(DICTS)), expected)
     plain = source().unaugmented.batches(1, torch.arange(16).flip(0), 5)
     for batch, changed in zip(plain, expected, strict=True):
         assert all(origin(*pair, 2) for pair in zip(batch[0], changed, strict=True))
@@ -188,15 +173,9 @@ class AsksForGradients(FedAvg):
 def test_only_local_steps_are_augmented(tmp_path: Path) -> None:
     def fit() -> tuple[Seeing, Counting]:
         model, augmentation = Seeing(), Counting()
-        data = FederatedDataModule(
-            TensorDataset(IMAGES, LABELS),
-            num_clients=3,
-            batch_size=4,
-            val_fraction=0.25,
-            test_dataset=TensorDataset(IMAGES, LABELS),
-            augmentation=augmentation,
-            split_seed=0,
-        )
+        images = TensorDataset(IMAGES, LABELS)
+        options: Any = {"num_clients": 3, "batch_size": 4, "val_fraction": 0.25, "split_seed": 0}
+        data = FederatedDataModule(images, test_dataset=images, augmentation=augmentation, **options)
         trainer = FederatedTrainer(
             max_rounds=2, local_epochs=2, callbacks=[AsksForGradients()], accelerator="cpu", logger=False,
             enable_checkpointing=False, enable_progress_bar=False, default_root_dir=str(tmp_path),

@@ -7,19 +7,9 @@ import jsonargparse
 import numpy as np
 import pytest
 
-from lightning_fed.data import (
-    CIFAR10,
-    CIFAR100,
-    EMNIST,
-    IID,
-    MNIST,
-    Arrays,
-    Digits,
-    FashionMNIST,
-    FederatedDataModule,
-    Shards,
-    TinyImageNet,
-)
+from lightning_fed.data import CIFAR10, CIFAR100, EMNIST, Arrays, Digits, FederatedDataModule, TinyImageNet
+from lightning_fed.data.datasets.mnist import MNIST, FashionMNIST
+from lightning_fed.data.partitioners import IID, Shards
 from lightning_fed.errors import FederatedError
 
 OWN = """

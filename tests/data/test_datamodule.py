@@ -12,54 +12,29 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from lightning_fed.data import (
-    CIFAR10,
-    CIFAR100,
-    EMNIST,
-    FEMNIST,
-    IID,
-    MNIST,
-    Arrays,
-    BatchSource,
-    BundledDataModule,
-    ColoredMNIST,
-    ColoredMNISTBinary,
-    Datasets,
-    Digits,
-    FashionMNIST,
-    FedCMNIST,
-    FederatedDataModule,
-    FedRotMNIST,
-    ImageDataModule,
-    Shakespeare,
-    Shards,
-    TensorSource,
-    TinyImageNet,
-    split_figure,
-)
+from lightning_fed.data import EMNIST, FEMNIST, Arrays, BundledDataModule, Digits, FederatedDataModule, ImageDataModule
+from lightning_fed.data.datasets.cifar import CIFAR10, CIFAR100
+from lightning_fed.data.datasets.colored_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
+from lightning_fed.data.datasets.mnist import MNIST, FashionMNIST
+from lightning_fed.data.datasets.shakespeare import Shakespeare
+from lightning_fed.data.datasets.tiny_imagenet import TinyImageNet
+from lightning_fed.data.loading import Datasets
+from lightning_fed.data.partitioners import IID, Shards
 from lightning_fed.data.skews import SkewedBatches, SkewedSource
-from lightning_fed.data.sources import EvalBatches, LoaderSource
+from lightning_fed.data.sources import BatchSource, EvalBatches, LoaderSource, TensorSource
+from lightning_fed.data.summary.figures import split_figure
 from lightning_fed.errors import FederatedError
 from tests.official_files import write_cifar, write_emnist, write_tiny_imagenet
+from tests.parts import OneByOne
 from tests.user_files import write_femnist, write_speech
 
 X = torch.rand(60, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(60) % 6
 
 
-class Texts(Dataset[Any]):
-    """A user's own data set: dict samples computed one by one, targets beside them."""
-
-    def __init__(self, size: int = 60, targets: Any = None) -> None:
-        self.size = size
-        if targets is not None:
-            self.targets = targets
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"tokens": torch.full((7,), index), "label": index % 6}
+def texts(size: int = 60, **known: Any) -> OneByOne:
+    """A user's own data set: dict samples computed one by one, and perhaps targets beside them."""
+    return OneByOne(size, lambda index: {"tokens": torch.full((7,), index), "label": index % 6}, **known)
 
 
 class Plain(BundledDataModule):
@@ -326,12 +301,12 @@ def test_a_module_of_the_users_own_takes_one_method() -> None:
 
 def test_a_data_set_of_the_users_own_with_dict_batches() -> None:
     data = FederatedDataModule(
-        Texts(targets=[i % 6 for i in range(60)]),
+        texts(targets=[i % 6 for i in range(60)]),
         partitioner=Shards(1),
         num_clients=6,
         batch_size=4,
-        test_dataset=Texts(5),
-        predict_dataset=Texts(3),
+        test_dataset=texts(5),
+        predict_dataset=texts(3),
         val_fraction=0.2,
         split_seed=0,
     )
@@ -354,7 +329,7 @@ def test_a_data_set_of_the_users_own_with_dict_batches() -> None:
 @pytest.mark.parametrize("how", ["argument", "attribute"])
 def test_targets_in_every_form(targets: Any, how: str) -> None:
     where: dict[str, Any] = {"targets": targets} if how == "argument" else {}
-    dataset = Texts(targets=None if how == "argument" else targets)
+    dataset = texts() if how == "argument" else texts(targets=targets)
     data = FederatedDataModule(dataset, partitioner=Shards(2), num_clients=3, split_seed=0, **where)
     counts = data.class_counts()
     assert counts is not None
@@ -362,7 +337,7 @@ def test_targets_in_every_form(targets: Any, how: str) -> None:
 
 
 def test_targets_of_subsets_and_concatenations() -> None:
-    base = Texts(targets=[i % 6 for i in range(60)])
+    base = texts(targets=[i % 6 for i in range(60)])
     rows = [3, 9, 15, 4]
     joined = ConcatDataset([Subset(base, rows), TensorDataset(X, Y)])
     data = FederatedDataModule(joined, num_clients=2, split_seed=0)
@@ -375,7 +350,7 @@ def test_targets_of_subsets_and_concatenations() -> None:
 
 @pytest.mark.parametrize(
     "dataset",
-    [Texts(), TensorDataset(X), TensorDataset(X, X), Texts(targets=[{"box": 1}] * 60), Texts(targets=[0.5] * 60)],
+    [texts(), TensorDataset(X), TensorDataset(X, X), texts(targets=[{"box": 1}] * 60), texts(targets=[0.5] * 60)],
     ids=["none", "inputs only", "regression", "objects", "floats"],
 )
 def test_without_class_labels_an_iid_split_still_works(dataset: Dataset[Any]) -> None:
@@ -388,11 +363,7 @@ def test_without_class_labels_an_iid_split_still_works(dataset: Dataset[Any]) ->
 
 
 def test_samples_without_a_shape_have_none() -> None:
-    class Words(Texts):
-        def __getitem__(self, index: int) -> Any:
-            return "word"
-
-    assert FederatedDataModule(Words(), num_clients=2).input_shape is None
+    assert FederatedDataModule(OneByOne(60, lambda index: "word"), num_clients=2).input_shape is None
 
 
 def test_split_seed_defaults_to_the_runs_seed(monkeypatch: pytest.MonkeyPatch) -> None:

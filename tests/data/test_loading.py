@@ -6,21 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
-from lightning_fed.data import (
-    Arrays,
-    BinaryColors,
-    BundledDataModule,
-    ByUser,
-    ClassColors,
-    ClientColors,
-    ClientRotation,
-    Datasets,
-    FeatureSkew,
-    FederatedDataModule,
-)
+from lightning_fed.data import Arrays, BundledDataModule, Datasets, FederatedDataModule
+from lightning_fed.data.partitioners import ByUser
+from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.errors import FederatedError
+from tests.parts import OneByOne
 
 X = torch.rand(30, 1, 5, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(30) % 3
@@ -38,16 +30,7 @@ class Bundle(BundledDataModule):
         return Datasets(TensorDataset(X, Y), **self.facts)
 
 
-class Listed(Dataset[Any]):
-    """Samples read one by one, beside a list of their labels."""
-
-    labels = (Y + 1).tolist()
-
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, index: int) -> Any:
-        return X[index], self.labels[index]
+LISTED = OneByOne(30, lambda index: (X[index], int(Y[index]) + 1), labels=(Y + 1).tolist())
 
 
 def sentence(data: FederatedDataModule) -> str:
@@ -66,7 +49,7 @@ def sentence(data: FederatedDataModule) -> str:
         ({"test_dataset": BEYOND}, "`--data.test_dataset`"),
         ({"val_dataset": BEYOND}, "`--data.val_dataset`"),
         ({"test_dataset": Subset(BEYOND, [0, 2])}, "`--data.test_dataset`"),
-        ({"test_dataset": Listed()}, "`--data.test_dataset`"),
+        ({"test_dataset": LISTED}, "`--data.test_dataset`"),
         ({"test_dataset": {"near": TensorDataset(X, Y), "far": BEYOND}}, "`--data.test_dataset` far"),
     ],
     ids=["test", "val", "subset", "one by one", "several"],

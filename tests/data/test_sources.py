@@ -14,40 +14,24 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from lightning_fed.data import BatchSource, FederatedDataModule, Split, TensorSource
 from lightning_fed.data.sources import EvalBatches, LoaderSource
+from tests.parts import OneByOne
 
 N = 41
 X = torch.arange(N * 6, dtype=torch.float32).reshape(N, 2, 3)
 Y = torch.arange(N) % 5
 
 
-class DictTensors(Dataset[Any]):
-    """Dict samples that are rows of its tensors."""
-
-    samples_are_rows = True
-
-    def __init__(self) -> None:
-        self.tensors = {"x": X, "y": Y}
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: tensor[index] for name, tensor in self.tensors.items()}
+TENSORS = {"x": X, "y": Y}
+DICTS = OneByOne(N, lambda row: {"x": X[row], "y": Y[row]}, tensors=TENSORS, samples_are_rows=True)
 
 
-class Noisy(Dataset[Any]):
-    """Samples that draw from every global random stream, as augmentations do."""
+def noisy(row: int) -> dict[str, Any]:
+    """Draws from every global random stream, as augmentations do."""
+    drawn = {"python": random.random(), "numpy": np.random.rand()}  # noqa: NPY002
+    return {"x": X[row] + torch.rand(()), **drawn, "y": int(Y[row])}
 
-    def __len__(self) -> int:
-        return N
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "x": X[index] + torch.rand(()),
-            "python": random.random(),
-            "numpy": np.random.rand(),  # noqa: NPY002
-            "y": int(Y[index]),
-        }
+NOISY = OneByOne(N, noisy)
 
 
 class Flipped(TensorDataset):
@@ -68,12 +52,7 @@ def same(a: Any, b: Any) -> bool:
 @pytest.fixture(params=["tuple", "dict", "subset"])
 def dataset(request: pytest.FixtureRequest) -> Dataset[Any]:
     plain = TensorDataset(X, Y)
-    made: dict[str, Dataset[Any]] = {
-        "tuple": plain,
-        "dict": DictTensors(),
-        "subset": Subset(plain, list(range(N - 1, 10, -1))),
-    }
-    return made[request.param]
+    return {"tuple": plain, "dict": DICTS, "subset": Subset(plain, list(range(N - 1, 10, -1)))}[request.param]
 
 
 def sources(dataset: Dataset[Any], **options: Any) -> tuple[BatchSource, BatchSource]:
@@ -129,9 +108,8 @@ def test_random_reads_depend_on_the_seed_alone(num_workers: int) -> None:
         return list(source.batches(client, order, seed))
 
     def make(workers: int) -> BatchSource:
-        return FederatedDataModule(
-            Noisy(), num_clients=4, batch_size=4, split_seed=0, num_workers=workers
-        ).train_source()
+        options: Any = {"num_clients": 4, "batch_size": 4, "split_seed": 0, "num_workers": workers}
+        return FederatedDataModule(NOISY, **options).train_source()
 
     source = make(num_workers)
     first = read(source, 1, seed=5)
@@ -144,7 +122,7 @@ def test_random_reads_depend_on_the_seed_alone(num_workers: int) -> None:
 
 
 def test_an_abandoned_client_leaves_nothing_behind() -> None:
-    source = FederatedDataModule(Noisy(), num_clients=2, batch_size=2, split_seed=0, num_workers=1).train_source()
+    source = FederatedDataModule(NOISY, num_clients=2, batch_size=2, split_seed=0, num_workers=1).train_source()
     order = torch.arange(20)
     expected = list(source.batches(1, order, seed=3))
     half: Iterator[Any] = iter(source.batches(0, order, seed=4))
@@ -156,7 +134,7 @@ def test_an_abandoned_client_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_global_random_state_is_untouched(in_memory: bool) -> None:
     source = FederatedDataModule(
-        TensorDataset(X, Y) if in_memory else Noisy(), num_clients=2, split_seed=0
+        TensorDataset(X, Y) if in_memory else NOISY, num_clients=2, split_seed=0
     ).train_source()
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
     assert len(list(source.batches(0, torch.arange(5), seed=1))) == 1
@@ -169,7 +147,7 @@ def test_one_loader_serves_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[object] = []
     original = DataLoader.__init__
     monkeypatch.setattr(DataLoader, "__init__", lambda self, *a, **k: (built.append(self), original(self, *a, **k))[1])
-    source = FederatedDataModule(Noisy(), num_clients=8, split_seed=0).train_source()
+    source = FederatedDataModule(NOISY, num_clients=8, split_seed=0).train_source()
     for client in range(8):
         list(source.batches(client, torch.arange(int(source.sizes[client])), seed=0))
     assert len(built) == 1
@@ -249,7 +227,7 @@ def test_cuda_batches_equal_cpu_batches(in_memory: bool) -> None:
     assert same([[part.cpu() for part in batch] for batch in there], here)
 
 
-@pytest.mark.parametrize("tensors", [(X, Y), {"x": X, "y": Y}], ids=["tuple", "dict"])
+@pytest.mark.parametrize("tensors", [(X, Y), TENSORS], ids=["tuple", "dict"])
 def test_eval_batches_are_consecutive_slices(tensors: Any) -> None:
     batches = EvalBatches(tensors, batch_size=10)
     read = list(batches)

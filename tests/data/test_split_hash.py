@@ -9,24 +9,13 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.data import (
-    CIFAR10,
-    IID,
-    Arrays,
-    BinaryColors,
-    BundledDataModule,
-    ByUser,
-    ClassColors,
-    ClientColors,
-    ClientRotation,
-    CropFlip,
-    Datasets,
-    FeatureSkew,
-    FederatedDataModule,
-)
+from lightning_fed.data import CIFAR10, Arrays, BundledDataModule, CropFlip, Datasets, FederatedDataModule
+from lightning_fed.data.partitioners import IID, ByUser
+from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import ImageClassifier, LogisticRegression
 from tests.official_files import write_cifar
+from tests.parts import OneByOne
 
 N = 120
 X = torch.rand(N, 1, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -51,17 +40,9 @@ class Second(First):
     """Another data set with the same numbers of classes and samples."""
 
 
-class Pairs(Dataset[Any]):
+def pairs(targets: Any) -> OneByOne:
     """The same samples, read one by one."""
-
-    def __init__(self, targets: Any) -> None:
-        self.targets = targets
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> Any:
-        return X[index], self.targets[index]
+    return OneByOne(N, lambda row: (X[row], targets[row]), targets=targets)
 
 
 OTHER: dict[str, FederatedDataModule] = {
@@ -72,10 +53,10 @@ OTHER: dict[str, FederatedDataModule] = {
     "rows": module(users=USERS[::-1].copy()),
     "held out": module(client_test_fraction=0.2),
     "regression": module(targets=np.linspace(0, 1, N)),
-    "strings": module(Pairs(list("abcdef") * 20)),
-    "other strings": module(Pairs(list("abcdeg") * 20)),
+    "strings": module(pairs(list("abcdef") * 20)),
+    "other strings": module(pairs(list("abcdeg") * 20)),
     "no targets": module(TensorDataset(X)),
-    "data set": module(Pairs(Y)),
+    "data set": module(pairs(Y)),
     "data module": First(partitioner=ByUser(), num_clients=None, split_seed=0),
     "another data module": Second(partitioner=ByUser(), num_clients=None, split_seed=0),
     "colors": module(skew=ClientColors()),

@@ -10,16 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.data import (
-    MNIST,
-    BinaryColors,
-    ColoredMNIST,
-    ColoredMNISTBinary,
-    Datasets,
-    FedCMNIST,
-    FedRotMNIST,
-    Shards,
-)
+from lightning_fed.data import MNIST, BinaryColors, ColoredMNIST, ColoredMNISTBinary, Datasets, FedCMNIST, FedRotMNIST
+from lightning_fed.data.partitioners import Shards
 
 MEAN, STD = 0.1307, 0.3081
 

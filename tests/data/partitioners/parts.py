@@ -3,18 +3,12 @@
 import numpy as np
 import pytest
 
-from lightning_fed.data import (
-    IID,
-    ByUser,
-    DirichletBalanced,
-    DirichletByClass,
-    DirichletByClient,
-    ExactClasses,
-    Partitioner,
-    PowerLaw,
-    QuantityDirichlet,
-    Shards,
-)
+from lightning_fed.data.partitioners.base import Partitioner
+from lightning_fed.data.partitioners.classes import ExactClasses
+from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.quantity import IID, PowerLaw, QuantityDirichlet
+from lightning_fed.data.partitioners.shards import Shards
+from lightning_fed.data.partitioners.users import ByUser
 
 EVERY: dict[str, Partitioner] = {
     "iid": IID(),

@@ -10,17 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fed.data import (
-    DirichletBalanced,
-    DirichletByClass,
-    DirichletByClient,
-    ExactClasses,
-    Partitioner,
-    PowerLaw,
-    QuantityDirichlet,
-)
 from lightning_fed.data.partitioners import urn
+from lightning_fed.data.partitioners.base import Partitioner
+from lightning_fed.data.partitioners.classes import ExactClasses
 from lightning_fed.data.partitioners.dealing import deal
+from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.quantity import PowerLaw, QuantityDirichlet
 from tests.data.partitioners.parts import owners_of
 
 

@@ -11,19 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fed.data import (
-    IID,
-    ByUser,
-    DirichletBalanced,
-    DirichletByClass,
-    DirichletByClient,
-    ExactClasses,
-    Partitioner,
-    PowerLaw,
-    QuantityDirichlet,
-    Shards,
-    Split,
-)
+from lightning_fed.data import Split
+from lightning_fed.data.partitioners.base import Partitioner
+from lightning_fed.data.partitioners.classes import ExactClasses
+from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.quantity import IID, PowerLaw, QuantityDirichlet
+from lightning_fed.data.partitioners.shards import Shards
+from lightning_fed.data.partitioners.users import ByUser
 from lightning_fed.errors import FederatedError
 from tests.data.partitioners.parts import CLASSES, EVERY, every_partitioner, owners_of, values_for
 

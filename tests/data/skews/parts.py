@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew, FederatedDataModule
 from lightning_fed.data.skews import DataFacts, SkewedBatches
+from tests.parts import OneByOne
 
 N, CLASSES = 120, 6
 X = torch.rand(N, 1, 7, 9, generator=torch.Generator().manual_seed(0))
@@ -17,16 +18,8 @@ Y = torch.arange(N) % CLASSES
 SKEWS: list[FeatureSkew] = [ClientColors(), ClientRotation(), BinaryColors(label_noise=0.2), ClassColors()]
 
 
-class Dicts(Dataset[Any]):
-    """The same samples, computed one by one, as dicts."""
-
-    targets = Y
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": X[index], "label": int(Y[index]), "row": index}
+# The same samples, computed one by one, as dicts.
+DICTS = OneByOne(N, lambda row: {"image": X[row], "label": int(Y[row]), "row": row}, targets=Y)
 
 
 def module(skew: FeatureSkew | None, dataset: Dataset[Any] | None = None, **options: Any) -> FederatedDataModule:

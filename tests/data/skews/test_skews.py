@@ -12,23 +12,21 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.client_algorithms import SCAFFOLD
-from lightning_fed.data import (
-    IID,
+from lightning_fed.data import Datasets, FederatedDataModule, TensorSource
+from lightning_fed.data.partitioners import IID, ExactClasses, Shards
+from lightning_fed.data.skews import (
     BinaryColors,
     ClassColors,
     ClientColors,
     ClientRotation,
-    Datasets,
-    ExactClasses,
+    DataFacts,
     FeatureSkew,
-    FederatedDataModule,
-    Shards,
-    TensorSource,
+    SkewedSource,
 )
-from lightning_fed.data.skews import DataFacts, SkewedSource
 from lightning_fed.data.sources import EvalBatches, LoaderSource
 from lightning_fed.models import MLP, ImageClassifier
-from tests.data.skews.parts import CLASSES, SKEWS, Dicts, N, X, Y, by_row, equal, eval_parts, module
+from tests.data.skews.parts import CLASSES, DICTS, SKEWS, N, X, Y, by_row, equal, eval_parts, module
+from tests.parts import OneByOne
 
 
 @pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)
@@ -37,7 +35,7 @@ def test_a_sample_looks_the_same_in_every_batch_order_and_path(skew: FeatureSkew
     data = module(skew)
     assert type(data.train_source()) is SkewedSource
     expected = by_row(data, torch.Generator().manual_seed(0), None)
-    for seed, size, other in ((1, 1, {}), (2, 5, {}), (3, 64, {"in_memory": False}), (4, 3, {"dataset": Dicts()})):
+    for seed, size, other in ((1, 1, {}), (2, 5, {}), (3, 64, {"in_memory": False}), (4, 3, {"dataset": DICTS})):
         assert equal(by_row(module(skew, **other), torch.Generator().manual_seed(seed), size), expected), (size, other)
     source = data.train_source()
     rows = data.split.index[data.split.offsets[2] : data.split.offsets[3]].tolist()
@@ -52,7 +50,7 @@ def test_evaluation_is_the_same_for_any_batch_size_and_path(skew: FeatureSkew) -
         {},
         {"eval_batch_size": 11},
         {"in_memory": False, "eval_batch_size": 50},
-        {"dataset": Dicts()},
+        {"dataset": DICTS},
     ]
     for options in every:
         data = module(skew, **{"val_fraction": 0.25, **options})
@@ -123,17 +121,11 @@ def test_held_out_samples_are_seen_as_their_owners_see_them() -> None:
     assert set(data.division.unseen.owners) == {4, 5}
 
 
-class Silent(Dicts):
-    """The same samples from a data set that does not tell their targets."""
-
-    targets = None  # type: ignore[assignment]
-
-
 def test_a_central_validation_set_is_seen_by_the_targets_that_were_given() -> None:
     """A class is held by one client each: its samples are validated in no other client's colours."""
     options: dict[str, Any] = {"val_fraction": 0.25, "num_clients": CLASSES, "partitioner": ExactClasses(1)}
     told = module(ClientColors(), **options)
-    silent = module(ClientColors(), Silent(), targets=Y, **options)
+    silent = module(ClientColors(), OneByOne(N, DICTS.sample), targets=Y, **options)  # does not tell its targets
     for one, other in zip(eval_parts(told.val_dataloader()), eval_parts(silent.val_dataloader()), strict=True):
         assert torch.equal(one, other)
     colors = [{hue(x) for x, label in by_row(silent, torch.Generator(), None) if label == c} for c in range(CLASSES)]

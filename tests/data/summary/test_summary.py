@@ -7,23 +7,15 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from lightning_fed.data import (
-    Arrays,
-    ClientColors,
-    Datasets,
-    Digits,
-    FederatedDataModule,
-    Shards,
-    Split,
-    samples_figure,
-    sizes_figure,
-    split_figure,
-    split_figures,
-)
+from lightning_fed.data import Arrays, Datasets, Digits, FederatedDataModule, Split
+from lightning_fed.data.partitioners import Shards
+from lightning_fed.data.skews import ClientColors
+from lightning_fed.data.summary.figures import samples_figure, sizes_figure, split_figure, split_figures
 from lightning_fed.data.summary.overview import overview
 from lightning_fed.data.summary.samples import choose_samples, sample_sheet
+from tests.parts import OneByOne
 
 MEAN, STD = 0.25, 0.5
 
@@ -131,18 +123,12 @@ def test_what_is_no_image_has_no_sheet(inputs: torch.Tensor) -> None:
     assert sheet_of(data_of(inputs, torch.arange(12) % 3)) is None
 
 
-class Dictionaries(Dataset):
-    """Samples that are dicts, read one by one, with a random brightness."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"image": torch.rand(1, 3, 3) / 2, "other": torch.ones(2)}
+# Samples that are dicts, read one by one, with a random brightness.
+DICTS = OneByOne(12, lambda row: {"image": torch.rand(1, 3, 3) / 2, "other": torch.ones(2)})
 
 
 def test_sheet_of_samples_that_are_read_one_by_one() -> None:
-    data = FederatedDataModule(Dictionaries(), num_clients=3, split_seed=0)
+    data = FederatedDataModule(DICTS, num_clients=3, split_seed=0)
     first, second = sheet_of(data), sheet_of(data)
     assert first.images.shape == (3, 10, 3, 3, 3)
     np.testing.assert_array_equal(first.images, second.images)
@@ -150,7 +136,7 @@ def test_sheet_of_samples_that_are_read_one_by_one() -> None:
 
 
 def test_looking_touches_no_random_stream() -> None:
-    data = FederatedDataModule(Dictionaries(), num_clients=3, split_seed=0, targets=[0, 1] * 6)
+    data = FederatedDataModule(DICTS, num_clients=3, split_seed=0, targets=[0, 1] * 6)
     states = [(random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())]  # noqa: NPY002
     assert [name for name, _ in split_figures(data, data.train_source())] == ["split", "sizes", "samples"]
     overview(data)
@@ -238,9 +224,7 @@ def test_overview_of_every_test_set(in_memory: bool) -> None:
 
 
 def test_overview_of_samples_without_labels() -> None:
-    text = overview(
-        FederatedDataModule(Dictionaries(), num_clients=5, split_seed=0, test_dataset={"a": Dictionaries()})
-    )
+    text = overview(FederatedDataModule(DICTS, num_clients=5, split_seed=0, test_dataset={"a": DICTS}))
     assert "label" not in text
     assert "read one by one" in text
     assert any(line.split() == ["test", "a", "12", "samples"] for line in text.splitlines())
