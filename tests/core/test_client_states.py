@@ -157,8 +157,9 @@ class Watches(FederatedCheckpoint):
     def on_round_start(self, trainer: Any, pl_module: Any, cohort: Any) -> None:
         self.cohorts[cohort.round] = {client.id for client in cohort.clients}
 
-    def save(self, trainer: FederatedTrainer, folder: Path, final: bool) -> None:
-        super().save(trainer, folder, final)
+    def save(self, trainer: FederatedTrainer, final: bool) -> None:
+        super().save(trainer, final)
+        folder = trainer.run.checkpoints
         after = files_in(folder.parent)
         self.written.append((trainer.round, {file for file in after if after[file] != self.before.get(file)}))
         self.before = after
