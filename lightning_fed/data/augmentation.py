@@ -113,12 +113,7 @@ class AugmentedSource:
 
 
 class AugmentingCollate:
-    """Collates samples into an augmented batch, for a data loader, which seeds torch's global stream itself.
-
-    Args:
-        augmentation: What changes the inputs.
-        collate: What makes a batch of samples before.
-    """
+    """Collates samples into an augmented batch, for a data loader, which seeds torch's global stream itself."""
 
     def __init__(self, augmentation: Augmentation, collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self._augmentation = augmentation

@@ -25,14 +25,7 @@ class Divided:
 
 
 def name_targets(targets: npt.NDArray[Any] | None) -> str:
-    """Names the targets by a digest of their values, whatever the width of their type.
-
-    Args:
-        targets: Numbers or strings, shape (samples,), None if there are none.
-
-    Returns:
-        Their kind and a SHA-256 in hexadecimal.
-    """
+    """Names numbers or strings, shape (samples,), by their kind and a SHA-256, whatever the width of their type."""
     if targets is None:
         return "no targets"
     if targets.dtype.kind in "US":
@@ -46,13 +39,7 @@ def name_targets(targets: npt.NDArray[Any] | None) -> str:
 
 
 def name_skew(skew: FeatureSkew | None, num_clients: int, seed: int) -> str:
-    """Names a skew by all that its schemes depend on beside the data.
-
-    Args:
-        skew: The skew as the user gave it, None for none.
-        num_clients: Clients that have a scheme.
-        seed: Seed of the schemes.
-    """
+    """Names a skew, as the user gave it, by all that its schemes depend on beside the data."""
     if skew is None:
         return "no skew"
     options = json.dumps(describe(skew)["init_args"], sort_keys=True)

@@ -16,11 +16,7 @@ __all__ = ["JoinedBatches", "eval_loader", "expect_free_names", "join_tests", "n
 
 
 class JoinedBatches:
-    """The batches of several sets, one set after the other; the last batch of each may be short.
-
-    Args:
-        loaders: The sets' batches.
-    """
+    """The batches of several sets, one set after the other; the last batch of each may be short."""
 
     def __init__(self, loaders: Sequence[EvalLoader]) -> None:
         self._loaders = list(loaders)
@@ -81,11 +77,7 @@ def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[st
 
 
 def expect_free_names(named: Iterable[str], held_out: Iterable[str]) -> None:
-    """Refuses a test set of the data with the name of one that is held out of the training set.
-
-    Raises:
-        FederatedError: If there is one.
-    """
+    """Refuses a test set of the data with the name of one that is held out of the training set."""
     for name in set(named).intersection(held_out):
         option = "unseen_clients" if name == "unseen" else "client_test_fraction"
         raise FederatedError(

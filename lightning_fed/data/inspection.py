@@ -13,20 +13,9 @@ from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "TARGET_NAMES",
-    "AnyDataset",
-    "Conversion",
-    "Tensors",
-    "as_targets",
-    "find_conversion",
-    "find_targets",
-    "find_tensors",
-    "find_users",
-    "first_input",
-    "length",
-    "map_tensors",
-    "take",
-]
+    "TARGET_NAMES", "AnyDataset", "Conversion", "Tensors", "as_targets", "find_conversion", "find_targets",
+    "find_tensors", "find_users", "first_input", "length", "map_tensors", "take",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     AnyDataset: TypeAlias = Dataset[Any]

@@ -72,12 +72,7 @@ class UserTests:
         return Subset(self.test, self.unseen.rows.tolist())
 
     def skewed(self, sets: SkewedSets, loader: SetBatches) -> SkewedBatches:
-        """Shows batches of ``unseen_set`` as the held-out clients would see them, and those of none in the new scheme.
-
-        Args:
-            sets: The skew of the data module.
-            loader: The batches.
-        """
+        """Shows batches of ``unseen_set`` as their held-out clients would see them, those of none in the new scheme."""
         draws = sets.skew.draws("test", length(self.test, "--data.test_dataset"))[torch.from_numpy(self.unseen.rows)]
         schemes = np.where(self.unseen.owners == CENTRAL, sets.skew.num_clients, self.unseen.owners)
         return sets.shown(loader, draws, schemes)

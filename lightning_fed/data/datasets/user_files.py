@@ -73,11 +73,7 @@ class UserDataModule(BundledDataModule, ABC):
         return [*super().identity(), f"{self.num_users} of the users, {self.num_clients} clients, {self.draw_seed}"]
 
     def expect_one_unseen(self, tests: Any) -> None:
-        """Refuses two test sets of the same name: of users that are held out, and of others that the files bring.
-
-        Raises:
-            FederatedError: If ``unseen_clients`` asks for it.
-        """
+        """Refuses two test sets of the same name: of users that are held out, and of others that the files bring."""
         if isinstance(tests, dict) and "unseen" in tests and self.held_out.unseen_clients:
             raise FederatedError(
                 "Expected `--data.unseen_clients 0` with test files of users that are not in the training files, got "

@@ -30,11 +30,7 @@ class UserSamples:
     names: list[str]
 
     def of(self, chosen: npt.NDArray[np.int64]) -> "UserSamples":
-        """Returns the samples of some users alone, in their former order.
-
-        Args:
-            chosen: Ascending indices into ``names``.
-        """
+        """Returns the samples of some users alone, ascending indices into ``names``, in their former order."""
         if len(chosen) == len(self.names):
             return self
         number = np.full(len(self.names), -1, dtype=np.int64)
@@ -47,19 +43,10 @@ class UserSamples:
 
 
 def draw_users(available: int, count: int | None, seed: int, option: str) -> npt.NDArray[np.int64]:
-    """Draws users without replacement.
-
-    Args:
-        available: How many there are.
-        count: How many to draw, None for all.
-        seed: Seed of the draw.
-        option: The option that gave ``count``, for messages.
-
-    Returns:
-        Ascending indices in [0, available), shape (count,).
+    """Draws users without replacement, all if ``count`` is None: ascending indices in [0, available), shape (count,).
 
     Raises:
-        FederatedError: If there are fewer than ``count``.
+        FederatedError: If there are fewer than ``count``, which the option named gave.
     """
     if count is None:
         return np.arange(available)

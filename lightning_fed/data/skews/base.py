@@ -75,11 +75,7 @@ class FeatureSkew(ABC):
         """
 
     def check(self, facts: DataFacts) -> None:
-        """Refuses data that the skew is not made for; the base asks for class labels where they are needed.
-
-        Raises:
-            FederatedError: If it is not.
-        """
+        """Refuses data that the skew is not made for; the base asks for class labels where they are needed."""
         if self.needs_labels and facts.num_classes is None:
             raise FederatedError(
                 f"Expected class labels for `--data.skew {type(self).__name__}`, whose colors depend on them, got data "
@@ -133,14 +129,9 @@ class FeatureSkew(ABC):
         return moved
 
     def draws(self, name: str, num_samples: int) -> Tensor:
-        """Draws the numbers of a data set's rows; those of row r depend on the seed, the name and r alone.
+        """Draws the numbers of a data set's rows, float32 in [0, 1), shape (num_samples, num_draws).
 
-        Args:
-            name: Name of the data set.
-            num_samples: Its samples.
-
-        Returns:
-            Float32 tensor in [0, 1), shape (num_samples, num_draws).
+        Those of row r depend on the seed, the set's name and r alone.
         """
         generator = numpy_generator_for(self._seed, Purpose.SKEW, _DRAWS, _number(name))
         return torch.from_numpy(generator.random((num_samples, self.num_draws), dtype=np.float32))

@@ -36,11 +36,7 @@ class ClientColors(ColorSkew):
         return torch.from_numpy(orders * np.int32(count) + turns)
 
     def colors(self, schemes: Tensor) -> Tensor:
-        """Computes the colours of some schemes, shape (schemes, num_classes, 3), float32 in [0, 1].
-
-        Args:
-            schemes: Their numbers, shape (schemes,), int64.
-        """
+        """Computes the colours of schemes of these numbers, shape (schemes, num_classes, 3), float32 in [0, 1]."""
         return hues_to_rgb(self.table[schemes], self._circle)
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:

@@ -19,11 +19,7 @@ class ColorSkew(FeatureSkew):
     needs_labels: ClassVar[bool] = True
 
     def check(self, facts: DataFacts) -> None:
-        """Refuses data without class labels, and data that are no grey images.
-
-        Raises:
-            FederatedError: If an input has no shape (1, H, W), or is not in [0, 1].
-        """
+        """Refuses data without class labels, and inputs without shape (1, H, W) or not in [0, 1]."""
         super().check(facts)
         name, shape = type(self).__name__, facts.image_shape
         if shape is None or shape[0] != 1:

@@ -44,14 +44,7 @@ class DataFacts:
         return channels, height, width
 
     def check_brightness(self, skew: str) -> None:
-        """Refuses an image that is not in [0, 1] once the normalisation is undone.
-
-        Args:
-            skew: The skew's name, for messages.
-
-        Raises:
-            FederatedError: If a pixel is outside.
-        """
+        """Refuses an image that is not in [0, 1] once the normalisation is undone, naming the skew."""
         assert self.sample is not None
         place = self.sample.device
         mean, std = (torch.as_tensor(values, device=place).reshape(-1, 1, 1) for values in (self.mean, self.std))

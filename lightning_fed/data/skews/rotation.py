@@ -36,11 +36,7 @@ class ClientRotation(FeatureSkew):
         self._black = torch.empty(0)
 
     def check(self, facts: DataFacts) -> None:
-        """Refuses data that are no images, or whose black is not known.
-
-        Raises:
-            FederatedError: If an input has no shape (C, H, W), or is not in [0, 1].
-        """
+        """Refuses data that are no images of shape (C, H, W), or not in [0, 1], so that their black is not known."""
         if facts.image_shape is None:
             raise FederatedError(
                 f"Expected images of shape (C, H, W) for `--data.skew ClientRotation`, got {facts.shape}: choose other "

@@ -62,13 +62,7 @@ class SkewedRows:
 
 
 class SkewedSource:
-    """Clients' batches, each in the client's scheme; computed where the batches are.
-
-    Args:
-        source: The clients' batches.
-        split: Which rows each client owns.
-        rows: The training set's rows.
-    """
+    """Clients' batches, each in the client's scheme; computed where the batches are."""
 
     def __init__(self, source: BatchSource, split: Split, rows: SkewedRows) -> None:
         self.sizes = source.sizes
@@ -95,12 +89,7 @@ class SkewedSource:
 
 
 class SkewedBatches:
-    """The batches of a central set under a skew, computed where they are; several views may share the batches.
-
-    Args:
-        loader: Consecutive batches of ``batch_size`` samples.
-        rows: The set's rows.
-    """
+    """The batches of a central set under a skew, computed where they are; several views may share the batches."""
 
     def __init__(self, loader: SetBatches, rows: SkewedRows) -> None:
         assert loader.batch_size is not None
@@ -205,11 +194,7 @@ class SkewedSets:
     ) -> SkewedBatches:
         """Returns a central set in the clients' schemes, spread as their training samples of the same class are.
 
-        Args:
-            name: Name of the set.
-            dataset: The set.
-            loader: Its batches.
-            targets: Its targets, shape (samples,); found in it if not given.
+        Its targets, shape (samples,), are found in it if not given.
         """
         size, split, owned = length(dataset, "--data.test_dataset"), self.division.split, self.loaded.targets
         targets = find_targets(dataset) if targets is None else targets
@@ -224,12 +209,7 @@ class SkewedSets:
         return self.shown(loader, draws, self.skew.num_clients)
 
     def held_out(self, part: HeldOut, loader: SetBatches) -> SkewedBatches:
-        """Returns samples that were held out of the training set, each in the scheme of the client that it belongs to.
-
-        Args:
-            part: Which samples.
-            loader: Their batches, in the same order.
-        """
+        """Returns samples held out of the training set, each in the scheme of the client that it belongs to."""
         return self.shown(loader, self._training_draws()[torch.from_numpy(part.rows)], self._owners()[part.rows])
 
     def shown(self, loader: SetBatches, draws: Tensor, schemes: int | npt.NDArray[np.int64]) -> SkewedBatches:

@@ -105,11 +105,7 @@ def sizes_figure(sizes: npt.NDArray[np.int64]) -> "Figure":
 
 
 def samples_figure(sheet: SampleSheet) -> "Figure":
-    """Draws sample images, a row for each client.
-
-    Args:
-        sheet: The images.
-    """
+    """Draws sample images, a row for each client."""
     rows, columns, height, width, _ = sheet.images.shape
     gap = max(1, height // 12)
     # One picture of all images: drawing each in axes of its own takes seconds.

@@ -11,14 +11,7 @@ _MEBIBYTE = 2**20
 
 
 def overview(datamodule: FederatedDataModule) -> str:
-    """Describes data and split, a fact a line.
-
-    Args:
-        datamodule: The data.
-
-    Returns:
-        Lines of a name and what it is.
-    """
+    """Describes data and split, a fact a line: its name and what it is."""
     figures: dict[str, Any] = datamodule.split_summary()
     partitioner = type(datamodule.partitioner).__name__
     lines = {
