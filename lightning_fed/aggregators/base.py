@@ -1,7 +1,5 @@
 """The base of aggregators: callbacks that step the global model at the end of a round."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Corrective gradient weights over federated averaging."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

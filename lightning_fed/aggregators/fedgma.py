@@ -1,7 +1,5 @@
 """FedGMA as first published: the averaged model and a masked gradient step."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Robust means of the updates, for cohorts in which some clients send anything they like."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

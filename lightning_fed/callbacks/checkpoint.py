@@ -1,7 +1,5 @@
 """Writes the ``last`` and ``best`` checkpoints of a run."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, Protocol
 

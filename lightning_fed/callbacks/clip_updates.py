@@ -1,7 +1,5 @@
 """Bounds how far a single client can move the model."""
 
-from __future__ import annotations
-
 import torch
 from lightning.pytorch import LightningModule
 

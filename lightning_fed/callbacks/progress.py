@@ -1,7 +1,5 @@
 """A bar for the rounds and one for the clients of the round."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

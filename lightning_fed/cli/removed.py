@@ -1,7 +1,5 @@
 """Options that are no more, which configurations saved before still name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jsonargparse import Namespace

@@ -1,7 +1,5 @@
 """The base of client algorithms: callbacks on the one local loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import Callback

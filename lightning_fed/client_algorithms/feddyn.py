@@ -1,7 +1,5 @@
 """The clients' half of FedDyn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import LightningModule

@@ -1,7 +1,5 @@
 """FedGA and its relatives: gradients taken where the clients' gradients agree more."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule

@@ -1,7 +1,5 @@
 """FedProx: a pull back to the global model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import LightningModule

@@ -1,8 +1,6 @@
 """SCAFFOLD: control variates against the drift of clients, kept from round to round or made anew in each."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,14 +8,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
-from lightning_fed.core.updates import Client, StartGradient, Update
+from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.local import alignment, control_variate, proximal_gradient
 from lightning_fed.hooks import TrainerLike
-
-if TYPE_CHECKING:
-    from lightning_fed.core.updates import ReducedUpdate
 
 __all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]
 

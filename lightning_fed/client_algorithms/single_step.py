@@ -1,22 +1,15 @@
 """GradAlign and linear scaling with alignment: FedGA's relatives for one step on all of a client's data."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import SGD
 
 from lightning_fed.client_algorithms.fedga import FedGA
-from lightning_fed.core.updates import Client, Update
+from lightning_fed.core.updates import Client, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import linear_scaling_shift
 from lightning_fed.hooks import TrainerLike
-
-if TYPE_CHECKING:
-    from lightning_fed.core.updates import ReducedUpdate
 
 __all__ = ["GradAlign", "LinearScaling"]
 

@@ -1,7 +1,5 @@
 """What clients remember between their rounds: a vector by key and client, on the device, in host memory or on disk."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Objects as primitives that name them."""
 
-from __future__ import annotations
-
 from inspect import signature
 from typing import Any
 

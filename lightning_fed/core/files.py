@@ -1,7 +1,5 @@
 """Files that are whole at every moment."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What goes back and forth in a round: clients, their updates, and what the server gets of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Literal, Protocol, TypeAlias

@@ -1,7 +1,5 @@
 """Which process trains which client of a round, and how what a client keeps gets there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from heapq import heapreplace
 from typing import Any

@@ -1,7 +1,5 @@
 """What all processes of a run must have in common after each round."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any, NamedTuple

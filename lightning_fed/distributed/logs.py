@@ -1,7 +1,5 @@
 """What each process of a run has logged, brought together so that all read the same numbers."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

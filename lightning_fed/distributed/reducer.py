@@ -1,7 +1,5 @@
 """What the processes of a run bring together once a round, so that each goes on with the same numbers, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """The Fabric strategy whose processes train different clients of a cohort and never share gradients."""
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import os

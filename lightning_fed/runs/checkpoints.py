@@ -1,7 +1,5 @@
 """The files of checkpoints: written whole, read as tensors and primitives alone, and found again."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections import OrderedDict

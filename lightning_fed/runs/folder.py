@@ -1,7 +1,5 @@
 """The folder of a run, the rows in it, and the fingerprint by which a later start finds it again."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Sends a run's rows, config and split to its loggers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a run's numbers go: metrics.csv, which is the source of truth, and Weights & Biases beside it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import netrc

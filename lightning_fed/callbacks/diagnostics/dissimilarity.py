@@ -1,19 +1,14 @@
 """Logs how far the gradients of a round's clients lie apart."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_fed.core.updates import StartGradient
+from lightning_fed.core.updates import ReducedUpdate, StartGradient
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.dissimilarity import gradient_spread
 from lightning_fed.hooks import FederatedCallback, TrainerLike
-
-if TYPE_CHECKING:
-    from lightning_fed.core.updates import ReducedUpdate
 
 __all__ = ["GradientDissimilarity"]
 
@@ -51,11 +46,7 @@ class GradientDissimilarity(FederatedCallback):
         self.every_n_rounds, self.weighting, self.client = every_n_rounds, weighting, client
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses a client that is not there, and a second callback that would log under the same names.
-
-        Raises:
-            FederatedError: If there is one.
-        """
+        """Refuses a client that is not there, and a second callback that would log under the same names."""
         if stage != "fit":
             return
         name, clients = type(self).__name__, len(trainer.client_sizes)

@@ -1,7 +1,5 @@
 """What a module's configure_optimizers returns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import LightningModule

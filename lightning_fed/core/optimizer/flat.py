@@ -1,7 +1,5 @@
 """The module's optimizer over flat vectors: one long tensor is stepped instead of every parameter by itself."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import copy, deepcopy

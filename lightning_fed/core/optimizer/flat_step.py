@@ -1,7 +1,5 @@
 """One step of the flat vector instead of one of every parameter, wherever nobody can tell the difference."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from operator import is_

@@ -1,7 +1,5 @@
 """The optimizer and schedules that a module configures, made fresh for every client without rebuilding them."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 
