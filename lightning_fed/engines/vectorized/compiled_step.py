@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.engines.trial import agree, without_trace
-from lightning_fed.engines.vectorized.constants import BakedState
+from lightning_fed.engines.vectorized.constants import Constants, Place, Refusing
 from lightning_fed.engines.vectorized.step import CannotStack, CannotTrace, StackedStep, first_sentence
 
 __all__ = ["CompiledStep", "common_batch_sizes"]
@@ -25,33 +28,41 @@ _MOST_TRACES = 8
 _MOST_SHAPES = 8
 
 
-class _BatchIdx:
-    """Stands for ``batch_idx`` where a step is traced: it can be handed on, and not be looked at."""
-
-
-def _refuse(*_: Any) -> Any:
-    raise CannotTrace("its training reads `batch_idx`, and a graph is the same for all batches")
-
-
-for _name in (
-    "bool", "eq", "ne", "lt", "le", "gt", "ge", "hash", "int", "index", "float", "str", "repr", "format", "neg", "add",
-    "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow",
-):  # fmt: skip
-    setattr(_BatchIdx, f"__{_name}__", _refuse)
-_BATCH_IDX: Any = _BatchIdx()
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Graph:
     """A step of a number of clients on batches of one shape.
 
     Attributes:
         run: Computes, of weights, where gradients go, buffers and batch, what was logged: tensors of shape (n,).
         series: How each logged name is shown and reduced.
+        text: What it does, and logs.
+        tensors: Those that it refers to.
+        changed: Attributes of the module that have changed since it was traced, and may matter.
+        unread: Attributes that were found not to matter.
+        traces: Times that its step was another one.
     """
 
     run: Callable[..., list[Tensor]]
     series: dict[str, LoggedValue]
+    text: str
+    tensors: list[Tensor]
+    changed: set[Place] = field(default_factory=set)
+    unread: set[Place] = field(default_factory=set)
+    traces: int = 0
+
+    def does_as(self, other: _Graph, held: set[int]) -> bool:
+        """Says whether it computes what another one does.
+
+        Args:
+            other: That one.
+            held: Ids of tensors that may change in place, as attributes hold them.
+        """
+        if self.text != other.text or len(self.tensors) != len(other.tensors):
+            return False
+        return all(
+            a is b or (id(a) not in held and a.shape == b.shape and torch.equal(a, b))
+            for a, b in zip(self.tensors, other.tensors, strict=True)
+        )
 
 
 class CompiledStep:
@@ -76,26 +87,17 @@ class CompiledStep:
         self.step, self.sizes, self.mode = step, sizes, mode
         self._widths = sorted({block, -(-block // 4)}, reverse=True)
         self.reads_batch_idx = False
-        self.blocks = self._traces = 0
+        self.blocks = 0
         self._graphs: dict[Any, _Graph] = {}
         # In half precision a graph rounds less often than its operations one by one.
         self._coarse = 0.1 if "16" in str(step.precision.precision) else 1e-3
-        self._baked = BakedState(step.module)
+        self._constants = Constants(step.module)
 
     def refresh(self) -> None:
-        """Forgets the graphs if the module has changed in what they take for constant.
-
-        Raises:
-            CannotTrace: If that happens again and again.
-        """
-        name = self._baked.changed()
-        if name is None:
-            return
-        self._traces += 1
-        if self._traces >= _MOST_TRACES:
-            raise CannotTrace(f"the module's attribute `{name}`, which it reads, has changed {self._traces} times")
-        self._graphs.clear()
-        self._baked = BakedState(self.step.module)
+        """Looks which attributes of the module, that graphs take for constant, have changed."""
+        if changed := self._constants.changed():
+            for graph in self._graphs.values():
+                graph.changed |= changed - graph.unread
 
     def __call__(
         self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor
@@ -133,14 +135,40 @@ class CompiledStep:
     def _graph(self, inputs: list[Tensor], names: list[str], structure: Any, size: int) -> _Graph:
         # By its text: older versions of torch give structures no hash.
         key = (size, repr(structure), tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs))
-        graph = self._graphs.get(key)
+        graph, trace = self._graphs.get(key), partial(self.traced, inputs, names, structure, size)
         if graph is None:
             if sum(other[0] == size for other in self._graphs) >= _MOST_SHAPES * len(self._widths):
                 raise CannotTrace(f"its batches of {size} samples have more than {_MOST_SHAPES} shapes")
-            graph = self._graphs[key] = self._compiled(self.traced(inputs, names, structure, size), inputs)
-        return graph
+            self._graphs[key] = self._compiled(trace(), inputs)
+        elif graph.changed:
+            self._graphs[key] = self._renewed(graph, trace, inputs)
+        return self._graphs[key]
 
-    def traced(self, inputs: list[Tensor], names: list[str], structure: Any, size: int) -> _Graph:
+    def _renewed(self, graph: _Graph, trace: Callable[..., _Graph], inputs: list[Tensor]) -> _Graph:
+        """Returns a graph for a step whose attributes have changed: the same one where they make no difference.
+
+        Raises:
+            CannotTrace: If they make one again and again.
+        """
+        if self._constants.can_be_shadowed(graph.changed):
+            with suppress(CannotTrace):  # they are read
+                if trace(graph.changed).does_as(graph, self._constants.tensors):
+                    graph.unread |= graph.changed
+                    graph.changed = set()
+                    return graph
+        new = trace()
+        if new.does_as(graph, self._constants.tensors):
+            graph.changed = set()
+            return graph
+        new.traces = graph.traces + 1
+        if new.traces >= _MOST_TRACES:
+            name = min(graph.changed)[1]
+            raise CannotTrace(f"the module's attribute `{name}`, which it reads, has changed {new.traces} times")
+        return self._compiled(new, inputs)
+
+    def traced(
+        self, inputs: list[Tensor], names: list[str], structure: Any, size: int, shadowed: set[Place] | None = None
+    ) -> _Graph:
         """Traces the step of some clients; their tensors are left as they are.
 
         Args:
@@ -148,27 +176,31 @@ class CompiledStep:
             names: The buffers' names.
             structure: How the leaves make a batch.
             size: Samples in a batch.
+            shadowed: Attributes of the module that it must not read.
 
         Raises:
             CannotTrace: If the step cannot be traced.
         """
         series: dict[str, LoggedValue] = {}
+        batch_idx: Any = Refusing("its training reads `batch_idx`, and a graph is the same for all batches")
 
         def run(weights: Tensor, out: Tensor, *rest: Tensor) -> list[Tensor]:
             batch = tree_unflatten(list(rest[len(names) :]), structure)
             buffers = dict(zip(names, rest, strict=False))
-            logged, totals = self.step(weights, buffers, batch, _BATCH_IDX, size, out)
+            logged, totals = self.step(weights, buffers, batch, batch_idx, size, out)
             series.update(logged)
             return [totals[name] for name in logged]
 
-        with without_trace(self.step.module), self._baked.noting():
+        with without_trace(self.step.module), self._constants.tracing(shadowed or set()):
             try:
                 graph = make_fx(run)(*(tensor.clone() for tensor in inputs))
             except CannotStack:
                 raise
             except Exception as error:  # whatever tracing, or the module under it, raises
                 raise CannotTrace(f"it cannot be traced ({first_sentence(error)})") from error
-        return _Graph(graph, series)
+        logged = [(name, s.options, s.reduction, s.weight) for name, s in series.items()]
+        tensors = [attrgetter(str(node.target))(graph) for node in graph.graph.nodes if node.op == "get_attr"]
+        return _Graph(graph, series, f"{graph.code}{logged}", tensors)
 
     def _compiled(self, traced: _Graph, inputs: list[Tensor]) -> _Graph:
         """Compiles a traced step, and compares what both compute.
@@ -188,7 +220,7 @@ class CompiledStep:
             raise CannotTrace(f"torch.compile does not work here ({first_sentence(error)})") from error
         if not all(agree(*pair, self._coarse) for pair in zip(got, expected, strict=True)):
             raise CannotTrace("torch.compile makes other gradients of it")
-        return _Graph(compiled, traced.series)
+        return replace(traced, run=compiled)
 
     def _computed(self, run: Callable[..., list[Tensor]], inputs: list[Tensor]) -> list[Tensor]:
         """Computes on copies, from the same random numbers every time; returns what it gives and writes."""

@@ -1,13 +1,14 @@
-"""What a traced training step takes for constant: the attributes that its Python reads or writes."""
+"""What a traced training step takes for constant: the attributes of the module's parts."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+import copyreg
+import pickle
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
+from io import BytesIO
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,47 +17,55 @@ from torch import Tensor, nn
 
 from lightning_fed.engines.vectorized.step import CannotTrace
 
-__all__ = ["BakedState"]
+__all__ = ["Constants", "Place", "Refusing"]
 
-# Swapped while a step is traced, and inputs of the graph.
-_INPUTS = frozenset({"_parameters", "_buffers", "log"})
-# Read by way of `__dict__`, where nobody sees it. Which parameters there are matters: frozen ones are constants.
-_ALWAYS = ("_parameters", "_modules")
+# An attribute: the name of its part, and its own.
+Place = tuple[str, str]
+
+# Inputs of the graph, and what Lightning lends to a module.
+_LEFT_OUT = frozenset({"_buffers", "log", "_trainer", "_fabric", "_fabric_optimizers"})
+# Without these a module is none.
+_OF_TORCH = frozenset(vars(nn.Module()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_BY_IDENTITY = (Tensor, type, FunctionType, BuiltinFunctionType, property, classmethod, staticmethod)
-_NOTHING: Any = object()
+_READ_ROUND = "its training reads the trainer, which is not the same in every round"
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """An attribute of a part as it was when it was first touched.
+class Refusing:
+    """Stands in for what a graph cannot follow: it can be handed on, and not be looked at.
+
+    Args:
+        reason: Why not.
 
     Attributes:
-        part: The part.
-        name: The attribute's name.
-        held: The part's own attributes.
-        own: The object among them, ``_NOTHING`` if there was none.
-        value: What it must stay equal to, frozen; of its class where the part had none of its own.
-        is_fixed: Whether it is the same as long as the object is.
-        is_empty: Whether it is an empty container, and the same as long as it is one.
+        asked: Whether somebody looked nevertheless, also where the module catches every exception.
     """
 
-    part: nn.Module
-    name: str
-    held: dict[str, Any]
-    own: Any
-    value: Any
-    is_fixed: bool
-    is_empty: bool
+    def __init__(self, reason: str) -> None:
+        self.reason, self.asked = reason, False
 
 
-class BakedState:
-    """Notes which attributes of a module's parts are touched within a block, and says later whether they have changed.
+def _refuse(refusing: Any, *_: Any) -> Any:
+    vars(refusing)["asked"] = True
+    raise CannotTrace(vars(refusing)["reason"])
+
+
+_BY_IDENTITY = (type, FunctionType, BuiltinFunctionType, ModuleType, Refusing)
+
+for _name in (
+    "bool", "eq", "ne", "lt", "le", "gt", "ge", "hash", "int", "index", "float", "str", "repr", "format", "neg", "add",
+    "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow",
+    "call", "len", "iter", "contains", "getitem", "setitem", "getattr", "enter", "abs",
+):  # fmt: skip
+    setattr(Refusing, f"__{_name}__", _refuse)
+
+
+class Constants:
+    """Notices which attributes of a module's parts have changed since it was last asked.
 
     A graph repeats operations, not Python: a temperature that a callback lowers from round to round would stay what it
-    was. Attributes are compared by value where they are numbers, strings, arrays, tensors of one element, containers or
-    plain objects of such, and by identity where they are other tensors, parts of the module or functions. Global
-    variables, and what functions close over, are not followed.
+    was. Attributes are compared by value, those within containers and objects too, as ``pickle`` writes them, but
+    tensors of several elements, parts of the module, classes and functions by identity. Global variables, what
+    functions close over, and attributes of classes are not followed.
 
     Args:
         module: The module.
@@ -64,160 +73,131 @@ class BakedState:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._parts: dict[int, nn.Module] = {}
-        self._places: dict[tuple[int, str], _Place] = {}
-        self._asked_trainer = False
+        self._held = _Snapshot(module)
+
+    @property
+    def tensors(self) -> set[int]:
+        """The ids of the tensors that attributes held when they were last compared."""
+        return self._held.tensors
+
+    def changed(self) -> set[Place]:
+        """Returns the attributes that are others than they were."""
+        before, self._held = self._held, _Snapshot(self._module)
+        return self._held.differences(before)
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Notes what is touched within the block.
-
-        Raises:
-            CannotTrace: If the trainer is read, which is another one in every round, if an attribute that was touched
-                has changed at the end of the block, or if a part keeps its attributes where nobody sees them read.
-        """
-        self._parts = {id(part): part for part in self._module.modules()}
-        for name, part in self._module.named_modules():
-            if isinstance(part, torch.jit.ScriptModule):
-                raise CannotTrace(f"its part `{name}` is a ScriptModule, whose attributes torch reads out of sight")
-        for part in self._parts.values():
-            for name in _ALWAYS:
-                self._note(part, name)
-        with _watching(self._touch):
-            yield
-        self._expect_no_trainer()  # also where the module catches every exception
-        if changed := self.changed():
-            raise CannotTrace(f"its training changes its attribute `{changed}`")
-
-    def changed(self) -> str | None:
-        """Names an attribute that has changed since it was first touched, None if there is none."""
-        for place in self._places.values():
-            is_own = place.held.get(place.name, _NOTHING) is place.own
-            if is_own and (place.is_fixed or (place.is_empty and not place.own)):  # as most are: this is asked often
-                continue
-            if self._value(place.part, place.name) != place.value:
-                return place.name
-        return None
-
-    def _touch(self, part: nn.Module, name: str) -> None:
-        if id(part) not in self._parts or name.startswith("__") or name in _INPUTS:
-            return
-        if name == "_trainer":
-            self._asked_trainer = True
-            self._expect_no_trainer()
-        self._note(part, name)
-
-    def _expect_no_trainer(self) -> None:
-        if self._asked_trainer:
-            raise CannotTrace("its training reads the trainer, which is not the same in every round")
-
-    def _note(self, part: nn.Module, name: str) -> None:
-        if (id(part), name) in self._places:
-            return
-        held = vars(part)
-        own, value = held.get(name, _NOTHING), self._value(part, name)
-        is_fixed = value is None or isinstance(value, _Same) or isinstance(own, _PLAIN)
-        is_empty = isinstance(own, (dict, list, set)) and not own
-        self._places[id(part), name] = _Place(part, name, held, own, value, is_fixed, is_empty)
-
-    def _value(self, part: nn.Module, name: str) -> Any:
-        """Freezes an attribute of a part itself, else that of its class, which its own would go before."""
-        own = vars(part)
-        if name in own:
-            return self._frozen(own[name], {})
-        for kind in type(part).__mro__:
-            if name in vars(kind):
-                found = vars(kind)[name]
-                return self._frozen(_in_slot(found, part), {})
-        return None
-
-    def _frozen(self, value: Any, seen: dict[int, Any]) -> Any:
-        """Returns what two values have in common exactly if a traced step cannot tell them apart.
+    def tracing(self, shadowed: set[Place]) -> Iterator[None]:
+        """Refuses a step, which is traced within the block, that reads what is not constant.
 
         Args:
-            value: The value.
-            seen: What it is part of, by id; kept here, so that no id is given away meanwhile.
+            shadowed: Attributes that must not be read either; they are left shadowed.
+
+        Raises:
+            CannotTrace: If the trainer is read, if an attribute is changed, or if a part keeps its attributes where
+                nobody sees them read.
         """
+        parts = dict(self._module.named_modules())
+        shadows = [Refusing(_READ_ROUND)]
+        for name, part in parts.items():
+            if isinstance(part, torch.jit.ScriptModule):
+                raise CannotTrace(f"its part `{name}` is a ScriptModule, whose attributes torch reads out of sight")
+            if "_trainer" in vars(part):
+                part.__dict__["_trainer"] = shadows[0]
+        for owner, name in shadowed:
+            shadows.append(Refusing(f"its training reads `{name}`"))
+            parts[owner].__dict__[name] = shadows[-1]
+        before = _Snapshot(self._module)
+        yield
+        for shadow in shadows:
+            if vars(shadow)["asked"]:
+                raise CannotTrace(vars(shadow)["reason"])
+        if changed := _Snapshot(self._module).differences(before):
+            raise CannotTrace(f"its training changes its attribute `{min(changed)[1]}`")
+
+    def can_be_shadowed(self, places: set[Place]) -> bool:
+        """Says whether a module is still one where these attributes of its parts are shadowed."""
+        parts = dict(self._module.named_modules())
+        return all(owner in parts and name in vars(parts[owner]) and name not in _OF_TORCH for owner, name in places)
+
+
+class _Snapshot:
+    """The attributes of a module's parts, each as something that can be compared.
+
+    Attributes:
+        tensors: Ids of the tensors among them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._kept: list[Any] = []  # so that no id is given away meanwhile
+        self.tensors: set[int] = set()
+        self._values: dict[Place, Any] = {}
+        named = dict(module.named_modules())
+        parts = {id(part) for part in named.values()}
+        for name, part in named.items():
+            slots = {key: getattr(part, key) for key in _slots(type(part)) if hasattr(part, key)}
+            for key, value in {**vars(part), **slots}.items():
+                if key not in _LEFT_OUT:
+                    self._values[name, key] = self._value(value, parts)
+
+    def differences(self, other: _Snapshot) -> set[Place]:
+        """Returns the attributes that differ, or that only one of the two has."""
+        ours, theirs = self._values, other._values
+        return {place for place in ours.keys() | theirs.keys() if ours.get(place) != theirs.get(place)}
+
+    def _value(self, value: Any, parts: set[int]) -> Any:
         if isinstance(value, _PLAIN):
             return type(value), repr(value)  # NaN equals itself
-        if isinstance(value, Tensor) and _is_number(value):
-            return _Same(value), repr(value.item())
-        if id(value) in self._parts or id(value) in seen or isinstance(value, _BY_IDENTITY):
-            return _Same(value)
-        seen[id(value)] = value
-        if isinstance(value, np.ndarray):
+        if isinstance(value, (dict, list, set)) and not value:  # as most of a module's own are
+            return type(value), ""
+        file = BytesIO()
+        try:
+            _Writer(file, parts, self).dump(value)
+        except Exception:  # noqa: BLE001  # whatever an object raises that cannot be pickled
+            return self.identity(value)
+        return file.getvalue()
+
+    def identity(self, value: Any) -> int:
+        """Returns a number that no other object has as long as this snapshot is there."""
+        self._kept.append(value)
+        if isinstance(value, Tensor):
+            self.tensors.add(id(value))
+        return id(value)
+
+
+class _Writer(pickle.Pickler):
+    """Writes a value for comparison alone: nobody reads it back."""
+
+    def __init__(self, file: BytesIO, parts: set[int], snapshot: _Snapshot) -> None:
+        super().__init__(file, protocol=4)
+        self._parts, self._snapshot = parts, snapshot
+
+    def persistent_id(self, value: Any) -> Any:
+        """Tells what is compared by identity, and what of its value counts too."""
+        if isinstance(value, Tensor):
+            # Python may have branched on a single number; graphs refer to the memory of others.
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
+            is_read = not wrapped and value.numel() == 1 and not value.requires_grad
+            number = repr(value.item()) if is_read else ""
+            return self._snapshot.identity(value), not wrapped and value.requires_grad, number
+        if isinstance(value, torch.Generator):
+            return self._snapshot.identity(value), value.get_state().numpy().tobytes()
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return value.shape, value.dtype.str, blake2b(value.tobytes()).digest()
-        if isinstance(value, dict):
-            return type(value), [(self._frozen(k, seen), self._frozen(v, seen)) for k, v in value.items()]
-        if isinstance(value, (list, tuple, deque)):
-            return type(value), [self._frozen(each, seen) for each in value]
-        if isinstance(value, (set, frozenset)):
-            return type(value), frozenset(value)
-        if isinstance(value, MethodType):
-            return _Same(value.__func__), self._frozen(value.__self__, seen)
-        state = _state(value)
-        return (type(value), [self._frozen(each, seen) for each in state]) if state else _Same(value)
-
-
-class _Same:
-    """Equal to what holds the same object; it keeps the object, so that no other one takes its place in memory."""
-
-    def __init__(self, held: Any) -> None:
-        self._held = held
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._held is other._held
-
-    __hash__ = None  # type: ignore[assignment]  # compared alone
-
-
-@contextmanager
-def _watching(touch: Callable[[nn.Module, str], None]) -> Iterator[None]:
-    """Within the block, tells of every attribute of a module that is read, set or deleted, before it is."""
-
-    def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def method(self: nn.Module, name: str, *value: Any) -> Any:
-            touch(self, name)
-            return plain(self, name, *value)
-
-        return method
-
-    names = ("__getattribute__", "__setattr__", "__delattr__")
-    former = {name: vars(nn.Module).get(name) for name in names}
-    try:
-        # In the class of all modules: an instance's own class stays what it is.
-        for name in names:
-            setattr(nn.Module, name, watched(getattr(nn.Module, name)))
-        yield
-    finally:
-        for name, method in former.items():
-            if method is None:
-                delattr(nn.Module, name)
-            else:
-                setattr(nn.Module, name, method)
-
-
-def _in_slot(found: Any, part: nn.Module) -> Any:
-    """Returns what a class attribute stands for: a slot for the instance's own value."""
-    if not isinstance(found, MemberDescriptorType):
-        return found
-    try:
-        return found.__get__(part)
-    except AttributeError:
+        if id(value) in self._parts or isinstance(
+            value, (type, FunctionType, BuiltinFunctionType, ModuleType, Refusing)
+        ):
+            return self._snapshot.identity(value)
         return None
 
+    def reducer_override(self, value: Any) -> Any:
+        """Lets an object that cannot be pickled, such as a lock, stand for itself and its attributes."""
+        try:
+            value.__reduce_ex__(4)
+        except Exception:  # noqa: BLE001  # whatever it raises
+            return type(value), (self._snapshot.identity(value),), getattr(value, "__dict__", None)
+        return NotImplemented
 
-def _is_number(tensor: Tensor) -> bool:
-    """Says whether Python may have branched on a tensor's value; graphs refer to the memory of others."""
-    is_one = tensor.numel() == 1 and not tensor.requires_grad
-    return is_one and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
-
-def _state(value: Any) -> list[Any]:
-    """Returns what makes up an object: its attributes, and what pickling would keep, such as where a stream stands."""
-    state: list[Any] = [vars(value)] if hasattr(value, "__dict__") else []
-    try:
-        state.append(value.__reduce_ex__(2))
-    except Exception:  # noqa: BLE001  # whatever an object raises that cannot be pickled
-        return state
-    return state
+def _slots(kind: type) -> list[str]:
+    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]  # what copying asks for
+    return names

@@ -137,7 +137,7 @@ def test_what_is_drawn_differs_between_clients_and_not_between_runs(tmp_path, tr
     agree(one, other, rtol=0)
     assert len({tuple(delta.tolist()) for delta in one.deltas}) == len(one.deltas)
     # Graphs that are traced anew before every step draw nothing while they are.
-    monkeypatch.setattr(compiled_step.BakedState, "changed", lambda self: None)
+    monkeypatch.setattr(compiled_step.Constants, "changed", lambda self: set())
     call = compiled_step.CompiledStep.__call__
 
     def forgetting(self: Any, *args: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fed.engines.vectorized.constants import BakedState
+from lightning_fed.engines.vectorized.compiled_step import CompiledStep
+from lightning_fed.engines.vectorized.constants import Constants
 from lightning_fed.engines.vectorized.step import CannotTrace
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
@@ -234,6 +236,8 @@ class Draws(Model):
 def streams(name: str) -> Draws:
     if name == "count":
         return Draws(itertools.count(1), next)
+    if name == "torch":
+        return Draws(torch.Generator(), lambda stream: float(torch.rand((), generator=stream)))
     stream = random.Random(3) if name == "random" else np.random.default_rng(3)
     return Draws(stream, lambda stream: stream.random())
 
@@ -295,54 +299,71 @@ def test_what_is_put_back_is_no_change(tmp_path, traced):
     assert traced[-1].blocks > 0
 
 
-def test_modules_are_read_as_before_also_after_an_error():
-    before = {name: vars(nn.Module).get(name) for name in ("__getattribute__", "__setattr__", "__delattr__")}
-    module = Inner()
-    with pytest.raises(ZeroDivisionError), BakedState(module).noting():
-        _ = module.by / 0
-    assert before == {name: vars(nn.Module).get(name) for name in before}
-    with pytest.raises(AttributeError, match="'Inner' object has no attribute 'nothing'"):
-        _ = module.nothing
+def test_it_says_which_attributes_have_changed():
+    module = Model()
+    constants = Constants(module)
+    assert not constants.changed()
+    module.many = torch.ones(3)
+    module.net[0].by = [{"a": (1, 2.0)}]
+    assert constants.changed() == {("", "many"), ("net.0", "by")}
+    module.many.add_(1)
+    module.net[0].by[0]["a"] = (1, 2.0)
+    assert not constants.changed()
+    module.many.requires_grad_()
+    module.net[0].by[0]["a"] = (1, 3.0)
+    module.net[1].eval()
+    assert constants.changed() == {("", "many"), ("net.0", "by"), ("net.1", "training")}
+    with pytest.raises(CannotTrace, match="changes its attribute `by`"), constants.tracing(set()):
+        module.net[0].by.append(1)
 
 
-def test_a_second_block_forgets_nothing_of_the_first():
-    module = Inner()
-    module.other = 1.0
-    baked = BakedState(module)
-    with baked.noting():
-        assert module.by == 1
-    with baked.noting():
-        assert module.other == 1
-    assert baked.changed() is None
-    module.unread = 3
-    assert baked.changed() is None
-    module.by = 2.0
-    assert baked.changed() == "by"
-    with pytest.raises(CannotTrace, match="`by`"), baked.noting():
-        pass
-    module.by, module.other = 1.0, 2.0
-    assert baked.changed() == "other"
+class Annotates(FederatedCallback):
+    """Keeps a count of rounds in the module, where no training step reads it."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.number += 1
+        pl_module.notes.append(Loss())
 
 
-@pytest.mark.parametrize("name", ["NumPy", "random", "count"])
+def test_an_attribute_that_nobody_reads_may_always_change(tmp_path, traced, monkeypatch):
+    made: list[set[Any]] = []
+    trace = CompiledStep.traced
+
+    def noting(self: CompiledStep, *args: Any) -> Any:
+        made.append(args[4] if len(args) > 4 else set())
+        return trace(self, *args)
+
+    def make() -> Tempered:
+        module = Tempered(lambda m: m.one.item())
+        module.notes = []
+        return module
+
+    monkeypatch.setattr(CompiledStep, "traced", noting)
+    compiled_agrees(tmp_path, make, Annotates, max_rounds=12, make_data=lambda: data(sizes=(8,) * 3))
+    assert made.count(set()) == 2, "on trial, and once"
+    assert made[2:] == [{("", "number"), ("", "notes")}]
+
+
+@pytest.mark.parametrize("name", ["NumPy", "random", "count", "torch"])
 def test_a_stream_of_its_own_is_seen_to_go_on(name):
     module = streams(name)
-    baked = BakedState(module)
-    with baked.noting():
-        assert module.stream is not None
-    assert baked.changed() is None
-    with pytest.raises(CannotTrace, match="changes its attribute `stream`"), baked.noting():
+    constants = Constants(module)
+    assert not constants.changed()
+    with pytest.raises(CannotTrace, match="changes its attribute `stream`"), constants.tracing(set()):
         module.draw(module.stream)
+    assert constants.changed() == {("", "stream")}
 
 
 def test_objects_that_hold_each_other_are_compared_once():
     module, nan = Inner(), float("nan")
     module.by = SimpleNamespace(value=nan, kind=np.float32(2), device=torch.device("cpu"))
     module.by.itself, module.by.module = module.by, module
-    baked = BakedState(module)
-    with baked.noting():
-        assert module.by is not None
-    module.by.value, module.by.device = float("nan"), torch.device("cpu")
-    assert baked.changed() is None
+    constants = Constants(module)
+    module.by.device = torch.device("cpu")
+    assert not constants.changed()
     module.by.kind = np.float32(3)
-    assert baked.changed() == "by"
+    assert constants.changed() == {("", "by")}
+    module.by.lock = threading.Lock()
+    constants.changed()
+    module.by.value = 3.0
+    assert constants.changed() == {("", "by")}, "also beside what cannot be pickled"
