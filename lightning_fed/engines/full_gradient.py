@@ -75,9 +75,8 @@ class FullGradient:
             for part in self.module.modules():
                 if isinstance(part, Metric):
                     part.reset()
-            if (
-                self.options.full_gradient_mode == "eval"
-            ):  # otherwise each part as it trains: the user may hold some in eval
+            # Otherwise each part as it trains: the user may hold some in eval.
+            if self.options.full_gradient_mode == "eval":
                 self.module.eval()
             state.client = client
             yield

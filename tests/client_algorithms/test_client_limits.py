@@ -1,6 +1,7 @@
 """Where a client algorithm is FedAvg, it is so to the last bit, with everything in the model that an extra pass or an
 added zero could disturb."""
 
+import itertools
 import random
 from collections.abc import Callable
 from functools import cache
@@ -39,10 +40,11 @@ class Net(LightningModule):
         self.unused = nn.Parameter(torch.ones(3))
         self.at_times = nn.Parameter(torch.ones(3))
         self.accuracy = MulticlassAccuracy(3, average="micro")
-        self.optimizer, self.passes = optimizer, 0
+        self.optimizer = optimizer
+        self.passes = itertools.count()  # an object of its own: attributes are put back after a gradient pass
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.passes += 1
+        next(self.passes)
         _, x, y = batch
         x = x + 0.1 * np.random.rand() + 0.1 * random.random()  # noqa: NPY002  # as augmentations of users draw
         output = self.layers(x)
@@ -61,7 +63,7 @@ class Outcome:
 
     def __init__(self, net: Net, tape: Tape, logged: dict[str, float], samples: dict[str, int]) -> None:
         self.model = {name: value.clone() for name, value in net.state_dict().items()}
-        self.updates, self.logged, self.samples, self.passes = tape.updates, logged, samples, net.passes
+        self.updates, self.logged, self.samples, self.passes = tape.updates, logged, samples, next(net.passes)
 
 
 @cache
