@@ -10,12 +10,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lightning_fed import FederatedTrainer, Need
+from lightning_fed import Need
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.data import Augmentation, AugmentedSource, CropFlip, FederatedDataModule
 from lightning_fed.data.sources import map_inputs
 from lightning_fed.errors import FederatedError
-from tests.parts import OneByOne
+from tests.parts import OneByOne, federated_trainer
 
 N = 48
 IMAGES = torch.rand(N, 2, 6, 7, generator=torch.Generator().manual_seed(0)) + 0.1  # no zeros: they are the border's
@@ -176,10 +176,7 @@ def test_only_local_steps_are_augmented(tmp_path: Path) -> None:
         images = TensorDataset(IMAGES, LABELS)
         options: Any = {"num_clients": 3, "batch_size": 4, "val_fraction": 0.25, "split_seed": 0}
         data = FederatedDataModule(images, test_dataset=images, augmentation=augmentation, **options)
-        trainer = FederatedTrainer(
-            max_rounds=2, local_epochs=2, callbacks=[AsksForGradients()], accelerator="cpu", logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, default_root_dir=str(tmp_path),
-        )  # fmt: skip
+        trainer = federated_trainer(tmp_path, AsksForGradients(), max_rounds=2, local_epochs=2)
         trainer.fit(model, datamodule=data)
         trainer.test(model, datamodule=data)
         return model, augmentation

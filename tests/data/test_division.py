@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from lightning_fed import FederatedTrainer
 from lightning_fed.data import MNIST, BundledDataModule, Datasets, Digits, Division, FederatedDataModule, Split
 from lightning_fed.data.division import CENTRAL, DivisionOptions, divide
 from lightning_fed.data.partitioners import IID, ByUser, Partitioner, QuantityDirichlet, Shards
 from lightning_fed.data.skews import ClientRotation
 from lightning_fed.data.sources import EvalBatches
 from lightning_fed.errors import FederatedError
-from lightning_fed.models import ImageClassifier, LogisticRegression
 from tests.parts import OneByOne
 
 N = 240
@@ -187,16 +185,6 @@ def test_held_out_sets_are_test_sets_of_their_own_name() -> None:
     named = module(client_test_fraction=0.25, test_dataset={"near": TensorDataset(X, Y), "far": TensorDataset(X, Y)})
     assert list(named.test_dataloader()) == ["near", "far", "clients"]
     assert len(data.train_dataloader().dataset) == len(division.split.index)  # type: ignore[arg-type]
-
-
-def test_each_set_has_its_column(tmp_path: Path) -> None:
-    data = Digits(split_seed=0, unseen_clients=2, client_test_fraction=0.2)
-    trainer = FederatedTrainer(
-        max_rounds=1, clients_per_round=2, check_test_every_n_rounds=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, default_root_dir=tmp_path, accelerator="cpu",
-    )  # fmt: skip
-    trainer.fit(ImageClassifier(LogisticRegression(64)), data)
-    assert {"val/acc", "test/acc/test", "test/acc/clients", "test/acc/unseen"} <= trainer.callback_metrics.keys()
 
 
 def test_under_a_skew_held_out_samples_look_as_those_of_their_client() -> None:

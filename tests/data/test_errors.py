@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from lightning_fed.data import MNIST, Digits, FashionMNIST, FederatedDataModule, Shards
+from lightning_fed.data import MNIST, Digits, FashionMNIST, FederatedDataModule
 from lightning_fed.data.readers.idx import read_idx
 from lightning_fed.errors import FederatedError
 from tests.official_files import idx
@@ -61,6 +61,10 @@ def repack(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
 
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"
 AGAIN = "; delete it and set `--data.download true` to fetch it again."
+CUT = "is truncated: its header promises 31360 bytes of data, it holds 31260"
+NO_IDX = "is not an idx file of 1 dimension(s): expected it to start with 0000, a type code and 01, got "
+OTHER = f"The file {{raw}}/{LABELS} is not the official one of MNIST: expected "
+ALL_TEN = "40 labels, all from 0 to 9 among them, got "
 
 
 @pytest.mark.parametrize(
@@ -70,39 +74,21 @@ AGAIN = "; delete it and set `--data.download true` to fetch it again."
         (edit(IMAGES, lambda b: b[: len(b) // 2]), f"{{raw}}/{IMAGES} is truncated: its gzip stream ends early{AGAIN}"),
         (edit(IMAGES, lambda b: b"no gzip" + b), f"{{raw}}/{IMAGES} is not a sound gzip file"),
         (edit(IMAGES, lambda b: b[:-30] + bytes(22) + b[-8:]), f"{{raw}}/{IMAGES} is not a sound gzip file"),
-        (
-            edit(IMAGES, repack(lambda b: b[:-100])),
-            f"{{raw}}/{IMAGES} is truncated: its header promises 31360 bytes of data, it holds 31260{AGAIN}",
-        ),
+        (edit(IMAGES, repack(lambda b: b[:-100])), f"{{raw}}/{IMAGES} {CUT}{AGAIN}"),
         (edit(LABELS, lambda b: b + b"!"), f"{LABELS} is too long: its header promises 40 bytes of data, it holds 41"),
-        (
-            edit(LABELS, lambda b: b"\x89PNG" + b[4:]),
-            f"{{raw}}/{LABELS} is not an idx file of 1 dimension(s): expected it to start with 0000, a type code and "
-            f"01, got 89504e47{AGAIN}",
-        ),
-        (edit(LABELS, lambda b: b""), "expected it to start with 0000, a type code and 01, got nothing"),
+        (edit(LABELS, lambda b: b"\x89PNG" + b[4:]), f"{{raw}}/{LABELS} {NO_IDX}89504e47{AGAIN}"),
+        (edit(LABELS, lambda b: b""), f"{NO_IDX}nothing"),
         (
             lambda raw: (raw / LABELS).write_bytes(gzip.decompress((raw / IMAGES).read_bytes())),
             f"{{raw}}/{LABELS} is not an idx file of 1 dimension(s)",
         ),
         (
             lambda raw: (raw / LABELS).write_bytes((raw / "t10k-labels-idx1-ubyte").read_bytes()),
-            f"The file {{raw}}/{LABELS} is not the official one of MNIST: expected 40 labels, all from 0 to 9 among "
-            "them, got 20, 10 different ones from 0 to 9; delete it and set",
+            f"{OTHER}{ALL_TEN}20, 10 different ones from 0 to 9; delete it and set",
         ),
-        (
-            edit(LABELS, lambda b: b[:-1] + b"\x0a"),
-            f"{LABELS} is not the official one of MNIST: expected 40 labels, all from 0 to 9 among them, got 40, 11 "
-            "different ones from 0 to 10;",
-        ),
-        (
-            edit(LABELS, lambda b: b[:8] + bytes(40)),
-            "all from 0 to 9 among them, got 40, 1 different ones from 0 to 0;",
-        ),
-        (
-            edit(LABELS, lambda b: b[:8] + b[9:] + b[8:9]),
-            f"The file {{raw}}/{LABELS} is not the official one of MNIST: expected labels with the SHA-256 ",
-        ),
+        (edit(LABELS, lambda b: b[:-1] + b"\x0a"), f"{OTHER}{ALL_TEN}40, 11 different ones from 0 to 10;"),
+        (edit(LABELS, lambda b: b[:8] + bytes(40)), f"{OTHER}{ALL_TEN}40, 1 different ones from 0 to 0;"),
+        (edit(LABELS, lambda b: b[:8] + b[9:] + b[8:9]), f"{OTHER}labels with the SHA-256 "),
         (
             edit(IMAGES, repack(lambda b: b[:7] + b"\x27" + b[8 : 16 + 39 * 784])),
             f"The file {{raw}}/{IMAGES} is not the official one of MNIST: expected 40 images of 28 x 28 in bytes, got "
@@ -178,13 +164,9 @@ def test_read_idx_knows_the_types_of_the_format(tmp_path: Path, dtype: str) -> N
             {"val_fraction": 0.9, "num_clients": 4},
             "`--data.num_clients` to be at most the number of training samples, 3, got 4.",
         ),
-        (
-            {"partitioner": Shards(4)},
-            "`--data.partitioner.classes_per_client` to be at most the number of classes, 3, got 4.",
-        ),
         ({"targets": [1, 2]}, "`--data.targets` to hold one value for each of the 30 training samples, got 2."),
         (
-            {"targets": "label"},
+            {"targets": "a"},
             "`--data.targets` to hold one value for each of the 30 training samples, got something else.",
         ),
         (
@@ -202,12 +184,6 @@ def test_impossible_options(options: dict[str, Any], sentence: str) -> None:
 def test_the_test_fraction_is_checked() -> None:
     with pytest.raises(FederatedError, match=r"`--data.test_fraction` to be at least 0 and below 1, got 1"):
         Digits(test_fraction=1)
-
-
-def test_a_label_partitioner_needs_targets() -> None:
-    data = FederatedDataModule(TensorDataset(torch.rand(9, 2)), partitioner=Shards(2), num_clients=2)
-    with pytest.raises(FederatedError, match=r"Expected targets for the partitioner Shards, .* set `--data.targets`"):
-        data.setup()
 
 
 class Stream(IterableDataset[Any]):

@@ -133,9 +133,8 @@ def test_an_abandoned_client_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_global_random_state_is_untouched(in_memory: bool) -> None:
-    source = FederatedDataModule(
-        TensorDataset(X, Y) if in_memory else NOISY, num_clients=2, split_seed=0
-    ).train_source()
+    dataset = TensorDataset(X, Y) if in_memory else NOISY
+    source = FederatedDataModule(dataset, num_clients=2, split_seed=0).train_source()
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
     assert len(list(source.batches(0, torch.arange(5), seed=1))) == 1
     assert random.getstate() == state[0]

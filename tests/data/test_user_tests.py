@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_fed import FederatedTrainer
 from lightning_fed.data import FEMNIST, IID, ByUser, ClientRotation, Datasets, FederatedDataModule, Shakespeare
 from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.inspection import first_input
@@ -19,6 +17,7 @@ from lightning_fed.data.skews import DataFacts
 from lightning_fed.data.summary.overview import overview
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import ImageClassifier, LogisticRegression
+from tests.parts import federated_trainer, lightning_trainer
 from tests.user_files import images_of, write_femnist, write_leaf, write_speech
 
 Sample = tuple[tuple[float, ...], int]
@@ -108,34 +107,25 @@ def test_without_unseen_clients_the_test_set_stays_whole(tmp_path: Path) -> None
     data = FEMNIST(root=femnist(tmp_path), split_seed=0)
     loader: Any = data.test_dataloader()
     assert loader.num_samples == 24
-    mixed: Any = FEMNIST(
-        root=tmp_path, split_seed=0, partitioner=IID(), num_clients=4, unseen_clients=1
-    ).test_dataloader()
+    options: dict[str, Any] = {"partitioner": IID(), "num_clients": 4, "unseen_clients": 1}
+    mixed: Any = FEMNIST(root=tmp_path, split_seed=0, **options).test_dataloader()
     # Every writer has samples at clients that train, though one client does not.
     assert {name: part.num_samples for name, part in mixed.items()} == {"test": 24, "unseen": 15}
 
 
 def test_each_set_is_evaluated_under_its_name(tmp_path: Path) -> None:
-    data = FEMNIST(root=femnist(tmp_path), split_seed=0, unseen_clients=0.25)
-    assert {line.split()[1]: line.split()[2] for line in overview(data).splitlines() if line.startswith("test ")} == {
-        "test": "18", "unseen": "21",
-    }  # fmt: skip
-    trainer = FederatedTrainer(
-        max_rounds=1, clients_per_round=2, check_test_every_n_rounds=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, default_root_dir=tmp_path, accelerator="cpu",
-    )  # fmt: skip
+    data = FEMNIST(root=femnist(tmp_path), split_seed=0, unseen_clients=0.25, client_test_fraction=0.2)
+    sizes = {line.split()[1]: line.split()[2] for line in overview(data).splitlines() if line.startswith("test ")}
+    assert sizes == {"test": "18", "clients": "9", "unseen": "21"}
+    trainer = federated_trainer(tmp_path, max_rounds=1, clients_per_round=2, check_test_every_n_rounds=1)
     trainer.fit(ImageClassifier(LogisticRegression(784, num_classes=62), num_classes=62), data)
-    assert {"test/acc/test", "test/acc/unseen"} <= trainer.callback_metrics.keys()
+    assert {"test/acc/test", "test/acc/clients", "test/acc/unseen"} <= trainer.callback_metrics.keys()
 
 
 def test_lightnings_own_trainer_reads_the_sets_as_well(tmp_path: Path) -> None:
     data = FEMNIST(root=femnist(tmp_path), split_seed=0, unseen_clients=3)
     model = ImageClassifier(LogisticRegression(784, num_classes=62), num_classes=62)
-    trainer = Trainer(
-        logger=False, enable_progress_bar=False, enable_checkpointing=False, default_root_dir=tmp_path,
-        accelerator="cpu", enable_model_summary=False,
-    )  # fmt: skip
-    assert len(trainer.test(model, data, verbose=False)) == 2
+    assert len(lightning_trainer(tmp_path).test(model, data, verbose=False)) == 2
 
 
 # Data of the user's own
@@ -243,14 +233,11 @@ def test_test_users_that_do_not_fit(test_users: Any, words: str) -> None:
 
 def test_two_sets_of_unseen_users_are_refused(tmp_path: Path) -> None:
     write_femnist(tmp_path, users=12, unseen=True)
-    with pytest.raises(
-        FederatedError, match=r"Expected `--data\.unseen_clients 0` with test files of users .* got 3: "
-    ):
+    said = r"Expected `--data\.unseen_clients 0` with test files of users .* got "
+    with pytest.raises(FederatedError, match=said + "3: "):
         FEMNIST(root=tmp_path, unseen_clients=3).setup()
     leaf_speech(tmp_path)
     text = "ab" * 50
     write_leaf(tmp_path / "shakespeare" / "test" / "b.json", {"new": {"x": [text[:80]], "y": [text[80]]}})
-    with pytest.raises(
-        FederatedError, match=r"Expected `--data\.unseen_clients 0` with test files of users .* got 0\.5: "
-    ):
+    with pytest.raises(FederatedError, match=said + r"0\.5: "):
         Shakespeare("shakespeare", root=tmp_path, unseen_clients=0.5).setup()

@@ -143,14 +143,8 @@ def test_as_many_targets_as_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("targets", "part"),
     [
-        (
-            np.array([0, 1, 2, 0, 1, 1.5]),
-            "Expected whole numbers of at least 0 as class labels in y_train of {}, got 1.5:",
-        ),
-        (
-            np.array([0, 1, 2, 0, -1, 2]),
-            "Expected whole numbers of at least 0 as class labels in y_train of {}, got -1:",
-        ),
+        (np.array([0, 1, 2, 0, 1, 1.5]), "whole numbers of at least 0 as class labels in y_train of {}, got 1.5:"),
+        (np.array([0, 1, 2, 0, -1, 2]), "whole numbers of at least 0 as class labels in y_train of {}, got -1:"),
         (np.array([0, 1, 2, 0, 1, np.nan]), "got nan: change `--data.y_train`, or set `--data.class_labels false`"),
         (np.eye(6), "Expected one class label for each sample in y_train of {}, got an array of shape (6, 6):"),
         (
@@ -169,10 +163,7 @@ def test_targets_that_are_no_labels(targets: Any, part: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (
-            {"layout": "NHW"},
-            "to have 3 dimensions for `--data.layout` NHW, got shape (6, 2): set `--data.layout as_is`",
-        ),
+        ({"layout": "NHW"}, "3 dimensions for `--data.layout` NHW, got shape (6, 2): set `--data.layout as_is`"),
         ({"layout": "NHWC"}, "to have 4 dimensions for `--data.layout` NHWC, got shape (6, 2)"),
         ({"layout": "CHW"}, "Expected `--data.layout` to be one of auto, NHW, NHWC, as_is, got 'CHW'."),
         ({"mean": [1, 2, 3]}, "Expected `--data.mean` to be one value, or one for each channel of x_train of "),

@@ -20,6 +20,7 @@ from lightning_fed.data.partitioners.shards import Shards
 from lightning_fed.data.partitioners.users import ByUser
 from lightning_fed.errors import FederatedError
 from tests.data.partitioners.parts import CLASSES, EVERY, every_partitioner, owners_of, values_for
+from tests.parts import BySizes
 
 # Splits of 300 samples of 10 classes over 20 clients under seed 7. Who changes one breaks all experiments that used it.
 HASHES = {
@@ -189,23 +190,11 @@ class Everything(IID):
 
 
 def test_a_partitioner_of_the_users_own_takes_one_method() -> None:
-    class Halves(Partitioner):
-        def assign(
-            self, targets: object, num_samples: int, num_clients: int, generator: np.random.Generator
-        ) -> np.ndarray:
-            return np.arange(num_samples) // (num_samples // num_clients)
-
-    assert [client.tolist() for client in Halves()(None, 6, 2, seed=0)] == [[0, 1, 2], [3, 4, 5]]
+    assert [client.tolist() for client in BySizes(3, 3)(None, 6, 2, seed=0)] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_client_may_stay_empty() -> None:
-    class First(Partitioner):
-        def assign(
-            self, targets: object, num_samples: int, num_clients: int, generator: np.random.Generator
-        ) -> np.ndarray:
-            return np.zeros(num_samples, dtype=np.int64)
-
-    assert [len(client) for client in First()(None, 5, 3, seed=0)] == [5, 0, 0]
+    assert [len(client) for client in BySizes(5, 0, 0)(None, 5, 3, seed=0)] == [5, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -316,9 +305,7 @@ def sizes(partitioner: Partitioner, num_clients: int, seed: int = 0) -> np.ndarr
 def test_every_partitioner_has_the_options(cls: type[Partitioner]) -> None:
     made = cls(min_samples=3, too_small="refuse")
     assert (made.min_samples, made.too_small) == (3, "refuse")
-    with pytest.raises(
-        FederatedError, match=r"`--data.partitioner.too_small` to be one of redraw, refuse, allow, got 'no'"
-    ):
+    with pytest.raises(FederatedError, match=r"partitioner.too_small` to be one of redraw, refuse, allow, got 'no'"):
         cls(too_small="no")  # type: ignore[arg-type]
     for value in (-1, 1.5, True):
         with pytest.raises(FederatedError, match=r"`--data.partitioner.min_samples` to be an integer of at least 0"):
