@@ -1,6 +1,7 @@
 """Tiny data, modules and trainers for the tests of the training core."""
 
 from collections.abc import Callable, Iterable, Iterator
+from inspect import isabstract
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,12 @@ class OneByOne(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.sample(index)
+
+
+def leaves(base: type) -> set[type]:
+    """Returns the classes of the package below an abstract one that can be made."""
+    found = {kind for kind in base.__subclasses__() if kind.__module__.startswith("lightning_fed.")}
+    return {kind for kind in found if not isabstract(kind)}.union(*map(leaves, found))
 
 
 class BySizes(Partitioner):

@@ -9,10 +9,11 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedTrainer
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.core.updates import Cohort, Update
-from lightning_fed.data import FederatedDataModule, Partitioner
+from lightning_fed.data import FederatedDataModule
 from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import ClientSampler
 from tests.client_algorithms.known_clients import Problem
+from tests.parts import BySizes
 
 
 class Tape(FederatedCallback):
@@ -70,16 +71,6 @@ class Kept(FederatedCallback):
             self.shared.append(self.algorithm.control.numpy().copy())
 
 
-class BySizes(Partitioner):
-    """Gives client i the next ``sizes[i]`` samples."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-
-    def assign(self, targets: Any, num_samples: int, num_clients: int, generator: Any) -> np.ndarray:
-        return np.repeat(np.arange(num_clients), self.sizes)
-
-
 class Given(ClientSampler):
     """Draws the next of the given cohorts in each round, over and over."""
 
@@ -93,7 +84,7 @@ class Given(ClientSampler):
 def make_data(problem: Problem, batch_size: int = 3) -> FederatedDataModule:
     tensors = (torch.arange(sum(problem.sizes)), torch.tensor(problem.inputs), torch.tensor(problem.targets))
     return FederatedDataModule(
-        TensorDataset(*tensors), BySizes(problem.sizes), num_clients=len(problem.sizes), batch_size=batch_size
+        TensorDataset(*tensors), BySizes(*problem.sizes), num_clients=len(problem.sizes), batch_size=batch_size
     )
 
 

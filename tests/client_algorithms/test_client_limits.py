@@ -20,7 +20,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx, GradAlign, LinearScaling
 from lightning_fed.data import FederatedDataModule
-from tests.client_algorithms.client_runs import BySizes, Tape, make_trainer
+from tests.client_algorithms.client_runs import Tape, make_trainer
+from tests.parts import BySizes
 
 SIZES = (20, 6, 0, 13, 9)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -81,7 +82,7 @@ def run(
     y = torch.randint(0, 3, (sum(SIZES),), generator=rng)
     x = torch.randn(len(y), 5, generator=rng) + y[:, None]
     data = FederatedDataModule(
-        TensorDataset(torch.arange(len(y)), x, y), BySizes(SIZES), num_clients=5, batch_size=20 if one_step else 7
+        TensorDataset(torch.arange(len(y)), x, y), BySizes(*SIZES), num_clients=5, batch_size=20 if one_step else 7
     )
     made = make()
     options = {"max_rounds": 3, "clients_per_round": 4, "local_epochs": 1 if one_step else 2, **options}

@@ -15,8 +15,9 @@ from lightning_fed.client_algorithms import SCAFFOLD, FedGA, StatelessSCAFFOLD
 from lightning_fed.data import FederatedDataModule, TensorSource
 from lightning_fed.data.sources import LoaderSource
 from lightning_fed.hooks import FederatedCallback
-from tests.client_algorithms.client_runs import BySizes, Given, Tape, fit, make_trainer
+from tests.client_algorithms.client_runs import Given, Tape, fit, make_trainer
 from tests.client_algorithms.known_clients import Known, Logistic, LogisticModule
+from tests.parts import BySizes
 
 SIZES = (6, 2, 0, 8, 5)
 DECAY = 0.3
@@ -66,7 +67,7 @@ def spied(source: str, algorithm: Any, weighting: Any = "samples", **options: An
     problem, spy = Logistic(SIZES), Spy()
     tensors = (torch.arange(sum(SIZES)), torch.tensor(problem.inputs), torch.tensor(problem.targets))
     dataset = TensorDataset(*tensors) if source == "tensors" else Listed(tensors)
-    data = FederatedDataModule(dataset, BySizes(SIZES), num_clients=len(SIZES), batch_size=3)
+    data = FederatedDataModule(dataset, BySizes(*SIZES), num_clients=len(SIZES), batch_size=3)
     module: Known = LogisticModule(problem.start)
     module.optimizer = "decay"
     trainer = make_trainer(
@@ -159,7 +160,7 @@ def test_they_see_the_global_models_buffers_and_no_dropout() -> None:
     before = deepcopy(module.layers).eval()
     data = TensorDataset(torch.arange(19), torch.tensor(problem.inputs), torch.tensor(problem.targets))
     trainer = make_trainer(FedAvg(), FedGA(0.1), spy, Tape(), precision="64-true", full_gradient_batch_size=4)
-    trainer.fit(module, FederatedDataModule(data, BySizes((6, 8, 5)), num_clients=3, batch_size=8))
+    trainer.fit(module, FederatedDataModule(data, BySizes(6, 8, 5), num_clients=3, batch_size=8))
     for i, rows in enumerate(problem.rows):
         loss = nn.functional.cross_entropy(before(data.tensors[1][rows]), data.tensors[2][rows])
         expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(before.parameters()))])

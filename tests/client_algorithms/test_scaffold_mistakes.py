@@ -16,8 +16,9 @@ from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.hooks import FederatedCallback
-from tests.client_algorithms.client_runs import BySizes, Given, Kept, Tape, fit, make_trainer
+from tests.client_algorithms.client_runs import Given, Kept, Tape, fit, make_trainer
 from tests.client_algorithms.known_clients import LR, Linear, LinearModule, Quadratic
+from tests.parts import BySizes
 
 OPTIONS = pytest.mark.parametrize("option", ["I", "II"])
 # Who joins in the tests of ten clients, and what their gradients are.
@@ -207,7 +208,7 @@ def test_the_correction_on_buffers_and_frozen_parameters(option: Any) -> None:
         y = torch.arange(24) % 3
         data = TensorDataset(y, torch.randn(24, 4) + y[:, None], y)
         trainer = make_trainer(FedAvg(), *callbacks, max_rounds=3, sampler=Given((0, 1), (1, 2)), clients_per_round=2)
-        trainer.fit(models[-1], FederatedDataModule(data, BySizes((6, 8, 10)), num_clients=3, batch_size=4))
+        trainer.fit(models[-1], FederatedDataModule(data, BySizes(6, 8, 10), num_clients=3, batch_size=4))
     plain, corrected = (model.state_dict() for model in models)
     same = {name for name, value in plain.items() if torch.equal(value, corrected[name])}
     assert same == {name for name in plain if "running" in name or "num_batches" in name or "frozen" in name}

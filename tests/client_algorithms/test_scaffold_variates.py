@@ -171,7 +171,7 @@ def test_a_second_correction_is_refused(other: Any) -> None:
 
 
 def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(FederatedError, match="to be I or II, got 'III'"):
+    with pytest.raises(FederatedError, match="to be one of I, II, got 'III'"):
         SCAFFOLD("III")  # type: ignore[arg-type]
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from inspect import isabstract
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,16 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer, aggregators
 from lightning_fed.aggregators import Aggregator
-from lightning_fed.data import FederatedDataModule, Partitioner
+from lightning_fed.data import FederatedDataModule
 from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreement
 from lightning_fed.sampling import ClientSampler
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
+from tests.parts import BySizes
 
 ROUNDS, BATCH = 3, 8
 OF_TRAINER = ("precision", "max_rounds", "engine", "chunk_size", "local_epochs", "local_steps", "gradient_clip_val")
 # Clients take from one to four steps in a round; one has no samples. Five votes cannot cancel, six can.
 SIZES = {"unequal": (6, 24, 0, 15, 10, 31), "equal": (16, 16, 16, 16, 16, 16)}
-
-
-def leaves(base: type) -> set[type]:
-    """Returns the classes of the package below an abstract one that can be made."""
-    found = {kind for kind in base.__subclasses__() if kind.__module__.startswith("lightning_fed.")}
-    return {kind for kind in found if not isabstract(kind)}.union(*map(leaves, found))
 
 
 @dataclass(frozen=True)
@@ -116,16 +110,6 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class BySizes(Partitioner):
-    """Gives client i the next of the given numbers of samples."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-
-    def assign(self, targets: Any, num_samples: int, num_clients: int, generator: Any) -> np.ndarray:
-        return np.repeat(np.arange(num_clients), self.sizes)
-
-
 class Draws(ClientSampler):
     """Draws clients with samples, in any order."""
 
@@ -139,7 +123,7 @@ def make_data(sizes: str, batch_size: int = BATCH) -> FederatedDataModule:
     owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     inputs = torch.randn(len(labels), 5, generator=rng) + labels[:, None] + 0.3 * owner[:, None]
     return FederatedDataModule(
-        TensorDataset(inputs, labels), BySizes(counts), num_clients=len(counts), batch_size=batch_size
+        TensorDataset(inputs, labels), BySizes(*counts), num_clients=len(counts), batch_size=batch_size
     )
 
 

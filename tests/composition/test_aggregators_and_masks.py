@@ -19,13 +19,12 @@ from tests.composition.composition_parts import (
     UNMASKED,
     Outcome,
     distance,
-    leaves,
     make_data,
     run,
     same,
     start,
 )
-from tests.parts import graded
+from tests.parts import graded, leaves
 
 # What the order of sums may do to float32 in three rounds, and what a part does at least.
 ROUNDING, CLEAR = 5e-5, 5e-4

@@ -25,13 +25,12 @@ from tests.composition.composition_parts import (
     Net,
     Outcome,
     distance,
-    leaves,
     make_data,
     run,
     same,
     start,
 )
-from tests.parts import graded
+from tests.parts import graded, leaves
 
 pytestmark = pytest.mark.filterwarnings("ignore:FedDynServer without the clients' half")
 

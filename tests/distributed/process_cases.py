@@ -28,13 +28,12 @@ from tests.composition.composition_parts import (
     MASKS,
     RULES,
     SIZES,
-    BySizes,
     Draws,
     Net,
     make_data,
 )
 from tests.engines.package_models import PACKAGE, SMALL
-from tests.parts import cover
+from tests.parts import BySizes, cover
 
 Result = dict[str, Any]
 
@@ -132,7 +131,7 @@ def evaluated(batches: int = 5) -> FederatedDataModule:
     inputs = torch.randn(len(labels), 5, generator=rng) + labels[:, None]
     held = TensorDataset(inputs[: 8 * batches - 3], labels[: 8 * batches - 3])
     return FederatedDataModule(
-        TensorDataset(inputs, labels), BySizes(counts), num_clients=6, batch_size=BATCH, eval_batch_size=8,
+        TensorDataset(inputs, labels), BySizes(*counts), num_clients=6, batch_size=BATCH, eval_batch_size=8,
         val_dataset=held, test_dataset={"all": held, "few": TensorDataset(inputs[:5], labels[:5])},
     )  # fmt: skip
 
@@ -242,7 +241,7 @@ def uneven(devices: int, folder: Path) -> Result:
         capacities.append(capacity)
 
     data, counts = make_data("unequal"), (66, 4, 4, 4, 4, 4)
-    data.partitioner = BySizes(counts)
+    data.partitioner = BySizes(*counts)
     vectorized.Lanes.__init__ = noting
     try:
         result = fit(devices, SCAFFOLD(), FedNova(), data=data, engine="vectorized", chunk_size=6)
@@ -419,7 +418,7 @@ def different(devices: int, folder: Path) -> Result:
     """Each process makes clients of its own."""
     data = make_data("unequal")
     if FederatedTrainer(accelerator="cpu", devices=devices, default_root_dir="not-written").global_rank:
-        data.partitioner = BySizes(tuple(reversed(SIZES["unequal"])))
+        data.partitioner = BySizes(*reversed(SIZES["unequal"]))
     return fit(devices, data=data)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,22 +13,13 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.data import FederatedDataModule, Partitioner
+from lightning_fed.data import FederatedDataModule
 from lightning_fed.hooks import FederatedCallback
+from tests.parts import BySizes
 
 FEATURES, CLASSES = 6, 3
 # Batches of 8: from one to four in an epoch, the last ones of 8, 3, 1, 8 and 5 samples; one client has none.
 SIZES = (8, 19, 0, 25, 16, 13)
-
-
-class BySizes(Partitioner):
-    """Gives client i the next of the given numbers of samples."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-
-    def assign(self, targets: Any, num_samples: int, num_clients: int, generator: Any) -> np.ndarray:
-        return np.repeat(np.arange(num_clients), self.sizes)
 
 
 class Model(pl.LightningModule):
@@ -94,7 +84,7 @@ def vectors(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> TensorDataset:
 
 def data(dataset: Dataset | None = None, sizes: tuple[int, ...] = SIZES, **options: Any) -> FederatedDataModule:
     dataset = vectors(sizes) if dataset is None else dataset
-    return FederatedDataModule(dataset, BySizes(sizes), len(sizes), **{"batch_size": 8, **options})
+    return FederatedDataModule(dataset, BySizes(*sizes), len(sizes), **{"batch_size": 8, **options})
 
 
 def train(

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
-from inspect import isabstract
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreemen
 from tests.parity import rules_by_hand as by_hand
 from tests.parity.rounds_to_reduce import SHAPES, start_of
 from tests.parity.rules_by_hand import LR, Round
-from tests.parts import cover
+from tests.parts import cover, leaves
 
 
 @dataclass(frozen=True)
@@ -167,12 +166,6 @@ def test_every_aggregator_and_mask_of_the_package_is_in_the_suite() -> None:
     assert leaves(Aggregator) == made, "say in RULES how the aggregator is made, and its formula"
     made = {type(over[0]()) for over in MASKS.values() if over is not None}
     assert leaves(Mask) == made, "say in MASKS how the mask is made, and its formula"
-
-
-def leaves(base: type) -> set[type]:
-    """Returns the classes of the package below an abstract one that can be made."""
-    found = {kind for kind in base.__subclasses__() if kind.__module__.startswith("lightning_fed.")}
-    return {kind for kind in found if not isabstract(kind)}.union(*map(leaves, found))
 
 
 @pytest.mark.parametrize(("shape", "rule", "mask", "weighting", "apply"), cover(GRID))

@@ -12,27 +12,12 @@ from torch.utils.data import TensorDataset
 from torchmetrics import Metric
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.data import IID, FederatedDataModule, Partitioner
+from lightning_fed.data import IID, FederatedDataModule
+from tests.parts import BySizes
 
 SIZES = [1, 3, 2]
 STRENGTHS = np.array([1.0, 2.0, 2.0, 2.0, 0.5, 0.5])  # of each sample: one for each client
 TARGETS = np.array([[3.0, 0.0], [0.0, -4.0], [1.0, -5.0], [2.0, -6.0], [-1.0, 1.0], [-3.0, 2.0]])
-LR = 0.1
-
-
-class Quadratic(LightningModule):
-    """f_i(w) = ½ a_i mean ‖w - b‖² over the client's samples b, from w = (1, 1)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(2))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        strength, target = batch
-        return (0.5 * strength * (self.w - target).square().sum(dim=1)).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=LR)
 
 
 def gradients_by_hand(w: np.ndarray) -> np.ndarray:
@@ -41,17 +26,10 @@ def gradients_by_hand(w: np.ndarray) -> np.ndarray:
     return np.stack([part.mean(axis=0) for part in np.split(samples, np.cumsum(SIZES)[:-1])])
 
 
-class SplitBySize(Partitioner):
-    """Gives each client the next so many samples."""
-
-    def assign(self, targets: Any, num_samples: int, num_clients: int, generator: Any) -> np.ndarray:
-        return np.repeat(np.arange(3), SIZES)
-
-
 def quadratic_data() -> FederatedDataModule:
     """Three clients; one batch holds all that a client has."""
     tensors = TensorDataset(torch.tensor(STRENGTHS).float(), torch.tensor(TARGETS).float())
-    return FederatedDataModule(tensors, SplitBySize(), num_clients=3, batch_size=8)
+    return FederatedDataModule(tensors, BySizes(*SIZES), num_clients=3, batch_size=8)
 
 
 class Correct(Metric):

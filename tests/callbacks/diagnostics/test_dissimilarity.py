@@ -15,11 +15,10 @@ from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import gradient_spread
+from tests.aggregators.quadratic import LR, Quadratic
 from tests.callbacks.diagnostics.parts import (
-    LR,
     SIZES,
     Net,
-    Quadratic,
     columns,
     gradients_by_hand,
     net_data,

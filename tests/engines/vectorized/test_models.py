@@ -15,7 +15,6 @@ from tests.engines.parts import (
     CLASSES,
     FEATURES,
     SIZES,
-    BySizes,
     LogsEverything,
     Model,
     agree,
@@ -24,6 +23,7 @@ from tests.engines.parts import (
     train,
     vectors,
 )
+from tests.parts import BySizes
 
 
 class Tied(Model):
@@ -186,7 +186,7 @@ class OfDicts(Model):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_samples_that_a_data_loader_reads(tmp_path, num_workers):
     options = {"batch_size": 8, "num_workers": num_workers}
-    make = partial(FederatedDataModule, Rows(), BySizes(SIZES), len(SIZES), **options)
+    make = partial(FederatedDataModule, Rows(), BySizes(*SIZES), len(SIZES), **options)
     both(tmp_path, OfDicts, local_epochs=2, make_data=make)
 
 
