@@ -133,7 +133,7 @@ class Engine(ABC):
 
     def _exchange(self, cohort: Cohort, own: tuple[Client, ...]) -> tuple[Client, ...]:
         """Computes the cohort's gradients at w, if they are asked for; returns those of its own that have one."""
-        sizes = self.start_gradients.open(cohort, own)
+        sizes = self.start_gradients.begin_round(cohort, own)
         if sizes is None:
             return own
         finite = torch.isfinite(sizes).tolist()

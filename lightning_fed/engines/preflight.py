@@ -45,12 +45,12 @@ class StepProbe:
         with without_trace(self.module):
             try:
                 batches = LaneBatches(state, one_step, (client,), by_index=False)
-                (self.run,) = list(batches.runs(0))
+                (self.group,) = list(batches.groups(0))
                 self._draws = random_states() != self._before
             except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
                 raise CannotStack(f"its batches cannot be put side by side ({first_sentence(error)})") from error
-        in_epoch = -(-client.num_samples // self.run.size)
-        self._read_ahead = 0 if batches.gathers else in_epoch * _bytes(self.run.batch)
+        in_epoch = -(-client.num_samples // self.group.size)
+        self._read_ahead = 0 if batches.gathers else in_epoch * _bytes(self.group.batch)
 
     def expect_stackable(self) -> bool:
         """Takes the gradients of two clients, and of one of them alone.
@@ -88,14 +88,14 @@ class StepProbe:
         Raises:
             CannotTrace: If that fails.
         """
-        (weights, buffers, batch), size = self._inputs(2), self.run.size
+        (weights, buffers, batch), size = self._inputs(2), self.group.size
         step, out = CompiledStep(self.step, 2, frozenset({size}), mode), torch.empty_like(weights)
         with without_trace(self.module):
             if by_tracing:
                 leaves, structure = tree_flatten(batch)
                 step.traced([weights, out, *buffers.values(), *leaves], list(buffers), structure, size)
             else:
-                step(weights, buffers, batch, self.run.batch_idx, size, out)
+                step(weights, buffers, batch, self.group.batch_idx, size, out)
 
     def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""
@@ -141,7 +141,7 @@ class StepProbe:
         return max(1, budget // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
     def _loss_alone(self) -> Tensor:
-        batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.run.batch)
+        batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.group.batch)
         args = (batch, 0) if self.step.takes_batch_idx else (batch,)
         with recording(self.module, MetricRecorder()), self.step.precision.forward_context():
             return loss_of(self.module.training_step(*args), self.module)
@@ -152,14 +152,14 @@ class StepProbe:
         return (
             self.state.vector.data.expand(count, -1).clone(),
             {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()},
-            tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), self.run.batch),
+            tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), self.group.batch),
         )
 
     def _take(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the gradients of ``count`` clients, all on the same batch; returns their buffers after it too."""
         weights, buffers, batch = self._inputs(count)
         gradients = torch.empty_like(weights)
-        self.step(weights, buffers, batch, self.run.batch_idx, self.run.size, gradients)
+        self.step(weights, buffers, batch, self.group.batch_idx, self.group.size, gradients)
         return gradients, buffers
 
     def _update_counts(self) -> list[int]:

@@ -93,7 +93,7 @@ class ComputedStartGradients:
         ]
         return max(asked, key=_LEVELS.index, default="none")
 
-    def open(self, cohort: Cohort, own: tuple[Client, ...]) -> Tensor | None:
+    def begin_round(self, cohort: Cohort, own: tuple[Client, ...]) -> Tensor | None:
         """Finds out what this round needs and computes the cohort's gradients, if they are asked for.
 
         Args:

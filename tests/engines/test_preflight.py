@@ -226,7 +226,7 @@ def test_no_more_is_read_than_trained_on():
     clients = (Client(0, 24, 1), Client(1, 24, 1))
     batches = LaneBatches(state, LocalOptions(local_steps=4), clients, by_index=False)
     for step in range(4):
-        list(batches.runs(step))
+        list(batches.groups(step))
     assert counted.reads == 2 * 4 * 8
 
 

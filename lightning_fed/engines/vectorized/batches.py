@@ -19,11 +19,11 @@ from lightning_fed.core.updates import Client
 from lightning_fed.data import TensorSource
 from lightning_fed.engines.client_batches import read_batches
 
-__all__ = ["LaneBatches", "Run"]
+__all__ = ["BatchGroup", "LaneBatches"]
 
 
 @dataclass(frozen=True)
-class Run:
+class BatchGroup:
     """Neighbouring clients whose batches of one step have the same size.
 
     Attributes:
@@ -80,7 +80,7 @@ class LaneBatches:
         """Number of lanes that take this step, counted from 0; they are the first ones."""
         return sum(steps > step for steps in self.steps)
 
-    def runs(self, step: int) -> Iterator[Run]:
+    def groups(self, step: int) -> Iterator[BatchGroup]:
         """Yields the batches of a step; call for every step in turn."""
         count = self.active(step)
         in_epoch = self._in_epoch[:count]
@@ -97,7 +97,7 @@ class LaneBatches:
         for start, stop in zip(bounds, bounds[1:], strict=False):
             size = int(sizes[start])
             self.samples += (stop - start) * size
-            yield Run(slice(start, stop), self._gather(start, stop, index, size), int(index[start]), size)
+            yield BatchGroup(slice(start, stop), self._gather(start, stop, index, size), int(index[start]), size)
 
     def _begin_epochs(self, lanes: Any, step: int) -> None:
         """Shuffles the samples of lanes that begin an epoch, as when they train alone."""

@@ -183,9 +183,7 @@ class _Writer(pickle.Pickler):
             return self._snapshot.identity(value), value.get_state().numpy().tobytes()
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return value.shape, value.dtype.str, blake2b(value.tobytes()).digest()
-        if id(value) in self._parts or isinstance(
-            value, (type, FunctionType, BuiltinFunctionType, ModuleType, Refusing)
-        ):
+        if id(value) in self._parts or isinstance(value, _BY_IDENTITY):
             return self._snapshot.identity(value)
         return None
 

@@ -122,7 +122,7 @@ class VectorizedEngine(Engine):
 
     def _take_gradients(self, batches: LaneBatches, log: LaneLog, step: int, refresh: bool) -> None:
         lanes = self.lanes
-        for run in batches.runs(step):
+        for run in batches.groups(step):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             try:

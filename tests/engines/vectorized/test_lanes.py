@@ -31,7 +31,7 @@ def test_each_client_meets_the_batches_that_it_meets_alone(epochs, most):
     batches = LaneBatches(state, LocalOptions(**options), clients, by_index=False)
     met: dict[int, list[Any]] = {client.id: [] for client in clients}
     for step in range(batches.steps[0]):
-        runs = list(batches.runs(step))
+        runs = list(batches.groups(step))
         assert [run.lanes.stop for run in runs][-1] == batches.active(step)
         assert [run.lanes.start for run in runs] == [0, *[run.lanes.stop for run in runs][:-1]]
         for run in runs:
