@@ -41,9 +41,6 @@ def expect_count(option: str, value: Any, least: int = 1, of: str = "") -> None:
         value: What the user gave.
         least: The smallest that is right.
         of: The class that it is an option of, where the option alone does not say so.
-
-    Raises:
-        FederatedError: Naming the option.
     """
     if not is_count(value, least):
         raise _wrong(option, of, f"an integer of at least {least}", value)
@@ -68,9 +65,6 @@ def expect_number(
         below: What it must be less than.
         most: The largest that is right.
         of: The class that it is an option of, where the option alone does not say so.
-
-    Raises:
-        FederatedError: Naming the option.
     """
     if is_number(value, least, above, below, most):
         return
@@ -92,9 +86,6 @@ def expect_choice(option: str, value: Any, known: Sequence[Any], of: str = "") -
         value: What the user gave.
         known: What is right.
         of: The class that it is an option of, where the option alone does not say so.
-
-    Raises:
-        FederatedError: Naming the option.
     """
     if value not in known:
         raise _wrong(option, of, f"one of {', '.join(map(str, known))}", value)

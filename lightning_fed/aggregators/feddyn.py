@@ -54,11 +54,7 @@ class FedDynServer(StatefulAggregator):
         return {**super().state_dict(), "alpha": self.alpha}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned.
-
-        Raises:
-            FederatedError: If α has changed: h and the clients' h_i are multiples of it.
-        """
+        """Restores what ``state_dict`` returned, refusing another α: h and the clients' h_i are multiples of it."""
         alpha = state_dict.get("alpha", self.alpha)
         if alpha != self.alpha:
             raise FederatedError(

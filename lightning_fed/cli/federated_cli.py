@@ -54,7 +54,6 @@ class _SaveRunConfig(SaveConfigCallback):
     def __init__(
         self, parser: LightningArgumentParser, config: Namespace, linked: Sequence[str] = (), **kwargs: Any
     ) -> None:
-        """Takes what Lightning's callback takes, and where in the config the data have written something."""
         config = config.clone()
         config["ckpt_path"] = None
         for path in linked:
@@ -166,7 +165,6 @@ class FederatedCLI(LightningCLI):
         return self._get(self.parser.instantiate_classes(config), "data")
 
     def _options(self, config: Namespace) -> Namespace:
-        """The options of the command that is run."""
         options: Namespace = config.get(str(self.subcommand), config)
         return options
 

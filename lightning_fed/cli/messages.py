@@ -88,7 +88,6 @@ def _find(message: str) -> _Finding | None:
 
 
 def _read(text: str, keys: tuple[str, ...], class_paths: list[str], is_member: bool) -> _Finding | None:
-    """Reads what one line says."""
     kind, said = next(((kind, m.groupdict("")) for kind, p in _KINDS if (m := p.fullmatch(text))), ("", {}))
     owner = next(filter(None, reversed(class_paths)), "")
     if kind == "broken import":  # only under a class, or beside the other members of a union

@@ -46,11 +46,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         subclass_mode: bool = False,
         required: bool = True,
     ) -> list[str]:
-        """Adds the arguments of a class; Lightning's parser refuses a trainer that is not its own.
-
-        Returns:
-            Names of the arguments added.
-        """
+        """Adds the arguments of a class and returns their names; Lightning's parser refuses a trainer of ours."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
             added: list[str] = self.add_class_arguments(
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True

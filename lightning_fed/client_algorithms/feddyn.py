@@ -34,11 +34,7 @@ class FedDyn(ClientAlgorithm):
         return self._alpha
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses a run without the server's half.
-
-        Raises:
-            FederatedError: If the aggregator is another one.
-        """
+        """Refuses a run without the server's half."""
         super().check(trainer)
         if not isinstance(trainer.aggregator, FedDynServer):
             raise FederatedError(

@@ -24,11 +24,7 @@ class _Corrected(ClientAlgorithm):
     adds_linear_term = True
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses a second correction of the same drift.
-
-        Raises:
-            FederatedError: If another algorithm adds a linear term of the client's own too.
-        """
+        """Refuses another algorithm that adds a linear term of the client's own too."""
         super().check(trainer)
         for other in trainer.callbacks:
             if other is not self and getattr(other, "adds_linear_term", False):
@@ -80,11 +76,7 @@ class SCAFFOLD(_Corrected):
         return "client" if self.option == "I" else "none"
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses a client optimizer whose distance is unknown, under option II.
-
-        Raises:
-            FederatedError: If the optimizer is not SGD, or another algorithm corrects the same drift.
-        """
+        """Refuses, under option II, a client optimizer whose distance is unknown: any but SGD."""
         super().check(trainer)
         if self.option == "II":
             optimizer_distance(trainer.optimizers[0], [], asked_by="--client.option")

@@ -28,11 +28,7 @@ class GradAlign(FedGA):
         super().__init__(beta, form="step")
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses more than one local step, and batches that are not all of a client's data.
-
-        Raises:
-            FederatedError: If a client would take several steps, or one on a part of its data.
-        """
+        """Refuses more than one local step, and batches that are not all of a client's data."""
         super().check(trainer)
         name = type(self).__name__
         if 1 not in (trainer.local_epochs, trainer.local_steps):
@@ -62,11 +58,7 @@ class LinearScaling(GradAlign):
         super().__init__(beta=0.0)
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses weights by samples and optimizers whose first step is not the learning rate times the gradient.
-
-        Raises:
-            FederatedError: If the sum of the clients' steps would be another one.
-        """
+        """Refuses weights by samples and optimizers whose first step is not the learning rate times the gradient."""
         super().check(trainer)
         if trainer.by_samples:
             raise FederatedError(

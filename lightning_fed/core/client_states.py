@@ -63,11 +63,7 @@ class ClientStates:
         self._pass_versions(present, *self._pinned.values())
 
     def recall(self, key: str, client: int, out: Tensor) -> None:
-        """Copies a client's record into ``out``, shape (d,); zeros if there is none yet.
-
-        Raises:
-            FederatedError: If the record's file is missing or damaged.
-        """
+        """Copies a client's record, zeros at first, into ``out``, shape (d,); refuses a missing or damaged file."""
         record = f"{key}/{client}"
         if record in self._held:
             out.copy_(self._held[record])

@@ -125,11 +125,7 @@ class LoggedValue:
 
 
 def scalar(name: str, value: Any) -> Tensor | float:
-    """Takes the number out of a logged value.
-
-    Raises:
-        FederatedError: If it is not a single number.
-    """
+    """Takes the number out of a logged value, refusing what is not a single number."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise FederatedError(

@@ -211,7 +211,6 @@ def _computed(name: str, metric: Metric) -> float:
 
 
 def _to_floats(values: dict[str, Tensor | float]) -> dict[str, float]:
-    """Moves all tensors to Python in one transfer per device."""
     tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
     floats = {key: float(value) for key, value in values.items() if not isinstance(value, Tensor)}
     for device in {t.device for t in tensors.values()}:

@@ -48,11 +48,7 @@ def checksum(weights: Tensor, optimizer: Optimizer) -> int:
 
 
 def expect_same_standing(everyone: list[Standing], round: int) -> None:
-    """Checks that all processes would train the same model in the same way.
-
-    Raises:
-        FederatedError: If one holds another model, or trains it otherwise.
-    """
+    """Refuses processes that hold another model than the others, or would train it otherwise."""
     if len({standing.held for standing in everyone}) > 1:
         raise FederatedError(
             "Expected all processes to hold the same global model, and the same options of the local optimizer, after "
@@ -62,11 +58,7 @@ def expect_same_standing(everyone: list[Standing], round: int) -> None:
 
 
 def expect_same_data(processes: Processes, seed: int, sizes: Any, split_hash: str | None) -> None:
-    """Checks that all processes have made the same clients.
-
-    Raises:
-        FederatedError: If they have not.
-    """
+    """Refuses processes that have not made the same clients."""
     facts = (seed, hashlib.sha256(np.asarray(sizes).tobytes()).hexdigest(), split_hash)
     if len(set(processes.exchange(facts, "data"))) > 1:
         raise FederatedError(

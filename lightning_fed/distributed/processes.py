@@ -38,10 +38,6 @@ class Processes:
         rank: Index of this process over all nodes.
         size: Number of processes.
         find_lost: Says which process has ended, as far as this one knows.
-
-    Attributes:
-        rank: Index of this process over all nodes.
-        size: Number of processes.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, find_lost: Callable[[], str] = lambda: "another one") -> None:

@@ -107,21 +107,18 @@ class _Launcher(_SubprocessScriptLauncher):
 
     Fabric's kills the first process within seconds after another has failed, without a word. Here the others raise an
     error of their own at their next exchange; only before all have joined there is none, and the first process ends.
-
-    Attributes:
-        joined: Set when all processes have found each other.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.joined = threading.Event()
+        self.joined = threading.Event()  # set when all processes have found each other
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Starts the processes of this node and calls a function in this one."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             self._call_children_scripts()
-            atexit.register(self._wait)
+            atexit.register(self._end, _END_S)
             threading.Thread(target=self._watch, daemon=True).start()
         _set_num_threads_if_needed(self.num_processes)
         return function(*args, **kwargs)
@@ -148,10 +145,6 @@ class _Launcher(_SubprocessScriptLauncher):
                     sys.stderr.flush()
                     self._end(0.0)
                     os._exit(1)
-
-    def _wait(self) -> None:
-        """Lets the other processes end before this one."""
-        self._end(_END_S)
 
     def _end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

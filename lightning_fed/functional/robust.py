@@ -58,11 +58,7 @@ def _of_sorted(updates: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def check_trim(num_clients: int, trim: int) -> None:
-    """Refuses to cut all of a cohort's values.
-
-    Raises:
-        FederatedError: If not 2k < n.
-    """
+    """Refuses to cut all of a cohort's values: it must be 2k < n."""
     if 2 * trim >= num_clients:
         raise FederatedError(
             f"Expected at least {2 * trim + 1} clients in a round to cut {trim} at each end, got {num_clients}: lower "

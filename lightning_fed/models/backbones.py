@@ -72,11 +72,7 @@ class LeNet(Backbone):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes logits of shape (B, num_classes) from images of shape (B, in_channels, image_size, image_size).
-
-        Raises:
-            FederatedError: If the images have another shape.
-        """
+        """Computes logits (B, num_classes) from images (B, in_channels, image_size, image_size), refusing others."""
         _check_images(self, x, self.in_channels, self.image_size)
         logits: Tensor = self.layers(x)
         return logits
@@ -130,11 +126,7 @@ class CNN(Backbone):
         self.layers = nn.Sequential(*layers, *_fully_connected([channels[-1] * side**2, *hidden, num_classes]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes logits of shape (B, num_classes) from images of shape (B, in_channels, image_size, image_size).
-
-        Raises:
-            FederatedError: If the images have another shape.
-        """
+        """Computes logits (B, num_classes) from images (B, in_channels, image_size, image_size), refusing others."""
         _check_images(self, x, self.in_channels, self.image_size)
         logits: Tensor = self.layers(x)
         return logits
@@ -168,11 +160,7 @@ class MLP(Backbone):
         self.layers = nn.Sequential(*_fully_connected([in_features, *hidden, num_classes]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes logits of shape (B, num_classes) from inputs of shape (B, ...) with ``in_features`` values each.
-
-        Raises:
-            FederatedError: If an input holds another number of values.
-        """
+        """Computes logits (B, num_classes) from inputs (B, ...) of ``in_features`` values each, refusing others."""
         _check_features(self, x, self.in_features)
         logits: Tensor = self.layers(x)
         return logits
@@ -196,11 +184,7 @@ class LogisticRegression(Backbone):
         self.linear = nn.Linear(in_features, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes logits of shape (B, num_classes) from inputs of shape (B, ...) with ``in_features`` values each.
-
-        Raises:
-            FederatedError: If an input holds another number of values.
-        """
+        """Computes logits (B, num_classes) from inputs (B, ...) of ``in_features`` values each, refusing others."""
         _check_features(self, x, self.in_features)
         logits: Tensor = self.linear(x.flatten(1))
         return logits

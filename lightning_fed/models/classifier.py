@@ -55,11 +55,7 @@ class Classifier(LightningModule):
         self.save_hyperparameters(ignore=[] if from_command_line else ["backbone", "optimizer", "lr_scheduler"])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes logits of shape (B, num_classes).
-
-        Raises:
-            FederatedError: If the backbone returns another shape.
-        """
+        """Computes logits of shape (B, num_classes), refusing a backbone that returns another shape."""
         logits: Tensor = self.backbone(x)
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise FederatedError(

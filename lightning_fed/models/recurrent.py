@@ -37,11 +37,7 @@ class CharLSTM(Backbone):
         self.linear = nn.Linear(hidden_size, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes logits of shape (B, num_classes) from windows of characters, int64 of shape (B, T), T > 0.
-
-        Raises:
-            FederatedError: If the windows have another shape or type.
-        """
+        """Computes logits (B, num_classes) from windows of characters, int64 (B, T), T > 0, refusing others."""
         # Every local step comes here: two comparisons, and words only for a mistake.
         if x.ndim != 2 or x.dtype != torch.int64:
             raise FederatedError(

@@ -54,11 +54,7 @@ class ResNet18(Backbone):
         self.layers.maxpool = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes logits of shape (B, num_classes) from images of shape (B, in_channels, H, W).
-
-        Raises:
-            FederatedError: If the images have another shape.
-        """
+        """Computes logits (B, num_classes) from images (B, in_channels, H, W), refusing others."""
         # Every local step comes here: one comparison, and words only for a mistake.
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise FederatedError(

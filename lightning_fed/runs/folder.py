@@ -60,11 +60,7 @@ class RunFolder:
 
 
 def fingerprint(config: dict[str, Any], *without: str) -> str:
-    """Hashes a config, leaving out the run's length and further dotted keys.
-
-    Returns:
-        A hexadecimal string of 64 digits.
-    """
+    """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys."""
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
     if isinstance(kept.get("trainer"), dict):
         kept["trainer"] = {**_REMOVED, **kept["trainer"]}

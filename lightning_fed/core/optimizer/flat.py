@@ -39,9 +39,6 @@ class FlatOptimizer:
         initial: The optimizer's state before any step, by parameter; the one that it has now by default.
         fuse: Whether to take a fused kernel, of one pass over the memory, where there is one and the module's optimizer
             does not say otherwise: its last bits differ.
-
-    Attributes:
-        weights: The same.
     """
 
     def __init__(
@@ -131,7 +128,6 @@ class FlatOptimizer:
         weights.add_(gradient, alpha=-group["lr"])
 
     def _buffer(self, weights: Tensor, like: Tensor) -> Tensor:
-        """Returns memory for momentum, the same for every client."""
         kept = self._buffers.get(weights)
         if kept is None or len(kept) < len(like):
             kept = self._buffers[weights] = torch.empty_like(like)
@@ -174,7 +170,6 @@ def _is_plain(group: dict[str, Any]) -> bool:
 
 
 def _joined(parts: Iterable[slice]) -> list[slice]:
-    """Joins slices that touch."""
     joined: list[slice] = []
     for part in sorted(parts, key=lambda part: part.start):
         if joined and joined[-1].stop == part.start:

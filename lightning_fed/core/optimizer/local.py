@@ -176,11 +176,7 @@ class LocalOptimizer:
 
 
 class _FrozenParameters:
-    """The parameters that no client trains, frozen when ``fit`` began: the same for all clients.
-
-    Args:
-        module: The module, as clients will train it.
-    """
+    """The parameters that no client trains, frozen when ``fit`` began: the same for all clients."""
 
     def __init__(self, module: nn.Module) -> None:
         self._name = type(module).__name__
