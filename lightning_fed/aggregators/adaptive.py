@@ -23,9 +23,6 @@ class AdaptiveAggregator(StatefulAggregator):
         initial_v: Where v starts: ``epsilon_squared`` (Reddi et al.) or ``zero``.
         lr: η_g, the server learning rate, above 0: about what a coordinate moves in the first round, if at all.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(
@@ -54,9 +51,6 @@ class FedAdagrad(AdaptiveAggregator):
 
     Args:
         **kwargs: Options of every adaptive aggregator: ``epsilon``, ``initial_v``, ``lr``; and of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -72,9 +66,6 @@ class MomentAggregator(AdaptiveAggregator):
         beta1: β1 in [0, 1), how slowly z forgets.
         beta2: β2 in [0, 1), how slowly v forgets.
         **kwargs: Options of every adaptive aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(self, beta1: float = 0.9, beta2: float = 0.99, **kwargs: Any) -> None:
@@ -100,9 +91,6 @@ class FedAdam(MomentAggregator):
 
     Args:
         **kwargs: ``beta1``, ``beta2``, ``epsilon``, ``initial_v``, ``lr``; and the options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -118,9 +106,6 @@ class FedYogi(MomentAggregator):
 
     Args:
         **kwargs: ``beta1``, ``beta2``, ``epsilon``, ``initial_v``, ``lr``; and the options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:

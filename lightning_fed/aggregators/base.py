@@ -41,7 +41,7 @@ class Aggregator(FederatedCallback, ABC):
         weighs_updates: Whether the p_i enter the step; where they do not, they are the weights of buffers alone.
 
     Raises:
-        FederatedError: If an argument is out of range.
+        FederatedError: If an argument, of a subclass too, is out of range.
     """
 
     needs: Need = Need.MEAN

@@ -20,9 +20,6 @@ class FedAvgM(StatefulAggregator):
     Args:
         beta: β in [0, 1).
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(self, beta: float = 0.9, **kwargs: Any) -> None:

@@ -32,9 +32,6 @@ class FedGMA(Aggregator):
         p_means: How p is read. ``formula``: |Σ sign(g_i)| >= p n, 90 % of the clients for p = 0.8. ``prose``:
             max(#+, #-) >= p n, 80 % of them.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(

@@ -145,9 +145,6 @@ class GeometricMedian(RobustMean):
         tolerance: Ends when the point moves by at most this share of its distance to the updates (harmonic mean).
         smoothing: ν, above 0: distances below it count as ν.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     mask_refusal = "it gives clients far from the others little weight, but their votes would count in full"

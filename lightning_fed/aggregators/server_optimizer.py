@@ -24,9 +24,6 @@ class ServerOptimizer(Aggregator):
     Args:
         optimizer: Makes an optimizer from parameters. Its learning rate is the server's; ``lr`` scales its step.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(self, optimizer: OptimizerCallable = lambda params: SGD(params, lr=1.0), **kwargs: Any) -> None:

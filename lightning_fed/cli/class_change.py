@@ -38,8 +38,7 @@ def _discard_former_arguments(parser_or_action: Any, prev_val: Any, value: Any) 
     if not former or _same_class(former, value["class_path"]):
         return
     for arguments in ("init_args", "dict_kwargs"):
-        if arguments in prev_val:
-            prev_val.pop(arguments)
+        prev_val.pop(arguments, None)
 
 
 _resolve_name = _typehints.resolve_class_path_by_name

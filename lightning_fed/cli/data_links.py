@@ -107,22 +107,22 @@ def fill_from_data(slots: Iterable[LinkedArgument], options: Namespace, datamodu
     Raises:
         FederatedError: If an option that is given contradicts the data, or one that is needed comes from nowhere.
     """
-    facts = _Facts(datamodule)
-    return [slot.path for slot in slots if _fill(slot, options, facts)]
+    return [slot.path for slot in slots if _fill(slot, options, datamodule)]
 
 
-def _fill(slot: LinkedArgument, options: Namespace, facts: "_Facts") -> bool:
+def _fill(slot: LinkedArgument, options: Namespace, datamodule: Any) -> bool:
     """Fills one argument; returns whether the data did."""
     given, known = options.get(slot.path), None
     # None where a class has no default for the argument at all, too.
     default = None if slot.action.default is SUPPRESS else slot.action.default
     if slot.name not in _OF_MANY_MEANINGS or default is None:
-        known = next((value for value in facts.of(slot.name) if _is_accepted(slot.action, value)), None)
+        known = next((value for value in _values(datamodule, slot.name) if _is_accepted(slot.action, value)), None)
     if given is not None:
         if known is not None and not _agree(given, known):
             raise FederatedError(
-                f"Expected `{slot.option}` to be {known}, as the data say ({facts.source}), got {_plain(given)}: leave "
-                "it out, change `--data`, or set `--link_data false` to take nothing from the data."
+                f"Expected `{slot.option}` to be {known}, as the data say ({type(datamodule).__name__}), got "
+                f"{_plain(given)}: leave it out, change `--data`, or set `--link_data false` to take nothing from the "
+                "data."
             )
         return False
     if known is None and slot.action.required:
@@ -133,30 +133,23 @@ def _fill(slot: LinkedArgument, options: Namespace, facts: "_Facts") -> bool:
     return known is not None
 
 
-class _Facts:
-    """What a data module says of its data, by the names of linked arguments; nothing is read that is not asked for."""
-
-    def __init__(self, datamodule: Any) -> None:
-        self._datamodule = datamodule
-        self.source = type(datamodule).__name__
-
-    def of(self, name: str) -> list[Any]:
-        """Returns the value of a name in each form that a class may take it in, nothing if it is not known."""
-        value = _plain(getattr(self._datamodule, name, None))
-        if value is not None:
-            # Grey images have one mean, whether a class asks for a number or for one of each channel.
-            grey = name in _OF_MANY_MEANINGS and isinstance(value, list) and len(value) == 1
-            return [value, value[0]] if grey else [value]
-        shape = _plain(getattr(self._datamodule, "input_shape", None))
-        if not isinstance(shape, list) or not shape:
-            return []
-        if name == "in_features":
-            return [math.prod(shape)]
-        if name == "in_channels" and len(shape) == 3:
-            return [shape[0]]
-        if name == "image_size" and len(shape) == 3:
-            return [shape[1], shape[1:]] if shape[1] == shape[2] else [shape[1:]]
+def _values(datamodule: Any, name: str) -> list[Any]:
+    """Returns what the data tell of a linked argument, in each form that a class may take it in."""
+    value = _plain(getattr(datamodule, name, None))
+    if value is not None:
+        # Grey images have one mean, whether a class asks for a number or for one of each channel.
+        grey = name in _OF_MANY_MEANINGS and isinstance(value, list) and len(value) == 1
+        return [value, value[0]] if grey else [value]
+    shape = _plain(getattr(datamodule, "input_shape", None))
+    if not isinstance(shape, list) or not shape:
         return []
+    if name == "in_features":
+        return [math.prod(shape)]
+    if name == "in_channels" and len(shape) == 3:
+        return [shape[0]]
+    if name == "image_size" and len(shape) == 3:
+        return [shape[1], shape[1:]] if shape[1] == shape[2] else [shape[1:]]
+    return []
 
 
 def _plain(value: Any) -> Any:

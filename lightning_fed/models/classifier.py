@@ -104,11 +104,4 @@ class Classifier(LightningModule):
 
 
 class ImageClassifier(Classifier):
-    """``Classifier`` under the name that says what it is mostly used for; it is the same.
-
-    Args:
-        backbone: Network from images (B, C, H, W) to logits (B, num_classes).
-        num_classes: Number of classes.
-        optimizer: Makes an optimizer from parameters.
-        lr_scheduler: Makes a learning rate scheduler from the optimizer; none if left out.
-    """
+    """``Classifier`` under the name that says what it is mostly used for; it is the same."""

@@ -88,10 +88,6 @@ def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> 
     return path, open_run(path.parent.parent)
 
 
-def _is_primitive(value: Any) -> bool:
-    return value is None or type(value) in (bool, int, float, str, bytes) or type(value) is Tensor
-
-
 def primitives_of(values: dict[str, Any]) -> dict[str, Any]:
     """Keeps the hyper-parameters that are primitives; objects are passed again to ``load_from_checkpoint``."""
     kept = {}
@@ -120,7 +116,7 @@ def expect_primitives(value: Any, place: str) -> None:
     elif isinstance(value, (list, tuple, set)):
         for index, item in enumerate(value):
             expect_primitives(item, f"{place}[{index}]")
-    elif not _is_primitive(value):
+    elif value is not None and type(value) not in (bool, int, float, str, bytes, Tensor):
         raise FederatedError(
             f"Expected a checkpoint to hold only tensors and primitives, got {type(value).__name__} under `{place}`: "
             "change what `state_dict` or `on_save_checkpoint` of that part returns."

@@ -6,7 +6,9 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +81,11 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
     parent = root / name
     parent.mkdir(parents=True, exist_ok=True)
     taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdigit()]
-    version = max(taken, default=-1) + 1
-    while True:  # another process may take the same number at the same time
+    for version in count(max(taken, default=-1) + 1):
         path = parent / f"version_{version}"
-        try:
+        with suppress(FileExistsError):  # another process may take the same number at the same time
             path.mkdir()
             break
-        except FileExistsError:
-            version += 1
     run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from lightning_fed.core.train_state import no_totals
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.plots import X_LABELS, X_SUMS, curve, curves_figure
-from lightning_fed.trainer.costs import no_totals
 from tests.runs.report.parts import method
 
 
