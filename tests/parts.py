@@ -79,6 +79,15 @@ def leaves(base: type) -> set[type]:
     return {kind for kind in found if not isabstract(kind)}.union(*map(leaves, found))
 
 
+def same(a: Any, b: Any) -> bool:
+    """Whether nested lists, tuples and dicts hold equal tensors of equal types at the same places."""
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
 class BySizes(Partitioner):
     """Gives client i the next ``sizes[i]`` samples."""
 

@@ -15,7 +15,7 @@ from lightning_fed.aggregators import FedAvg
 from lightning_fed.data import Augmentation, AugmentedSource, CropFlip, FederatedDataModule
 from lightning_fed.data.sources import map_inputs
 from lightning_fed.errors import FederatedError
-from tests.parts import OneByOne, federated_trainer
+from tests.parts import OneByOne, federated_trainer, same
 
 N = 48
 IMAGES = torch.rand(N, 2, 6, 7, generator=torch.Generator().manual_seed(0)) + 0.1  # no zeros: they are the border's
@@ -88,10 +88,6 @@ def source(dataset: Any = None, in_memory: bool = True, **options: Any) -> Augme
 def read(made: AugmentedSource, client: int = 1, seed: int = 5) -> list[Tensor]:
     order = torch.arange(N // 3).flip(0)
     return [batch["image"] if isinstance(batch, dict) else batch[0] for batch in made.batches(client, order, seed)]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_every_source_gives_the_same() -> None:

@@ -165,10 +165,7 @@ def test_read_idx_knows_the_types_of_the_format(tmp_path: Path, dtype: str) -> N
             "`--data.num_clients` to be at most the number of training samples, 3, got 4.",
         ),
         ({"targets": [1, 2]}, "`--data.targets` to hold one value for each of the 30 training samples, got 2."),
-        (
-            {"targets": "a"},
-            "`--data.targets` to hold one value for each of the 30 training samples, got something else.",
-        ),
+        ({"targets": "a"}, "targets` to hold one value for each of the 30 training samples, got something else."),
         (
             {"val_dataset": DATA, "val_fraction": 0.5},
             "Expected either `--data.val_dataset` or `--data.val_fraction`, got both (0.5)",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from lightning_fed.data import BatchSource, FederatedDataModule, Split, TensorSource
 from lightning_fed.data.sources import EvalBatches, LoaderSource
-from tests.parts import OneByOne
+from tests.parts import OneByOne, same
 
 N = 41
 X = torch.arange(N * 6, dtype=torch.float32).reshape(N, 2, 3)
@@ -39,14 +39,6 @@ class Flipped(TensorDataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return self.tensors[0][index].flip(0), self.tensors[1][index]
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 @pytest.fixture(params=["tuple", "dict", "subset"])

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fed import FederatedTrainer
 from lightning_fed.data import CIFAR10, Arrays, BundledDataModule, CropFlip, Datasets, FederatedDataModule
 from lightning_fed.data.partitioners import IID, ByUser
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import ImageClassifier, LogisticRegression
 from tests.official_files import write_cifar
-from tests.parts import OneByOne
+from tests.parts import OneByOne, federated_trainer
 
 N = 120
 X = torch.rand(N, 1, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -133,15 +132,12 @@ def test_the_hash_is_computed_once_for_a_split(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_run_goes_on_with_its_own_clients_alone(tmp_path: Path) -> None:
     """The rows of the clients are the same, what they look like is not."""
-    options: dict[str, Any] = {
-        "clients_per_round": 2, "local_steps": 1, "logger": False, "enable_progress_bar": False,
-        "default_root_dir": tmp_path, "accelerator": "cpu",
-    }  # fmt: skip
-    trainer = FederatedTrainer(max_rounds=1, **options)
+    options: dict[str, Any] = {"clients_per_round": 2, "local_steps": 1, "enable_checkpointing": True}
+    trainer = federated_trainer(tmp_path, max_rounds=1, **options)
     trainer.fit(ImageClassifier(LogisticRegression(36)), module(skew=ClientRotation(30.0)))
     [last] = tmp_path.rglob("last.ckpt")
     for angle in (30.0, 40.0):
-        trainer = FederatedTrainer(max_rounds=2, **options)
+        trainer = federated_trainer(tmp_path, max_rounds=2, **options)
         model, data = ImageClassifier(LogisticRegression(36)), module(skew=ClientRotation(angle))
         if angle == 30.0:
             trainer.fit(model, data, ckpt_path=last)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_fed.data import CIFAR10, CIFAR100, EMNIST, MNIST
 from lightning_fed.data.readers import images as image_tensors_file
 from lightning_fed.errors import FederatedError
 from tests.official_files import write_cifar, write_emnist
+from tests.parts import same
 
 # variant: (classes, name of the first and of the last class, label of the first class in the files)
 VARIANTS = {
@@ -128,10 +128,7 @@ FOREIGN = "The file {path} is not the official one of CIFAR10 ("
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (
-            lambda path: path.unlink(),
-            "Expected the file {path}, found none: set `--data.root` to the folder that holds ",
-        ),
+        (Path.unlink, "Expected the file {path}, found none: set `--data.root` to the folder that holds "),
         (lambda path: path.write_bytes(path.read_bytes()[:-40]), FOREIGN),
         (lambda path: path.write_bytes(b"os\nsystem\n"), FOREIGN),
     ],
@@ -150,14 +147,8 @@ def test_bad_cifar_files(
     assert "set `--data.download true` to fetch it" in str(caught.value)
 
 
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_bytes_and_floats_give_the_same_batches(
-    in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_and_floats_give_the_same_batches(in_memory: bool, tmp_path: Path, monkeypatch: Any) -> None:
     write_cifar(tmp_path, "CIFAR10", (30, 3), monkeypatch)
     options: dict[str, Any] = {"root": tmp_path, "num_clients": 4, "val_fraction": 0.1, "split_seed": 0}
     floats, bytes_ = (

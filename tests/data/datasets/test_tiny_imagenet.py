@@ -15,6 +15,7 @@ from lightning_fed.data import ImageDataModule, TinyImageNet
 from lightning_fed.data.datasets import tiny_imagenet as tiny_imagenet_file
 from lightning_fed.errors import FederatedError
 from tests.official_files import TINY_CLASSES, write_tiny_imagenet
+from tests.parts import same
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +45,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def everything(data: ImageDataModule) -> list[Tensor]:
     return [tensor for train in (True, False) for tensor in data.read(train)]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_tiny_imagenet_equals_an_image_folder(tiny_root: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lightning_fed import FederatedTrainer
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.data import Datasets, FederatedDataModule, TensorSource
 from lightning_fed.data.partitioners import IID, ExactClasses, Shards
@@ -26,7 +25,7 @@ from lightning_fed.data.skews import (
 from lightning_fed.data.sources import EvalBatches, LoaderSource
 from lightning_fed.models import MLP, ImageClassifier
 from tests.data.skews.parts import CLASSES, DICTS, SKEWS, N, X, Y, by_row, equal, eval_parts, module
-from tests.parts import OneByOne
+from tests.parts import OneByOne, federated_trainer
 
 
 @pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)
@@ -250,10 +249,9 @@ def test_local_steps_full_gradients_and_evaluation_see_the_same_images(skew: Fea
     """SCAFFOLD's option I passes over all data of a client, here in batches of another size than the local ones."""
     data = module(skew, val_fraction=0.1)
     model = Watcher(3 * 63)
-    trainer = FederatedTrainer(
-        max_rounds=2, local_steps=2, clients_per_round=1.0, callbacks=SCAFFOLD(option="I"), full_gradient_batch_size=11,
-        check_test_every_n_rounds=1, seed=0, logger=False, default_root_dir=tmp_path, enable_progress_bar=False,
-    )  # fmt: skip
+    options: dict[str, Any] = {"max_rounds": 2, "local_steps": 2, "clients_per_round": 1.0}
+    options |= {"full_gradient_batch_size": 11, "check_test_every_n_rounds": 1}
+    trainer = federated_trainer(tmp_path, SCAFFOLD(option="I"), **options)
     trainer.fit(model, data)
     samples = by_row(module(skew, val_fraction=0.1), torch.Generator(), None)
     assert model.seen["train"] == {x.numpy().tobytes() for x, _ in samples}
