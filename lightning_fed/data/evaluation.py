@@ -65,12 +65,7 @@ def num_samples(loader: Any) -> int:
 
 
 def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[str, EvalLoader]:
-    """Puts test sets that were held out of the training set beside those that the data have.
-
-    Args:
-        loaders: The data's test sets; a single one gets the name ``test``.
-        held_out: ``clients`` and ``unseen``, what was held out of them.
-    """
+    """Puts what was held out, ``clients`` and ``unseen``, beside the data's test sets; a single one is ``test``."""
     named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"test": loaders}
     expect_free_names(named, held_out)
     return {**named, **held_out}

@@ -16,12 +16,7 @@ _LARGE = 2**30
 
 
 class Normalisation:
-    """(x / 255 - mean) / std for each channel, the same bit for bit on every device.
-
-    Args:
-        mean: One value for each channel, or one for all.
-        std: The same.
-    """
+    """(x / 255 - mean) / std, each one value for each channel or one for all; the same bits on every device."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         # Tensors, not numbers: CUDA multiplies by the reciprocal of a number instead of dividing by it.
@@ -38,10 +33,7 @@ class Normalisation:
 class ByteImages(TensorDataset):
     """Images kept as bytes, a quarter of the memory; a sample is a normalised image and its label.
 
-    Args:
-        images: uint8 of shape (N, C, H, W).
-        labels: int64 of shape (N,).
-        normalisation: What makes inputs of them.
+    The arguments are those of ``image_dataset``.
     """
 
     # With what `convert_inputs` computes: sources call it on a whole batch.
