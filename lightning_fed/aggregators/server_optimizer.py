@@ -62,7 +62,6 @@ class ServerOptimizer(Aggregator):
         return self._point.detach() - self._weights
 
     def _start_from(self, weights: Tensor) -> None:
-        """Puts the optimizer's parameter at w."""
         self._weights = weights
         if self._optimizer is None:
             self._point = nn.Parameter(weights.clone())

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def choose_metric(runs: Sequence[MeasuredRun]) -> str:
-    """Returns the first of test and validation accuracy, then losses, that every run measured; refuses none."""
+    """Returns the first of test and validation accuracy, then losses, that all runs measured; there must be one."""
     for metric in PREFERRED:
         if all(metric in run.columns for run in runs):
             return metric

@@ -209,7 +209,6 @@ class ClientStates:
         return value
 
     def _present(self) -> list[str]:
-        """The files of records that are in this run's folder."""
         paths = self._folder().glob("*/*")
         return [file for path in paths if _FILE.fullmatch(file := f"{path.parent.name}/{path.name}")]
 

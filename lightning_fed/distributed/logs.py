@@ -76,10 +76,7 @@ def merge_logged(everyone: Sequence[Logged], recorder: MetricRecorder, module: L
 
 
 def _merge(parts: list[dict[str, LoggedValue]], order: list[int]) -> dict[str, LoggedValue]:
-    """Merges by name; the last in ``order`` that logged it gives the last value.
-
-    The module's own value of a name goes before the default one.
-    """
+    """Merges by name: a module's own value goes before a default one, the last in ``order`` gives the last value."""
     own = {key for part in parts for key, series in part.items() if not series.is_default}
     kept = [{key: s for key, s in part.items() if not (s.is_default and key in own)} for part in parts]
     lasts = {key: series.last for rank in order for key, series in kept[rank].items()}

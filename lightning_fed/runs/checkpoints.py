@@ -56,11 +56,7 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
 
 
 def records_of_checkpoints(run: RunFolder) -> dict[str, list[str] | None]:
-    """Finds the files of client state that the checkpoints in a run's folder refer to.
-
-    Returns:
-        The files by the checkpoint's name, None for a checkpoint that cannot be read.
-    """
+    """Returns the files of client state that each checkpoint of a run refers to, by name, None if unreadable."""
     records: dict[str, list[str] | None] = {}
     if not (run.path / FOLDER).is_dir():
         return records
@@ -106,9 +102,6 @@ def expect_primitives(value: Any, place: str) -> None:
     Args:
         value: What a checkpoint would hold.
         place: Where it lies in the checkpoint, empty for all of it.
-
-    Raises:
-        FederatedError: Naming the place.
     """
     if isinstance(value, (dict, OrderedDict)):
         for key, item in value.items():
