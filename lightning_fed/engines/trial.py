@@ -45,9 +45,14 @@ def without_trace(module: nn.Module) -> Iterator[None]:
 
 
 def _may_change(tensor: Tensor) -> bool:
-    """Says whether a tensor is no parameter, and not expanded, which nobody can write to."""
-    expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return not isinstance(tensor, nn.Parameter) and not expanded
+    """Says whether a tensor is no parameter, nor one that nobody can write to: expanded, or of a transform's past."""
+    if isinstance(tensor, nn.Parameter) or _is_wrapped(tensor):  # as LSTM keeps them until its next step
+        return False
+    return not any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _is_wrapped(value: Any) -> bool:
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def agree(one: Tensor, other: Tensor, coarse: float) -> bool:
@@ -65,7 +70,7 @@ def holds_stacked_tensors(module: nn.Module) -> str | None:
     for part in own:
         for name, value in vars(part).items():
             held = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]
-            if any(isinstance(v, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(v) for v in held):
+            if any(map(_is_wrapped, held)):
                 return name
     return None
 
