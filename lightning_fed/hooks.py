@@ -26,8 +26,6 @@ Whatever their order in the list, client algorithms run first, then other callba
 checkpointing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """What every way of training a cohort shares: who takes part, what an update holds, and how it enters the round."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 

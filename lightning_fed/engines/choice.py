@@ -1,7 +1,5 @@
 """Which engine trains a run's cohorts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info

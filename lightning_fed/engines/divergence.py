@@ -1,7 +1,5 @@
 """Which clients of a round ended with NaN or infinity, and when that ends the run."""
 
-from __future__ import annotations
-
 import math
 
 import torch

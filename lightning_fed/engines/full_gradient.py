@@ -1,7 +1,5 @@
 """The gradient of a client's loss over all its training data, shared by every method that asks for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

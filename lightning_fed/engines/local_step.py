@@ -1,7 +1,5 @@
 """One local optimizer step, as Lightning's automatic optimization would take it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

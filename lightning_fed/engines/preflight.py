@@ -1,7 +1,5 @@
 """Finds out, before a run, whether many clients can take a step at once, and for how many there is room."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trains the clients of a cohort one after another on one resident module and optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

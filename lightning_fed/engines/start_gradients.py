@@ -1,7 +1,5 @@
 """The gradients of a round's clients at the global model, before any of them trains."""
 
-from __future__ import annotations
-
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Lets a module take steps that leave no trace, and compares what they give."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

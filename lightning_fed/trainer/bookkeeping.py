@@ -1,7 +1,5 @@
 """What a trainer keeps of a run: its folder, found again or made, its config, and how it ended."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import signal

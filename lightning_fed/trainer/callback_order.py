@@ -1,7 +1,5 @@
 """Which of Lightning's own callbacks work in a federated run, and the order in which callbacks are called."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints: what a run must remember between two rounds, as tensors and primitives only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

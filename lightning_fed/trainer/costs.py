@@ -1,7 +1,5 @@
 """What a round costs: communication rounds, bytes each way, gradient evaluations."""
 
-from __future__ import annotations
-
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.engines import Engine

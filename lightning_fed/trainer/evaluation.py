@@ -1,7 +1,5 @@
 """Validation, test and prediction of one model through the LightningModule's own steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count

@@ -1,7 +1,5 @@
 """What a run needs before its first batch: Fabric, checks of the module, device and precision."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

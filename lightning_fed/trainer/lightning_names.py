@@ -1,7 +1,5 @@
 """What a trainer's parts, LightningModules and callbacks read of it, under Lightning's names where there are such."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The one round loop: draw a cohort, train it, step the global model, evaluate, log, save."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any, cast

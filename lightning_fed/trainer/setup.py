@@ -1,7 +1,5 @@
 """The life of one call of the trainer: attach model and data, set up, take down."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: finish the round, save, and stop; a second Ctrl-C stops at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The trainer: one Fabric loop over rounds, and nothing about any algorithm."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

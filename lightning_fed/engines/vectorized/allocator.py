@@ -1,7 +1,5 @@
 """How the C library keeps memory that training frees, to use it again."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

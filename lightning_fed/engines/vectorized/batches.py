@@ -1,7 +1,5 @@
 """Which batches clients that train at the same time meet at each step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise

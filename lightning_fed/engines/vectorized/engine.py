@@ -1,7 +1,5 @@
 """Trains many clients of a cohort at once: their weights are the rows of a matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

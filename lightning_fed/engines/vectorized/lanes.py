@@ -1,7 +1,5 @@
 """The state of clients that train at the same time: one row, a lane, of every matrix for each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal

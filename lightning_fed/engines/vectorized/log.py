@@ -1,7 +1,5 @@
 """What clients that train at the same time have logged, apart for each until it is known who enters the round."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

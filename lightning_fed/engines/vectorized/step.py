@@ -1,7 +1,5 @@
 """The gradients of many clients at once: ``training_step`` under ``torch.func.vmap``, one flat vector for each."""
 
-from __future__ import annotations
-
 import dis
 from collections.abc import Iterator
 from contextlib import contextmanager
