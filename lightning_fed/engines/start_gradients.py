@@ -19,10 +19,7 @@ _LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
 
 
 class ComputedStartGradients:
-    """Holds g_i = ∇f_i(w) and f_i(w) over each client's full data, computed once for every part that asks.
-
-    A part asks by ``FederatedCallback.start_gradients``. Tensors are in the dtype of the global vector and are reused
-    in the next round.
+    """Computes what ``StartGradients`` says, once for every part that asks.
 
     Args:
         state: What ``fit`` works on.
@@ -31,11 +28,6 @@ class ComputedStartGradients:
         full_gradient: Computes one client's gradient.
 
     Attributes:
-        gradient: g_i of the client about to train, shape (d,).
-        loss: f_i of that client, shape ().
-        clients: The n clients of the exchange; empty if no part asks for those of the cohort.
-        weights: Their aggregation weights p_i, shape (n,), float64, summing to 1.
-        mean: g̅ = Σ p_i g_i, shape (d,).
         level: The most that any part asks for in this round.
         method_level: The most that an algorithm asks for, not only a diagnostic.
         exchanged: Whether an algorithm, not only a diagnostic, had the cohort's gradients exchanged in this round.
@@ -61,16 +53,12 @@ class ComputedStartGradients:
 
     @property
     def rows(self) -> Tensor:
-        """The clients' g_i in ascending order of client id, shape (n, d).
-
-        Of several processes each has those of its own clients: they are brought together when they are first read in a
-        round, in a hook that is called once.
-        """
+        """The clients' g_i in ascending order of client id, shape (n, d)."""
         return self._gather()[0] if self.processes.size > 1 else self._rows
 
     @property
     def losses(self) -> Tensor:
-        """Their f_i, shape (n,); see ``rows``."""
+        """Their f_i, shape (n,)."""
         return self._gather()[1] if self.processes.size > 1 else self._losses
 
     def _gather(self) -> tuple[Tensor, Tensor]:

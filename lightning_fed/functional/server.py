@@ -70,17 +70,7 @@ def fedyogi_step(
     """Computes FedYogi's step (Reddi et al., ICLR 2021, Algorithm 2): FedAdam with another v.
 
     v <- v - (1 - β2) Δ² sign(v - Δ²): v follows Δ² by steps whose size does not depend on v, and stays at least 0.
-
-    Args:
-        mean: Δ, shape (d,), floating.
-        first: z, shape (d,), zeros before the first round.
-        second: v >= 0, shape (d,), ε² before the first round.
-        beta1: β1 in [0, 1).
-        beta2: β2 in [0, 1).
-        epsilon: ε above 0, Reddi's τ.
-
-    Returns:
-        u, the new z and the new v, each of shape (d,) in the dtype of ``mean``.
+    Arguments and results are those of ``fedadam_step``.
     """
     first = first * beta1 + mean * (1 - beta1)
     square = mean.square()

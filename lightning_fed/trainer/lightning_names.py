@@ -70,29 +70,7 @@ def option(name: str, at: str | None = None) -> Any:
 
 
 class LightningNames:
-    """Names that forward to the trainer's parts; a round is an epoch here.
-
-    Attributes:
-        options: What the trainer was given.
-        fabric: Device, precision and processes.
-        callbacks: All callbacks, in the order in which they are called.
-        hooks: Calls a hook of every callback and of the module.
-        aggregator: What the server does.
-        sampler: Draws the cohorts.
-        train_state: What ``fit`` works on.
-        state: What the trainer does now.
-        lightning_module: The module.
-        datamodule: The data.
-        seed: The run's seed.
-        metrics: The newest value of everything that was logged.
-        round_metrics: Scalars of the current round by name.
-        validated: Whether the current round has been validated.
-        resumed: Whether this ``fit`` goes on from a checkpoint.
-        should_stop: Whether a callback asks the run to end after the round.
-        loggers: Where rows go.
-        val_loaders: Validation sets by name.
-        test_loaders: Test sets by name, if they are used during ``fit``.
-    """
+    """Names that forward to the trainer's parts, which its constructor makes; a round is an epoch here."""
 
     options: TrainerOptions
     fabric: Fabric
@@ -273,16 +251,7 @@ class LightningNames:
         return processes_of(self.fabric)
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Adds up over the processes what each has summed over its own clients, in place.
-
-        To be called by all of them, in hooks that are called once in a round. With one process nothing is done.
-
-        Args:
-            tensor: Of the same shape and dtype on all.
-
-        Returns:
-            The tensor.
-        """
+        """Adds up over the processes what each has summed over its own clients, in place; returns the tensor."""
         self.processes.sum(tensor, what="reduce_sum")
         return tensor
 
