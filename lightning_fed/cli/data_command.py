@@ -64,13 +64,7 @@ class _DataCLI(FederatedCLI):
 
 
 def main(words: list[str]) -> int:
-    """Prints the overview and draws the pictures.
-
-    Args:
-        words: The words after ``lightning-fed data``.
-
-    Returns:
-        0; mistakes are raised.
+    """Prints the overview and draws the pictures; returns 0.
 
     Raises:
         FederatedError: If the data cannot be read or split, or the pictures cannot be written.

@@ -10,15 +10,7 @@ REMOVED = ("trainer.balance", "trainer.cuda_graphs")
 
 
 def drop_removed(config: Any, parent: str = "") -> list[str]:
-    """Drops options that are no more, in place, so that a saved configuration still runs.
-
-    Args:
-        config: A configuration, or the part of one below ``parent``.
-        parent: Key of that part.
-
-    Returns:
-        The options that were there.
-    """
+    """Drops them, in place, from a configuration or its part below ``parent``; returns those that were there."""
     dropped = []
     for option in REMOVED:
         *groups, name = option.removeprefix(f"{parent}.").split(".")

@@ -26,13 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table over methods and seeds, writes it as CSV and draws the picture.
-
-    Args:
-        argv: The words after ``lightning-fed report``.
-
-    Returns:
-        0; mistakes are raised.
+    """Prints the table over methods and seeds, writes it as CSV and draws the picture; returns 0.
 
     Raises:
         FederatedError: If there is no run, no such column, or the output cannot be written.

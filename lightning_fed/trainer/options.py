@@ -25,10 +25,7 @@ __all__ = ["TrainerOptions", "batch_limit", "expect_datamodule", "expect_module"
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "local_schedule": ("restart", "continue"),
     "deterministic": (True, False, "warn"),
-    **dict.fromkeys(
-        ("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay"),
-        (True, False),
-    ),
+    **dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay"), (True, False)),
     "compile": (True, False, *get_args(CompileMode)),
     "full_gradient_mode": ("eval", "train"),
     "engine": ("sequential", "vectorized", "auto"),
@@ -208,15 +205,7 @@ def _expect_duration(duration: Any) -> None:
 
 
 def expect_module(module: Any, step: str) -> None:
-    """Checks that a module can run here.
-
-    Args:
-        module: What the user gave as the model.
-        step: The step it must have, such as ``training_step``.
-
-    Raises:
-        FederatedError: If it is no LightningModule, lacks the step, or optimizes by itself.
-    """
+    """Refuses what the user gave as the model if it is no LightningModule, lacks ``step``, or optimizes by itself."""
     name = type(module).__name__
     if not isinstance(module, LightningModule):
         foreign = any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__)
@@ -237,15 +226,7 @@ def expect_module(module: Any, step: str) -> None:
 
 
 def expect_datamodule(datamodule: Any, federated: bool = False) -> LightningDataModule:
-    """Checks what the user gave as the data.
-
-    Args:
-        datamodule: What the user gave.
-        federated: Whether clients are needed, for ``fit``.
-
-    Raises:
-        FederatedError: If it is no datamodule, or has no clients where they are needed.
-    """
+    """Refuses what the user gave as the data if it is no datamodule, or has no clients for ``federated`` training."""
     if not isinstance(datamodule, LightningDataModule):
         raise FederatedError(f"Expected `--data` to be a LightningDataModule, got {type(datamodule).__name__}.")
     if federated and not hasattr(datamodule, "train_source"):
