@@ -31,6 +31,12 @@ NOT_RUN = {
 PAGES = pages()
 
 
+def _is_slow(page: Path) -> bool:
+    """A page that starts processes, and all but three of the algorithms', which are alike."""
+    quick = ("docs/algorithms/fedavg.md", "docs/algorithms/gma.md", "docs/algorithms/scaffold.md")
+    return name(page) == "docs/scaling.md" or (name(page).startswith("docs/algorithms/") and name(page) not in quick)
+
+
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emnist_folder: Path | None) -> Iterator[Shell]:
     """A folder with the files of a checkout; modules and variables made in it are gone afterwards."""
@@ -72,7 +78,9 @@ def _run(shell: Shell, block: Block) -> None:
         shell.run(block)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if _is_slow(page) else (), id=name(page)) for page in PAGES]
+)
 def test_every_block_runs(page: Path, shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     found = blocks(page)
     for index, block in enumerate(found):

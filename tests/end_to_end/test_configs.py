@@ -79,7 +79,9 @@ def config_words(name: str) -> list[str]:
     return [f"--config={CONFIGS / file}" for file in files]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if i % 3 else ()) for i, name in enumerate(FILES)]
+)
 def test_config_trains_a_round(
     name: str,
     request: pytest.FixtureRequest,
