@@ -99,7 +99,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         """Leaves out what is no option any more, as a file that was saved before may name it."""
         if dropped := drop_removed(cfg, parent_key):
             where = f" of {self.open_files[-1]}" if self.open_files else ""
-            rank_zero_info(f"Left out{where}: {', '.join(dropped)}, of which CHANGELOG.md says why it is no more.")
+            rank_zero_info(f"Left out{where}: {', '.join(dropped)}, no options any more: CHANGELOG.md says why.")
         config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)
         return config
 

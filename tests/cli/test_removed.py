@@ -19,7 +19,7 @@ def test_a_saved_config_is_read_without_what_is_no_more(cli: CommandLine, caplog
     with caplog.at_level("INFO"):
         call = cli.run("--config", file)
     assert call.trainer.max_rounds == 3
-    (said,) = [record.getMessage() for record in caplog.records if "no more" in record.getMessage()]
+    (said,) = [record.getMessage() for record in caplog.records if "Left out" in record.getMessage()]
     assert said.startswith(f"Left out of {file}: trainer.balance, trainer.cuda_graphs, ")
 
 
