@@ -107,7 +107,7 @@ def federated_data(*sizes: int, dataset: Dataset | None = None, **options: Any) 
 
 
 def federated_trainer(folder: Path, *callbacks: pl.Callback, **options: Any) -> FederatedTrainer:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     options = {"accelerator": "cpu", "seed": SEED, "max_rounds": 1, **quiet, **options}
     return FederatedTrainer(default_root_dir=str(folder), callbacks=list(callbacks), **options)
 

@@ -2,12 +2,13 @@
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from os import PathLike
 from typing import Any, NoReturn
 
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,10 +17,22 @@ from lightning_fed.cli.class_change import class_rules
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
-from lightning_fed.cli.removed import drop_removed
+from lightning_fed.cli.other_names import drop_removed, own_words, take_lightnings
+from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["FederatedArgumentParser"]
+
+
+@contextmanager
+def _mistakes_end(parser: ArgumentParser) -> Iterator[None]:
+    """Ends the program with a sentence of ours as it is, which jsonargparse would take for a value of a wrong type."""
+    try:
+        yield
+    except FederatedError as error:
+        if not parser.exit_on_error or debugging():
+            raise
+        exit_with(str(error), 2)
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -73,10 +86,10 @@ class FederatedArgumentParser(LightningArgumentParser):
             leave_to_the_data(self, "")
         return added
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]  # passes on what it gets
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]  # passes on what it gets
         """Parses words of the command line; a class that changes takes none of the former one's arguments."""
-        with class_rules():
-            config: Namespace = super().parse_args(*args, **kwargs)
+        with class_rules(), _mistakes_end(self):
+            config: Namespace = super().parse_args(own_words(sys.argv[1:] if args is None else args), *more, **kwargs)
         return config
 
     def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
@@ -100,6 +113,8 @@ class FederatedArgumentParser(LightningArgumentParser):
         if dropped := drop_removed(cfg, parent_key):
             where = f" of {self.open_files[-1]}" if self.open_files else ""
             rank_zero_info(f"Left out{where}: {', '.join(dropped)}, no options any more: CHANGELOG.md says why.")
+        with _mistakes_end(self):
+            take_lightnings(cfg, parent_key)
         config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)
         return config
 

@@ -30,7 +30,7 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
 
     Args:
         callbacks: A callback, or a list that may hold None and lists.
-        defaults: Callbacks added by the trainer; the user's own FederatedCheckpoint replaces the default one.
+        defaults: Callbacks added by the trainer; the user's own FederatedCheckpoint and ModelSummary replace theirs.
 
     Raises:
         FederatedError: If there are several aggregators or checkpoint callbacks, or one that cannot work here.
@@ -38,8 +38,7 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
     given = list(_flatten(callbacks))
     for callback in given:
         _expect_supported(callback)
-    has_checkpoint = any(isinstance(cb, FederatedCheckpoint) for cb in given)
-    given += [cb for cb in defaults if cb is not None and not (has_checkpoint and isinstance(cb, FederatedCheckpoint))]
+    given += [cb for cb in defaults if cb is not None and not _is_replaced(cb, given)]
     algorithms = [cb for cb in given if isinstance(cb, ClientAlgorithm)]
     _expect_one_of_each(algorithms)
     _expect_own_states(given)
@@ -54,6 +53,12 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
             names = " and ".join(type(cb).__name__ for cb in found)
             raise FederatedError(f"Expected one {kind}, got {names}: give only one of them, in {option}.")
     return [*algorithms, *others, *aggregators, *checkpoints]
+
+
+def _is_replaced(default: Callback, given: list[Callback]) -> bool:
+    """Whether the user's own takes the place of a default one."""
+    kind = next((kind for kind in (FederatedCheckpoint, ModelSummary) if isinstance(default, kind)), None)
+    return kind is not None and any(isinstance(callback, kind) for callback in given)
 
 
 def add_module_callbacks(callbacks: list[Callback], module: LightningModule) -> list[Callback]:

@@ -77,8 +77,10 @@ def launch(fabric: Fabric) -> None:
         ) from error
 
 
-def set_determinism(deterministic: Any) -> None:
-    """Asks torch for deterministic algorithms, as Lightning's ``deterministic`` does."""
+def set_determinism(deterministic: Any, benchmark: bool | None = None) -> None:
+    """Asks torch for deterministic algorithms, and cuDNN for the fastest ones, as Lightning's options do."""
+    if benchmark is not None:
+        torch.backends.cudnn.benchmark = benchmark
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")

@@ -26,6 +26,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "local_schedule": ("restart", "continue"),
     "deterministic": (True, False, "warn"),
     **dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay"), (True, False)),
+    **dict.fromkeys(("enable_model_summary", "detect_anomaly"), (True, False)),
+    "benchmark": (True, False, None),
     "compile": (True, False, *get_args(CompileMode)),
     "full_gradient_mode": ("eval", "train"),
     "engine": ("sequential", "vectorized", "auto"),
@@ -70,6 +72,9 @@ class TrainerOptions:
     enable_progress_bar: bool
     enable_checkpointing: bool
     max_time: str | timedelta | dict[str, int] | None
+    enable_model_summary: bool
+    benchmark: bool | None
+    detect_anomaly: bool
 
     def __post_init__(self) -> None:
         """Checks every option."""

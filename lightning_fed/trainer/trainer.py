@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import ModelSummary, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState
 from lightning.pytorch.utilities import rank_zero_info
+from torch.autograd import set_detect_anomaly
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
@@ -31,6 +32,7 @@ from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
+from lightning_fed.trainer.lightning_arguments import with_aliases
 from lightning_fed.trainer.lightning_names import LightningNames, forwarded
 from lightning_fed.trainer.loop import RoundLoop
 from lightning_fed.trainer.options import TrainerOptions, expect_datamodule, expect_module
@@ -94,6 +96,11 @@ class FederatedTrainer(LightningNames):
         enable_progress_bar: Whether to show bars; without a terminal there are none.
         enable_checkpointing: Whether to write ``last`` and ``best`` checkpoints.
         max_time: Time after which no further round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.
+        enable_model_summary: Whether to show the module's layers before the first round.
+        benchmark: Whether cuDNN measures which of its algorithms is fastest; as torch is set by default.
+        detect_anomaly: Whether to name the operation of the forward pass that a NaN in the backward pass comes from.
+        **lightning: Other arguments of Lightning's Trainer: taken under its name where ours has another, and else
+            answered by one sentence.
 
     Raises:
         FederatedError: If an argument is out of range or a callback cannot work here.
@@ -139,7 +146,17 @@ class FederatedTrainer(LightningNames):
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         max_time: str | timedelta | dict[str, int] | None = None,
+        enable_model_summary: bool = True,
+        benchmark: bool | None = None,
+        detect_anomaly: bool = False,
+        **lightning: Any,
     ) -> None:
+        max_rounds, check_val_every_n_rounds = with_aliases(
+            lightning,
+            FederatedTrainer.__init__,
+            max_rounds=max_rounds,
+            check_val_every_n_rounds=check_val_every_n_rounds,
+        )
         local = LocalOptions(
             engine=engine, chunk_size=chunk_size, compile=compile, local_epochs=local_epochs,
             local_steps=local_steps, local_schedule=local_schedule, max_diverged=max_diverged,
@@ -157,16 +174,18 @@ class FederatedTrainer(LightningNames):
             limit_val_batches=limit_val_batches, limit_test_batches=limit_test_batches,
             limit_predict_batches=limit_predict_batches, fast_dev_run=fast_dev_run,
             enable_progress_bar=enable_progress_bar, enable_checkpointing=enable_checkpointing, max_time=max_time,
+            enable_model_summary=enable_model_summary, benchmark=benchmark, detect_anomaly=detect_anomaly,
         )  # fmt: skip
         self.options = given.shortened()
         self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision)
-        set_determinism(deterministic)
+        set_determinism(deterministic, benchmark)
         self.sampler = sampler if sampler is not None else UniformSampler()
         self.callbacks = order_callbacks(
             callbacks,
             FederatedProgressBar() if enable_progress_bar else None,
             FederatedCheckpoint() if self.options.enable_checkpointing else None,
             Timer(duration=max_time, interval="epoch") if max_time is not None else None,
+            ModelSummary() if enable_model_summary else None,
         )
         self.aggregator = next(cb for cb in self.callbacks if isinstance(cb, Aggregator))
         self.hooks = HookCaller(self)
@@ -260,7 +279,8 @@ class FederatedTrainer(LightningNames):
         try:
             loop = RoundLoop(self, log, stop)
             books.log_start(self, log)
-            loop.run()
+            with set_detect_anomaly(self.options.detect_anomaly):
+                loop.run()
             status = "success"
         finally:
             log.close(status)

@@ -1,0 +1,66 @@
+"""Options under names that are not ours: no more, as configurations saved before have them, or Lightning's."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+
+from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments
+
+__all__ = ["REMOVED", "drop_removed", "own_words", "take_lightnings"]
+
+REMOVED = ("trainer.balance", "trainer.cuda_graphs")
+
+_Place = dict[str, Any] | Namespace
+
+
+def drop_removed(config: Any, parent: str = "") -> list[str]:
+    """Drops them, in place, from a configuration or its part below ``parent``; returns those that were there."""
+    dropped = []
+    for option in REMOVED:
+        for place, name in _find(config, parent, option):
+            place.pop(name)
+            dropped.append(option)
+    return dropped
+
+
+def take_lightnings(config: Any, parent: str = "") -> None:
+    """Renames the trainer's options that Lightning calls otherwise, in place, and answers those without a meaning.
+
+    Raises:
+        FederatedError: On one that has no meaning here.
+    """
+    for foreign in FOREIGN:
+        for place, name in _find(config, parent, f"trainer.{foreign}"):
+            for own, value in own_arguments({name: place.pop(name)}).items():
+                place[own] = value
+
+
+def own_words(words: Sequence[str]) -> list[str]:
+    """Does the same for the words of a command line.
+
+    Raises:
+        FederatedError: On one that has no meaning here.
+    """
+    kept, rest = [], iter(words)
+    for word in rest:
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--trainer.")
+        if name in ALIASES and name != option:
+            kept.append(f"--trainer.{ALIASES[name]}{equals}{value}")
+        elif name in FOREIGN and name != option:
+            own_arguments({name: yaml.safe_load(value if equals else next(rest, ""))})
+        else:
+            kept.append(word)
+    return kept
+
+
+def _find(config: Any, parent: str, option: str) -> Iterator[tuple[_Place, str]]:
+    """Yields the group that holds an option and its name there, if a configuration below ``parent`` has it."""
+    *groups, name = option.removeprefix(f"{parent}.").split(".")
+    place = config
+    for group in groups:
+        place = place.get(group) if isinstance(place, (dict, Namespace)) else None
+    if isinstance(place, (dict, Namespace)) and name in place:
+        yield place, name
