@@ -1,11 +1,20 @@
 """LightningCLI for a FederatedTrainer, with two more groups: ``aggregator`` and ``client``."""
 
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+    instantiate_class,
+)
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 # Short class names (`--aggregator FedAvg`) resolve only for classes that are loaded.
 import lightning_fed.callbacks
@@ -27,6 +36,8 @@ __all__ = ["FederatedCLI"]
 
 _LARGEST_SEED = 2**32 - 1
 _NOT_OF_THE_EXPERIMENT = ("config", "ckpt_path", "verbose", "output", "link_data")
+# Left out of the experiment where they are not given, as in runs made before there were such.
+_OPTIMIZATION = ("optimizer", "lr_scheduler")
 
 _DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
 _EPILOG = (
@@ -85,8 +96,6 @@ class FederatedCLI(LightningCLI):
                 "default_env": True,
             },
             "seed_everything_default": 0,
-            # One optimizer object for all clients would carry momentum from client to client.
-            "auto_configure_optimizers": False,
             "save_config_callback": _SaveRunConfig,
             # A resumed run continues in its folder.
             "save_config_kwargs": {"overwrite": True},
@@ -156,6 +165,28 @@ class FederatedCLI(LightningCLI):
         self._add_configure_optimizers_method_to_model(self.subcommand)
         self.trainer = self.instantiate_trainer()  # type: ignore[assignment]  # of our class
 
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        """Lets ``--optimizer`` and ``--lr_scheduler`` stand for the model's own, over the parameters of the time.
+
+        Lightning builds both here at once, over parameters that the model may still replace.
+        """
+        optimizer, scheduler = (self._get(self.config_init, name) for name in _OPTIMIZATION)
+        if scheduler and not optimizer:
+            raise FederatedError(
+                "Expected `--optimizer` with `--lr_scheduler`, which sets its learning rate, got none."
+            )
+        if not optimizer or not self.auto_configure_optimizers:
+            return
+        if is_overridden("configure_optimizers", self.model):
+            rank_zero_info(f"`--optimizer` takes the place of `{type(self.model).__name__}.configure_optimizers`.")
+
+        def configure(module: LightningModule) -> Any:
+            built = instantiate_class((module.parameters(),), optimizer)
+            schedule = instantiate_class((built,), scheduler) if scheduler else None
+            return self.configure_optimizers(module, built, schedule)
+
+        self.model.configure_optimizers = MethodType(configure, self.model)
+
     def build_data(self) -> Any:
         """Builds the data module alone; None if there is none."""
         config = self.config.clone()
@@ -172,7 +203,9 @@ class FederatedCLI(LightningCLI):
         """Tells the trainer the resolved config of the experiment, by which it names, groups and finds runs."""
         self._dump_config()
         self.trainer.run_config = {
-            key: value for key, value in self.config_dump.items() if key not in _NOT_OF_THE_EXPERIMENT
+            key: value
+            for key, value in self.config_dump.items()
+            if key not in _NOT_OF_THE_EXPERIMENT and not (key in _OPTIMIZATION and value is None)
         }
 
     def after_fit(self) -> None:

@@ -299,7 +299,7 @@ class FederatedTrainer(LightningNames):
 
     def validate(
         self,
-        model: LightningModule,
+        model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
         weights: str | None = None,
@@ -308,8 +308,8 @@ class FederatedTrainer(LightningNames):
         """Evaluates a model on the validation set.
 
         Args:
-            model: The LightningModule.
-            datamodule: Gives the validation set.
+            model: The LightningModule; by default that of the last call, as its best checkpoint has it.
+            datamodule: Gives the validation set; by default that of the last call.
             ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to evaluate, a checkpoint or a saved state_dict.
             verbose: Whether to print the results.
@@ -321,7 +321,7 @@ class FederatedTrainer(LightningNames):
 
     def test(
         self,
-        model: LightningModule,
+        model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
         weights: str | None = None,
@@ -330,8 +330,8 @@ class FederatedTrainer(LightningNames):
         """Evaluates a model on the test sets.
 
         Args:
-            model: The LightningModule.
-            datamodule: Gives the test sets.
+            model: The LightningModule; by default that of the last call, as its best checkpoint has it.
+            datamodule: Gives the test sets; by default those of the last call.
             ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to evaluate, a checkpoint or a saved state_dict.
             verbose: Whether to print the results.
@@ -343,7 +343,7 @@ class FederatedTrainer(LightningNames):
 
     def predict(
         self,
-        model: LightningModule,
+        model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
         weights: str | None = None,
@@ -352,8 +352,8 @@ class FederatedTrainer(LightningNames):
         """Runs ``predict_step`` over the prediction set.
 
         Args:
-            model: The LightningModule.
-            datamodule: Gives the prediction set.
+            model: The LightningModule; by default that of the last call, as its best checkpoint has it.
+            datamodule: Gives the prediction set; by default that of the last call.
             ckpt_path: Checkpoint to use: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to use, a checkpoint or a saved state_dict.
             output: File to save the predictions in, read with ``torch.load``.
@@ -361,7 +361,6 @@ class FederatedTrainer(LightningNames):
         Returns:
             What ``predict_step`` returned for each batch; a list of such lists for several prediction sets.
         """
-        expect_module(model, "predict_step")
         if output is not None and not Path(output).absolute().parent.is_dir():
             raise FederatedError(f"Expected `--output` to lie in a folder that exists, got {output}.")
         with self._evaluating("predict", model, datamodule, ckpt_path, weights) as loaders:
@@ -374,11 +373,10 @@ class FederatedTrainer(LightningNames):
         return predictions
 
     def _evaluate(
-        self, model: LightningModule, datamodule: LightningDataModule | None, stage: RunningStage,
+        self, model: LightningModule | None, datamodule: LightningDataModule | None, stage: RunningStage,
         ckpt_path: str | None, weights: str | None, verbose: bool,
     ) -> list[dict[str, float]]:  # fmt: skip
         name = "test" if stage == RunningStage.TESTING else "validate"
-        expect_module(model, "test_step" if name == "test" else "validation_step")
         with self._evaluating(name, model, datamodule, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
             limit = self.options.limit_test_batches if name == "test" else self.options.limit_val_batches
@@ -389,10 +387,15 @@ class FederatedTrainer(LightningNames):
 
     @contextmanager
     def _evaluating(
-        self, name: str, model: LightningModule, datamodule: Any, ckpt_path: str | None, weights: str | None
+        self, name: str, model: LightningModule | None, datamodule: Any, ckpt_path: str | None, weights: str | None
     ) -> Iterator[dict[str, Any]]:
         """Sets up for a call that trains nothing; the block gets its data sets by name."""
         self.books.interrupted, self.books.stop_message = None, ""
+        if model is None and self.lightning_module is not None:
+            model, datamodule = self.lightning_module, self.datamodule if datamodule is None else datamodule
+            if weights is None:
+                ckpt_path = self.books.own_checkpoint(ckpt_path)
+        expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
         with attached(self, model, expect_datamodule(datamodule), TrainerFn(name)):
             weights, option = self.books.find_weights(self, ckpt_path, weights)
             yield set_up_evaluation(self, name, weights, option)

@@ -41,7 +41,7 @@ class LocalOptimizer:
         except ValueError as error:  # what torch says of a bad option, such as a negative learning rate
             raise FederatedError(
                 f"Expected `{type(module).__name__}.configure_optimizers` to build an optimizer, but it refuses: "
-                f"{error}; change `--model.optimizer` or `--model.lr_scheduler`."
+                f"{error}; change `--optimizer`, `--lr_scheduler` or those of `--model`."
             ) from error
         self.optimizer, self.schedulers = parse_configured(module, configured)
         self.step_schedulers = [c for c in self.schedulers if c.interval == "step"]
