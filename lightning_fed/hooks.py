@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fed.core.client_states import ClientStates
-from lightning_fed.core.overrides import overrides
+from lightning_fed.core.overrides import lightning_class, overrides
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradient, StartGradients, Update
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
@@ -209,7 +209,8 @@ class HookCaller:
 
     def methods(self, hook: str) -> list[Callable[..., Any]]:
         """Returns a hook of all callbacks that override it, as they have it."""
-        empty = (None, getattr(Callback, hook, None), getattr(FederatedCallback, hook, None))
+        bases = {FederatedCallback, *(lightning_class(type(callback), "Callback") for callback in self.callbacks)}
+        empty = (None, *(getattr(base, hook, None) for base in bases))
         return [
             getattr(callback, hook)
             for callback in self.callbacks

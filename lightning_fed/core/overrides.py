@@ -1,4 +1,4 @@
-"""Moves a batch to the device through the hooks that the user overrides, and nothing else."""
+"""What the user's code overrides of Lightning's, and the transfer of a batch through the hooks among it."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -7,17 +7,34 @@ from typing import Any
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import Precision
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-__all__ = ["accepts", "batch_transfer", "overrides", "requires"]
+__all__ = ["accepts", "batch_transfer", "lightning_class", "overrides", "requires"]
 
+# The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
+_PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-def overrides(module: LightningModule, hook: str) -> bool:
-    """Says whether the user's module overrides a hook of LightningModule."""
-    return bool(is_overridden(hook, module))
+def lightning_class(kind: Any, name: str) -> Any:
+    """Returns the class of Lightning's own, of whichever package, that a class derives from.
+
+    Args:
+        kind: A class.
+        name: Lightning's class, such as ``LightningModule``.
+
+    Returns:
+        That class; None if ``kind`` is no such thing.
+    """
+    found = (base for base in kind.__mro__ if base.__name__ == name and base.__module__.startswith(_PACKAGES))
+    return next(found, None)
+
+
+def overrides(part: Any, hook: str) -> bool:
+    """Says whether the user's LightningModule or LightningDataModule overrides a hook."""
+    kind = type(part)
+    parent = lightning_class(kind, "LightningModule") or lightning_class(kind, "LightningDataModule")
+    return bool(is_overridden(hook, part, parent))
 
 
 def accepts(function: Callable[..., Any], name: str, at_least: int) -> bool:
@@ -51,9 +68,9 @@ def batch_transfer(
     stages = []
     for hook in _HOOKS:
         owner: Any = None
-        if datamodule is not None and is_overridden(hook, datamodule, parent=DataHooks):
+        if datamodule is not None and overrides(datamodule, hook):
             owner = datamodule
-        elif is_overridden(hook, module, parent=DataHooks):
+        elif overrides(module, hook):
             owner = module
         if owner is not None:
             stages.append(_bind(getattr(owner, hook), fabric, hook))

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fed.core.logged_values import LoggedValue, LogOptions, scalar
+from lightning_fed.core.overrides import lightning_class
 from lightning_fed.errors import FederatedError
 
-__all__ = ["LoggedMetrics", "MetricRecorder", "metric_states", "recording"]
+__all__ = ["LoggedMetrics", "MetricRecorder", "metric_states", "outside_graphs", "recording"]
 
 
 @dataclass
@@ -240,14 +241,16 @@ def _sort(options: dict[str, LogOptions], floats: dict[str, float]) -> LoggedMet
 @contextmanager
 def recording(module: LightningModule, recorder: MetricRecorder) -> Iterator[MetricRecorder]:
     """Sends ``self.log`` of a module, and of the LightningModules inside it, to a recorder within the block."""
-    owners = [m for m in module.modules() if isinstance(m, LightningModule)]
-    plain = [owner for owner in owners if type(owner).log is LightningModule.log]
+    parts: list[Any] = list(module.modules())
+    bases = {part: base for part in parts if (base := lightning_class(type(part), "LightningModule")) is not None}
+    plain = [part for part, base in bases.items() if type(part).log is base.log]
     before = [owner.__dict__.get("log") for owner in plain]
+    log = recorder.log if module._compiler_ctx is None else outside_graphs(recorder.log)
     for owner in plain:
-        owner.__dict__["log"] = recorder.log
+        owner.__dict__["log"] = log
     try:
         # A module's own `log` runs as it is; its `super().log` is what goes to the recorder.
-        with _base_log(recorder) if len(plain) < len(owners) else nullcontext():
+        with _base_log(set(bases.values()), recorder) if len(plain) < len(bases) else nullcontext():
             yield recorder
     finally:
         for owner, former in zip(plain, before, strict=True):
@@ -258,13 +261,29 @@ def recording(module: LightningModule, recorder: MetricRecorder) -> Iterator[Met
 
 
 @contextmanager
-def _base_log(recorder: MetricRecorder) -> Iterator[None]:
+def _base_log(bases: set[Any], recorder: MetricRecorder) -> Iterator[None]:
     def log(self: LightningModule, *args: Any, **kwargs: Any) -> None:
         recorder.log(*args, **kwargs)
 
-    former = LightningModule.log
-    LightningModule.log = log  # type: ignore[method-assign]  # what `super().log` reaches
+    former = {base: base.log for base in bases}
+    for base in bases:
+        base.log = log  # what `super().log` reaches
     try:
         yield
     finally:
-        LightningModule.log = former  # type: ignore[method-assign]  # put back
+        for base, own in former.items():
+            base.log = own
+
+
+def outside_graphs(log: Callable[..., None]) -> Callable[..., None]:
+    """Keeps ``MetricRecorder.log``, which counts, out of the graphs of ``torch.compile``.
+
+    It gets copies: a replayed CUDA graph writes its next results where the last ones are.
+    """
+
+    def log_copy(name: str, value: Any, *args: Any, **options: Any) -> None:
+        log(name, value.clone() if isinstance(value, Tensor) else value, *args, **options)
+
+    disable: Any = torch.compiler.disable  # torch leaves it untyped
+    outside: Callable[..., None] = disable(log_copy)
+    return outside

@@ -92,6 +92,8 @@ class FullGradient:
                 batch = self.transfer(batch, 0)
             with self.state.fabric.autocast():
                 output = self.module.training_step(*((batch, index) if self.takes_batch_idx else (batch,)))
+            if output is None:  # training skips it too
+                continue
             loss = loss_of(output, self.module) * (share / client.num_samples)
             self.module.backward(loss)
             total += loss.detach()

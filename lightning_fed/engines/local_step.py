@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import Precision
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import LBFGS
 
 from lightning_fed.core.overrides import accepts, overrides
+from lightning_fed.core.recorder import outside_graphs
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
@@ -29,6 +31,7 @@ class LocalStep:
 
     Attributes:
         last_gradient: If set to a (d,) vector, receives each step's raw gradient, before terms are added and clipping.
+        taken: Whether the last ``step`` moved the weights: it does not if ``training_step`` skipped the whole window.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
@@ -44,8 +47,7 @@ class LocalStep:
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
         self.training_step: Callable[..., Any] = module.training_step
         if options.compile_mode:
-            disable: Any = torch.compiler.disable  # torch leaves it untyped
-            recorder.log = disable(_copying(recorder.log))  # type: ignore[method-assign]  # it counts, graphs do not
+            recorder.log = outside_graphs(recorder.log)  # type: ignore[method-assign]  # shared by all clients
             self.training_step = torch.compile(module.training_step, mode=options.compile_mode)
         self.untrained = self.vector.gradients_except(state.optimizer.parameters)
         self.accumulate = options.accumulate_grad_batches
@@ -64,6 +66,7 @@ class LocalStep:
         self.before_backward = hooks.bound("on_before_backward", module=True)
         self.after_backward = hooks.bound("on_after_backward", module=True)
         self.before_step = hooks.bound("on_before_optimizer_step", module=True)
+        self.taken = self._warned = False
         self.last_gradient: Tensor | None = None
         self.undisplaced: Tensor | None = None
         self.with_closure = state.optimizer.needs_closure or "optimizer_step" in self.own
@@ -73,24 +76,29 @@ class LocalStep:
         return self._forward_backward(batch, batch_idx, first)[0]
 
     def step(self, batch: Any, batch_idx: int, first: bool) -> Any:
-        """Runs the batch that closes an accumulation window and steps the optimizer.
+        """Runs the batch that closes an accumulation window and steps the optimizer, if the window has a gradient.
 
         Returns:
             What ``training_step`` returned.
         """
         if not self.with_closure:
             output, _ = self._forward_backward(batch, batch_idx, first)
-            self._before_step()
-            self.local.step()
+            if self.taken:
+                self._before_step()
+                self.local.step()
             return output
         outputs: list[Any] = []
 
         @torch.enable_grad()
-        def closure() -> Tensor:
+        def closure() -> Tensor | None:
             output, loss = self._forward_backward(batch, batch_idx, first)
             outputs[:] = [output]
-            self._before_step()
-            return loss.detach()
+            if self.taken:
+                self._before_step()
+            else:
+                self._expect_no_search()
+                self.vector.hide_missing_gradients()
+            return None if loss is None else loss.detach()
 
         if "optimizer_step" in self.own:
             self.own["optimizer_step"](self.state.round, batch_idx, self.optimizer, closure)
@@ -113,12 +121,29 @@ class LocalStep:
         if own is not None:
             own(self.state.round, batch_idx, self.optimizer)
 
-    def _forward_backward(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor]:
+    def _expect_no_search(self) -> None:
+        """Refuses to skip a batch where the optimizer needs a loss to step."""
+        if isinstance(self.optimizer, LBFGS):
+            raise FederatedError(
+                f"Expected `{type(self.module).__name__}.training_step` to return a loss for LBFGS, which searches by "
+                "it, got None: choose another optimizer in `configure_optimizers`."
+            )
+
+    def outputs(self, output: Any) -> dict[str, Any]:
+        """Makes of what ``training_step`` returned that which Lightning gives to ``on_train_batch_end``."""
+        if output is None:
+            return {}
+        extra = output if isinstance(output, dict) else {}
+        return {**extra, "loss": loss_of(output, self.module).detach() / self.accumulate}
+
+    def _forward_backward(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor | None]:
         """Takes the gradient at the live weights, or at those less the client's displacement.
 
         Returns:
-            What ``training_step`` returned, and the loss as it went into the backward pass.
+            What ``training_step`` returned, and the loss as it went into the backward pass, if there is one.
         """
+        if first:
+            self.taken = False
         displacement, weights = self.state.displacement, self.vector.data
         if displacement is None:
             return self._gradient(batch, batch_idx, first)
@@ -130,15 +155,19 @@ class LocalStep:
         weights.copy_(self.undisplaced)  # by copying: adding it back would leave rounding errors, and they vote
         return result
 
-    def _gradient(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor]:
+    def _gradient(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor | None]:
         args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
         if self.plain_forward:
             output = self.training_step(*args)
         else:
             with self.precision.forward_context():
                 output = self.training_step(*args)
+        if output is None:
+            self._skip(batch_idx, first)
+            return None, None
         loss = loss_of(output, self.module)
         self.recorder.log_default("train/loss", loss)
+        self.taken = True
         if self.accumulate > 1:
             loss = loss / self.accumulate
         # After the forward pass, as in Lightning: gradients of a backward pass within `training_step` do not count.
@@ -155,6 +184,14 @@ class LocalStep:
         for hook in self.after_backward:
             hook()
         return output, loss
+
+    def _skip(self, batch_idx: int, first: bool) -> None:
+        """Leaves out a batch without a loss, as Lightning does: it adds no gradient."""
+        if not self._warned:
+            self._warned = True
+            rank_zero_warn("`training_step` returned None: such batches are skipped, and make no local step.")
+        if first:
+            self._zero_grad(batch_idx)
 
     def _before_step(self) -> None:
         """Lets callbacks add to the gradient, then clips: the order is add, clip, step."""
@@ -177,15 +214,6 @@ class LocalStep:
             torch.nn.utils.clip_grad_value_(parameters, clip_val)
         else:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
-
-
-def _copying(log: Callable[..., None]) -> Callable[..., None]:
-    """Lets a recorder keep copies: a replayed CUDA graph writes its next results where the last ones are."""
-
-    def log_copy(name: str, value: Any, *args: Any, **options: Any) -> None:
-        log(name, value.clone() if isinstance(value, Tensor) else value, *args, **options)
-
-    return log_copy
 
 
 def loss_of(output: Any, module: LightningModule) -> Tensor:

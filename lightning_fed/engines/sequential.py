@@ -107,11 +107,15 @@ class SequentialEngine(Engine):
                 output = self.step.accumulate_only(batch, batch_idx, first=filled == 1)
             else:
                 output = self.step.step(batch, batch_idx, first=filled == 1)
-                steps, filled = steps + 1, 0
-                self.optimizer.after_step(steps)
-                self.state.local_step = steps
-            for hook in self.batch_end_hooks:
-                hook(output, batch, batch_idx)
+                filled = 0
+                if self.step.taken:
+                    steps += 1
+                    self.optimizer.after_step(steps)
+                    self.state.local_step = steps
+            if self.batch_end_hooks:
+                outputs = self.step.outputs(output)
+                for hook in self.batch_end_hooks:
+                    hook(outputs, batch, batch_idx)
             if steps == most:
                 break
         return steps

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LambdaCallback, ModelSummary, RichModelSummary, Timer
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelSummary, RichModelSummary, Timer
 
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.overrides import lightning_class
 from lightning_fed.errors import FederatedError
 
 __all__ = ["add_module_callbacks", "order_callbacks"]
@@ -111,7 +112,7 @@ def _flatten(callbacks: Any) -> Iterable[Callback]:
     if isinstance(callbacks, (list, tuple)):
         for item in callbacks:
             yield from _flatten(item)
-    elif isinstance(callbacks, Callback):
+    elif lightning_class(type(callbacks), "Callback") is not None:
         yield callbacks
     else:
         raise FederatedError(
@@ -125,8 +126,10 @@ def _expect_supported(callback: Callback) -> None:
         return
     for kind in type(callback).__mro__:
         stock = kind.__module__.startswith(("lightning.pytorch.callbacks", "pytorch_lightning.callbacks"))
-        if stock and kind not in (Callback, Checkpoint):
+        if stock and kind.__name__ not in ("Callback", "Checkpoint"):
             hint = _INSTEAD.get(kind.__name__, f"these of Lightning's do: {', '.join(c.__name__ for c in _WORKING)}")
+            if kind.__module__.startswith("pytorch_lightning.") and kind.__name__ in {c.__name__ for c in _WORKING}:
+                hint = f"use {kind.__name__} of lightning.pytorch"
             raise FederatedError(
                 f"Expected callbacks that work in a federated run, got {type(callback).__name__}, which needs "
                 f"Lightning's own training loop: remove it from `--trainer.callbacks`; {hint}."

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 
+from lightning_fed.core.overrides import lightning_class
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError
 
@@ -90,8 +90,8 @@ def set_determinism(deterministic: Any, benchmark: bool | None = None) -> None:
 def announce_device(fabric: Fabric, module: LightningModule) -> None:
     """Lets ``self.device`` name the device in ``setup`` already, before the module is moved, as Lightning does."""
     for part in module.modules():
-        if isinstance(part, _DeviceDtypeModuleMixin):
-            part._device = fabric.device
+        if lightning_class(type(part), "_DeviceDtypeModuleMixin") is not None:
+            vars(part)["_device"] = fabric.device
 
 
 def move_to_device(fabric: Fabric, module: LightningModule) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from importlib import import_module
 from pathlib import PurePosixPath
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch._dynamo import OptimizedModule
 
 from lightning_fed.core.describe import describe
+from lightning_fed.core.overrides import lightning_class, overrides
 from lightning_fed.core.train_state import CompileMode, LocalOptions
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count, is_number
 from lightning_fed.sampling import ClientSampler
@@ -209,24 +211,35 @@ def _expect_duration(duration: Any) -> None:
         raise _error("max_time", wanted, duration)
 
 
-def expect_module(module: Any, step: str) -> None:
-    """Refuses what the user gave as the model if it is no LightningModule, lacks ``step``, or optimizes by itself."""
-    name = type(module).__name__
-    if not isinstance(module, LightningModule):
-        foreign = any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__)
-        hint = ": derive it from lightning.pytorch's, not from the package pytorch_lightning's" if foreign else ""
-        raise FederatedError(f"Expected `--model` to be a LightningModule, got {name}{hint}.")
+def expect_module(module: Any, step: str) -> LightningModule:
+    """Refuses what the user gave as the model if it is no LightningModule, lacks ``step``, or optimizes by itself.
+
+    Returns:
+        The module; of what ``torch.compile`` made of one, the module itself with its steps compiled, as in Lightning.
+    """
+    inner: Any = module._orig_mod if isinstance(module, OptimizedModule) else module
+    name = type(inner).__name__
+    base = lightning_class(type(inner), "LightningModule")
+    if base is None:
+        raise FederatedError(f"Expected `--model` to be a LightningModule, got {name}.")
     # Lightning's own `predict_step` calls `forward`.
-    if not is_overridden(step, module) and not (step == "predict_step" and is_overridden("forward", module)):
+    if not overrides(inner, step) and not (step == "predict_step" and overrides(inner, "forward")):
         raise FederatedError(f"Expected {name} to define `{step}`: add it, or choose another `--model`.")
-    if step != "training_step":
-        return
+    if step == "training_step":
+        _expect_automatic(inner)
+    if inner is not module and inner._compiler_ctx is None:
+        import_module(f"{base.__module__.partition('.core.')[0]}.utilities.compile").from_compiled(module)
+    return cast(LightningModule, inner)
+
+
+def _expect_automatic(module: LightningModule) -> None:
+    name = type(module).__name__
     if not module.automatic_optimization:
         raise FederatedError(
             f"Expected {name} to use automatic optimization, but it sets `automatic_optimization = False`: the local "
             "loop steps the optimizer, so return the loss from `training_step`."
         )
-    if not is_overridden("configure_optimizers", module):
+    if not overrides(module, "configure_optimizers"):
         raise FederatedError(f"Expected {name} to define `configure_optimizers`, which clients train with.")
 
 

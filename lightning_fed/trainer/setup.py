@@ -8,13 +8,12 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.optimizer.local import LocalOptimizer
-from lightning_fed.core.overrides import batch_transfer
+from lightning_fed.core.overrides import batch_transfer, overrides
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.core.train_state import NoState, TrainState
@@ -150,7 +149,7 @@ def set_up_training(
         model.to(memory_format=torch.channels_last)
     trainer.train_state = _make_state(trainer, run)
     show_optimizers(trainer.fabric, trainer.optimizers)
-    has_validation = is_overridden("validation_step", model)
+    has_validation = overrides(model, "validation_step")
     trainer.val_loaders = named_loaders(data.val_dataloader()) if has_validation else {}
     in_between = options.check_test_every_n_rounds is not None
     trainer.test_loaders = named_loaders(data.test_dataloader()) if in_between else {}

@@ -248,7 +248,7 @@ class FederatedTrainer(LightningNames):
         Raises:
             FederatedError: If the model, the data, the checkpoint or a client's training is not as it must be.
         """
-        expect_module(model, "training_step")
+        model = expect_module(model, "training_step")
         data = expect_datamodule(datamodule, federated=True)
         books = self.books
         books.initial_weights, books.interrupted, books.stop_message = weights, None, ""
@@ -395,7 +395,7 @@ class FederatedTrainer(LightningNames):
             model, datamodule = self.lightning_module, self.datamodule if datamodule is None else datamodule
             if weights is None:
                 ckpt_path = self.books.own_checkpoint(ckpt_path)
-        expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
+        model = expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
         with attached(self, model, expect_datamodule(datamodule), TrainerFn(name)):
             weights, option = self.books.find_weights(self, ckpt_path, weights)
             yield set_up_evaluation(self, name, weights, option)

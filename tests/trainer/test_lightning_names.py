@@ -67,7 +67,7 @@ def test_optimizers_schedulers_print_and_logger(tmp_path, capsys):
             assert self.optimizers() is self.made
             assert self.optimizers(use_pl_optimizer=False) is self.made
             assert self.lr_schedulers() == [self.rounds, self.steps]
-            assert outputs.ndim == 0
+            assert outputs["loss"].ndim == 0
             self.print("printed", batch_idx)
             self.trainer.print("by the trainer")
 

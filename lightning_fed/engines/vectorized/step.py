@@ -141,6 +141,8 @@ class StackedStep:
             for owner, key in (self.buffer_places[name], *self.further_places.get(name, ())):
                 owner._buffers[key] = value
         output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
+        if output is None:
+            raise CannotStack("its `training_step` returns None for a batch, which many clients at once cannot skip")
         loss = loss_of(output, self.module)
         self.recorder.log_default("train/loss", loss)
         if self.recorder.metrics:
