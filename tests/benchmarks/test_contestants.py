@@ -149,14 +149,14 @@ def test_the_fast_loop_differs_in_layout_and_kernel_only(key: str) -> None:
 def test_the_exchange_of_gradients_is_excluded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_fed.engines.start_gradients import ComputedStartGradients
 
-    work, clock, opened = SMALL["B"], SimpleNamespace(now=1.0), ComputedStartGradients.open
+    work, clock, begin = SMALL["B"], SimpleNamespace(now=1.0), ComputedStartGradients.begin_round
 
-    def open_slowly(self: ComputedStartGradients, *args: Any) -> Any:
+    def begin_slowly(self: ComputedStartGradients, *args: Any) -> Any:
         clock.now += 0.3
-        return opened(self, *args)
+        return begin(self, *args)
 
     clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(ComputedStartGradients, "open", open_slowly)
+    monkeypatch.setattr(ComputedStartGradients, "begin_round", begin_slowly)
     monkeypatch.setattr(framework, "time", clock)
     monkeypatch.setitem(globals(), "time", clock)
     for method, kept in (("fedga", 0.0), ("fedavg", 0.3)):
