@@ -76,7 +76,7 @@ def holds_stacked_tensors(module: nn.Module) -> str | None:
 def random_states() -> tuple[bytes, bytes, bytes, bytes]:
     """Returns the state of the global random streams: torch's, NumPy's, Python's, those of GPUs."""
     numpy_state: Any = np.random.get_state()  # noqa: NPY002  # the global stream is what is asked for
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch
     return (
         torch.default_generator.get_state().numpy().tobytes(),
         numpy_state[1].tobytes() + bytes(str(numpy_state[2:]), "ascii"),

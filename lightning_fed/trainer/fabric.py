@@ -102,4 +102,4 @@ def move_to_device(fabric: Fabric, module: LightningModule) -> None:
 
 def show_optimizers(fabric: Fabric, optimizers: list[Optimizer]) -> None:
     """Lets ``LightningModule.optimizers`` find them where it looks."""
-    fabric.strategy._lightning_optimizers = optimizers  # type: ignore[attr-defined]
+    fabric.strategy._lightning_optimizers = optimizers  # type: ignore[attr-defined]  # not declared

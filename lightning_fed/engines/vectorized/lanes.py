@@ -167,7 +167,7 @@ class Lanes:
         state, count = self.state, self.active
         vector = state.vector
         origin = self._origin if self._origin is self._start else self._origin[:count]
-        state.vector = StackedVector(self.weights[:count], self.gradients[:count])  # type: ignore[assignment]
+        state.vector = StackedVector(self.weights[:count], self.gradients[:count])  # type: ignore[assignment]  # stands in
         state.origin = origin
         try:
             with _rows(algorithms, self.capacity, slice(0, count)):
