@@ -73,7 +73,7 @@ test-all: $(INSTALLED_DEV) ## run all tests
 test-lowest: ## run the tests with the lowest torch, Lightning, jsonargparse and wandb allowed (needs Python 3.10)
 	$(PYTHON_LOWEST) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install -c tests/lowest.txt -e ".[dev]"
-	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs
+	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs $(PARALLEL)
 
 lint: $(INSTALLED_DEV) ## check style, format, types, the layers of imports and the size of the rooms
 	$(BIN)/ruff check .

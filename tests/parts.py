@@ -45,11 +45,24 @@ def cover(cases: Iterable[tuple[Any, ...]], strength: int = 2) -> list[tuple[Any
     return chosen
 
 
-def graded(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Parameters of a test: cases in which each value occurs, and as slow ones those in which each pair does."""
+def quick_first(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: the first so many, and as slow ones the rest."""
+    given = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=pytest.mark.slow if at >= count else ()) for at, case in enumerate(given)]
+
+
+def graded(cases: Iterable[tuple[Any, ...]], quick: int | None = None) -> list[Any]:
+    """Parameters of a test: cases in which each value occurs, and as slow ones those in which each pair does.
+
+    Args:
+        cases: All that make sense.
+        quick: How many are not slow; by default those in which each value occurs.
+    """
     cases = list(cases)
     few = cover(cases, 1)
-    return [*few, *(pytest.param(*case, marks=pytest.mark.slow) for case in cover(cases) if case not in few)]
+    return quick_first(
+        len(few) if quick is None else quick, [*few, *(case for case in cover(cases) if case not in few)]
+    )
 
 
 def points(count: int = 20, seed: int = 0) -> TensorDataset:

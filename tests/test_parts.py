@@ -31,5 +31,8 @@ def test_few_cases_are_chosen() -> None:
 
 def test_what_is_not_slow_has_every_value_once() -> None:
     given = graded(product("abcd", "abc"))
-    assert given[:4] == [("a", "a"), ("b", "b"), ("c", "c"), ("d", "a")]
-    assert [each.marks[0].name for each in given[4:]] == ["slow"] * 8
+    assert [each.values for each in given[:4]] == [("a", "a"), ("b", "b"), ("c", "c"), ("d", "a")]
+    assert [[mark.name for mark in each.marks] for each in given] == [[]] * 4 + [["slow"]] * 8
+    fewer = graded(product("abcd", "abc"), quick=2)
+    assert [each.values for each in fewer] == [each.values for each in given]
+    assert [len(each.marks) for each in fewer] == [0] * 2 + [1] * 10

@@ -17,6 +17,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_run_saves_a_config_that_does_it_again(tmp_path):
     small = ["--data.num_clients", "4", "--trainer.max_rounds", "1", "--trainer.logger", "false"]
     model = ["--model=ImageClassifier", "--model.backbone=LogisticRegression", "--model.backbone.in_features=64"]

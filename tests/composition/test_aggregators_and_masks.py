@@ -24,7 +24,7 @@ from tests.composition.composition_parts import (
     same,
     start,
 )
-from tests.parts import graded, leaves
+from tests.parts import graded, leaves, quick_first
 
 # What the order of sums may do to float32 in three rounds, and what a part does at least.
 ROUNDING, CLEAR = 5e-5, 5e-4
@@ -60,7 +60,7 @@ def test_every_aggregator_and_mask_of_the_package_is_in_the_suite() -> None:
     assert all(kind.__name__ in aggregators.__all__ for kind in leaves(Aggregator))
 
 
-@pytest.mark.parametrize(("rule", "mask", "weighting", "buffers"), graded(COMBINATIONS))
+@pytest.mark.parametrize(("rule", "mask", "weighting", "buffers"), graded(COMBINATIONS, quick=8))
 def test_each_part_changes_the_model(rule: str, mask: str, weighting: str, buffers: str) -> None:
     here = run(rule, mask, weighting=weighting, buffers=buffers)
     expect_sound(here, buffers)
@@ -80,7 +80,7 @@ def test_each_part_changes_the_model(rule: str, mask: str, weighting: str, buffe
         assert distance(here, run("FedAvg", mask, weighting=weighting, buffers=buffers)) > CLEAR, "FedAvg instead"
 
 
-@pytest.mark.parametrize("rule", MASKED)
+@pytest.mark.parametrize("rule", quick_first(3, MASKED))
 def test_no_two_masks_are_the_same(rule: str) -> None:
     outcomes = {mask: run(rule, mask) for mask in MASKS}
     for one, other in combinations(outcomes, 2):
@@ -88,19 +88,19 @@ def test_no_two_masks_are_the_same(rule: str) -> None:
     assert distance(outcomes["above"], run(rule, "soft at 0.2")) > CLEAR
 
 
-@pytest.mark.parametrize(("rule", "mask", "sizes"), graded(product(MASKED, AT_ZERO, ["unequal", "equal"])))
+@pytest.mark.parametrize(("rule", "mask", "sizes"), graded(product(MASKED, AT_ZERO, ["unequal", "equal"]), quick=4))
 def test_threshold_zero_is_the_rule_without_a_mask(rule: str, mask: str, sizes: str) -> None:
     there, without = run(rule, mask, sizes), run(rule, "none", sizes)
     assert distance(there, without) > CLEAR if mask == "sand at 0" else same(there, without)
 
 
-@pytest.mark.parametrize("rule", MASKED)
+@pytest.mark.parametrize("rule", quick_first(3, MASKED))
 def test_above_zero_is_not_the_rule_without_a_mask(rule: str) -> None:
     """Three against three is a share of 0; the five unequal clients cannot cancel."""
     assert distance(run(rule, "above at 0", "equal"), run(rule, "none", "equal")) > CLEAR
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", quick_first(3, MASKS))
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_rules_at_their_limit_are_federated_averaging(mask: str, weighting: str) -> None:
     fedavg = run("FedAvg", mask, weighting=weighting)
@@ -109,23 +109,23 @@ def test_rules_at_their_limit_are_federated_averaging(mask: str, weighting: str)
     assert distance(run("ServerOptimizer as FedAvg", mask, weighting=weighting), fedavg) < ROUNDING
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS))
+@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
 def test_clients_of_one_size_weigh_alike(rule: str, mask: str) -> None:
     outcomes = [run(rule, mask, "equal", weighting=weighting) for weighting in RULES[rule].weightings]
     assert same(outcomes[0], outcomes[-1])
 
 
-@pytest.mark.parametrize("rule", MASKED)
+@pytest.mark.parametrize("rule", quick_first(3, MASKED))
 def test_votes_of_clients_of_one_size_are_equal(rule: str) -> None:
     assert same(run(rule, "samples", "equal"), run(rule, "soft", "equal"))
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", quick_first(3, MASKS))
 def test_fednova_of_clients_of_one_size_is_federated_averaging(mask: str) -> None:
     assert distance(run("FedNova", mask, "equal"), run("FedAvg", mask, "equal")) < ROUNDING
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(product(MASKED, ["soft", "binary", "magnitude", "sand"])))
+@pytest.mark.parametrize(("rule", "mask"), graded(product(MASKED, ["soft", "binary", "magnitude", "sand"]), quick=4))
 def test_a_mask_before_the_rule(rule: str, mask: str) -> None:
     before, after, without = run(rule, mask, apply="before"), run(rule, mask), run(rule)
     expect_sound(before, "average")
@@ -136,7 +136,7 @@ def test_a_mask_before_the_rule(rule: str, mask: str) -> None:
         assert distance(before, after) > CLEAR
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS))
+@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
 def test_clients_without_samples_and_their_order_change_nothing(rule: str, mask: str) -> None:
     filled = run(rule, mask, draws="filled")
     assert same(filled, run(rule, mask))
@@ -144,7 +144,7 @@ def test_clients_without_samples_and_their_order_change_nothing(rule: str, mask:
     assert run(rule, mask).logged["clients/skipped"] == 1
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS))
+@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
 def test_one_client_in_a_round(rule: str, mask: str) -> None:
     if getattr(aggregators, rule) in (aggregators.TrimmedMean, aggregators.Krum, aggregators.MultiKrum):
         with pytest.raises(FederatedError, match="got 1"):
@@ -160,7 +160,7 @@ def test_one_client_in_a_round(rule: str, mask: str) -> None:
         assert distance(alone, run("FedAvg", draws="one")) < ROUNDING
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS))
+@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
 def test_clients_that_train_in_bfloat16(rule: str, mask: str) -> None:
     narrow = run(rule, mask, precision="bf16-true")
     expect_sound(narrow, "average")

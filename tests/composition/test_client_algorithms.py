@@ -30,7 +30,7 @@ from tests.composition.composition_parts import (
     same,
     start,
 )
-from tests.parts import graded, leaves
+from tests.parts import graded, leaves, quick_first
 
 pytestmark = pytest.mark.filterwarnings("ignore:FedDynServer without the clients' half")
 
@@ -101,7 +101,7 @@ def test_every_client_algorithm_of_the_package_is_in_the_suite() -> None:
     assert {type(one) for local in TOGETHER.values() for one in local.make()} == kinds - {GradAlign, LinearScaling}
 
 
-@pytest.mark.parametrize(("client", "rule", "mask"), graded(GRID))
+@pytest.mark.parametrize(("client", "rule", "mask"), graded(GRID, quick=8))
 def test_each_part_changes_the_model(client: str, rule: str, mask: str) -> None:
     here, local, weights = trained(rule, mask, client), local_of(client), weighting(client, rule)
     assert here.weights.isfinite().all()
@@ -142,7 +142,7 @@ def test_scaffold_begins_as_plain_training(rule: str) -> None:
     assert same(run(rule, client="FedProx on SCAFFOLD", max_rounds=1), run(rule, client="FedProx", max_rounds=1))
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", quick_first(2, MASKS))
 def test_feddyn_begins_as_fedprox(mask: str) -> None:
     first = [run("FedDynServer", mask, client=name, max_rounds=1) for name in ("FedDyn", "FedProx as FedDyn", "none")]
     assert distance(first[0], first[1]) < ROUNDING
@@ -155,7 +155,7 @@ def test_the_order_of_a_list_changes_no_bit_of_parts_that_commute(rule: str) -> 
     assert same(run(rule, client="FedGA on FedProx"), run(rule, client="FedProx on FedGA"))
 
 
-@pytest.mark.parametrize("rule", ["FedAvg", "FedNova", "CoordinateMedian", "GeometricMedian"])
+@pytest.mark.parametrize("rule", quick_first(2, ["FedAvg", "FedNova", "CoordinateMedian", "GeometricMedian"]))
 @pytest.mark.parametrize("mask", ["none", "soft"])
 def test_forms_of_fedga(rule: str, mask: str) -> None:
     mask = mask if rule in MASKED else "none"
@@ -176,7 +176,7 @@ def test_corrections_of_a_whole_cohort_cancel_in_the_mean_of_single_steps(client
         assert distance(run(rule, client=client), run(rule, client="none on all data")) > CLEAR, rule
 
 
-@pytest.mark.parametrize("other", ["FedProx", "SCAFFOLD", "FedDyn"])
+@pytest.mark.parametrize("other", quick_first(1, ["FedProx", "SCAFFOLD", "FedDyn"]))
 def test_forms_of_fedga_agree_over_terms_that_read_the_iterate(other: str) -> None:
     for rule in ["FedDynServer"] if other == "FedDyn" else ["FedAvg", "FedNova", "CoordinateMedian"]:
         forms = [run(rule, client=f"{form} on {other}", max_rounds=2) for form in ("FedGA", "FedGA step")]

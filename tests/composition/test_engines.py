@@ -48,7 +48,7 @@ METHODS = [(rule, client) for rule, client in product(RULES, EVERY_CLIENT) if go
 
 
 @pytest.mark.parametrize(
-    ("model", "rule", "client"), graded((model, *method) for model in MODELS for method in METHODS)
+    ("model", "rule", "client"), graded(((model, *method) for model in MODELS for method in METHODS), quick=24)
 )
 def test_every_method_trains_every_model_alike(model: str, rule: str, client: str, tmp_path: Path) -> None:
     trained_alike(tmp_path, model, rule, client)
@@ -62,7 +62,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("client", "mask", "chunk_size", "steps"), graded(OPTIONS))
+@pytest.mark.parametrize(("client", "mask", "chunk_size", "steps"), graded(OPTIONS, quick=12))
 def test_masks_chunks_and_steps_are_alike(client: str, mask: str, chunk_size: Any, steps: Any, tmp_path: Path) -> None:
     rule, options = EVERY_CLIENT[client].rule or "FedAvg", dict([steps] if steps else [])
     trained_alike(tmp_path, "Net", rule, client, mask, chunk_size=chunk_size, **options)

@@ -8,6 +8,7 @@ import pytest
 
 from lightning_fed.cli import FederatedCLI, main
 from tests.composition.client_parts import ALONE
+from tests.parts import quick_first
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 ON_ALL_DATA = ("--data.batch_size=1000",)
@@ -38,7 +39,7 @@ def test_every_client_algorithm_has_a_line() -> None:
     assert named == {type(local.make()[0]).__name__ for local in ALONE.values()}
 
 
-@pytest.mark.parametrize(("words", "names", "arguments"), LINES)
+@pytest.mark.parametrize(("words", "names", "arguments"), quick_first(4, LINES))
 def test_trains_a_round(words: tuple[str, ...], names: list[str], arguments: dict[str, Any]) -> None:
     cli = FederatedCLI(["fit", f"--config={QUICKSTART}", *words, *QUIET, "--trainer.enable_checkpointing=false"])
     trainer = cli.trainer

@@ -7,6 +7,7 @@ import pytest
 
 from lightning_fed.cli import FederatedCLI
 from tests.composition.composition_parts import MASKED, RULES, UNMASKED
+from tests.parts import quick_first
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 MASKS = [
@@ -19,7 +20,7 @@ LINES = [*zip(MASKED, cycle(MASKS), cycle(["local", "keep", "average"]), strict=
 LINES += [(rule, (), "local") for rule in UNMASKED]
 
 
-@pytest.mark.parametrize(("rule", "mask", "buffers"), LINES)
+@pytest.mark.parametrize(("rule", "mask", "buffers"), quick_first(4, LINES))
 def test_trains_a_round(
     rule: str, mask: tuple[str, ...], buffers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ def rows(run: Path) -> list[dict[str, float]]:
         ]
 
 
+@pytest.mark.slow
 def test_fit_and_test(tmp_path: Path) -> None:
     """A run of two processes is found by one, as it is the same experiment."""
     for devices in ("1", "2"):
@@ -45,6 +46,7 @@ def test_fit_and_test(tmp_path: Path) -> None:
     assert "test/acc" in told[0]
 
 
+@pytest.mark.slow
 def test_a_mistake_is_said_once(tmp_path: Path) -> None:
     """Found by the processes together, while they train."""
     ended = command(tmp_path, "fit", *OPTIONS, "--trainer.devices=2", "--model.optimizer.lr=1e12")

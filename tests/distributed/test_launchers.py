@@ -55,9 +55,9 @@ def test_two_started_by_others_train_like_one(tmp_path: Path, environment: objec
         settings = {**os.environ, **variables, "WANDB_MODE": "offline"}
         pipe = subprocess.PIPE
         started.append(subprocess.Popen([*FIT, *words], env=settings, cwd=folders[0], stderr=pipe, text=True))
-    said = [process.communicate(timeout=120)[1] for process in started]
+    said = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], said
-    subprocess.run(FIT, cwd=folders[1], check=True, capture_output=True, timeout=120)
+    subprocess.run(FIT, cwd=folders[1], check=True, capture_output=True, timeout=300)
     two, one = (last_row(folder) for folder in folders)
     assert two.keys() == one.keys()
     assert {name: float(v) for name, v in two.items()} == pytest.approx({n: float(v) for n, v in one.items()}, rel=1e-5)

@@ -32,9 +32,10 @@ PAGES = pages()
 
 
 def _is_slow(page: Path) -> bool:
-    """A page that starts processes, and all but three of the algorithms', which are alike."""
-    quick = ("docs/algorithms/fedavg.md", "docs/algorithms/gma.md", "docs/algorithms/scaffold.md")
-    return name(page) == "docs/scaling.md" or (name(page).startswith("docs/algorithms/") and name(page) not in quick)
+    """A page with commands, but for what a newcomer reads first and one of the algorithms' pages."""
+    quick = ("README.md", "docs/algorithms/fedavg.md")
+    shown = any(block.language in ("bash", "python") for block in blocks(page))
+    return shown and name(page) not in quick
 
 
 @pytest.fixture

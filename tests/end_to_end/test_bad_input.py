@@ -10,6 +10,7 @@ import torch
 from lightning_fed.cli import main
 from lightning_fed.models import ImageClassifier
 from tests.end_to_end.command import QUICKSTART, REPOSITORY, fit_words, rows, run_folders
+from tests.parts import quick_first
 
 
 class ReturnsNone(ImageClassifier):
@@ -171,7 +172,7 @@ def _write_checkpoints(folder: Path) -> dict[str, Path]:
         ("list", "list"),
     ],
 )
-@pytest.mark.parametrize("option", ["ckpt_path", "weights"])
+@pytest.mark.parametrize("option", quick_first(1, ["ckpt_path", "weights"]))
 def test_checkpoints_that_cannot_be_used(kind: str, part: str, option: str, tmp_path: Path, mistake: Mistake) -> None:
     path = _write_checkpoints(tmp_path)[kind]
     last = mistake(f"--{option}={path}")

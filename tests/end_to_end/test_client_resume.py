@@ -6,6 +6,7 @@ import pytest
 
 from lightning_fed.cli import main
 from tests.end_to_end.command import assert_same_run, fit_words, rows, run_folders
+from tests.parts import quick_first
 
 LINES = {
     "SCAFFOLD": ("--client=SCAFFOLD",),
@@ -15,7 +16,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", quick_first(1, LINES))
 def test_a_resumed_run_is_that_of_one_start(line: str, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     main(fit_words(whole, 4, *LINES[line]))

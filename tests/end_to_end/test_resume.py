@@ -18,7 +18,7 @@ MASK = ("--aggregator.mask=SignAgreement",)
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("uninterrupted")
     process = start(fit_words(root, ROUNDS, *MASK))
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     (folder,) = run_folders(root)
     assert [int(row["round"]) for row in rows(folder)] == list(range(ROUNDS + 1))
@@ -27,7 +27,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _finish(root: Path) -> str:
     process = start(fit_words(root, ROUNDS, *MASK, "--ckpt_path=last"))
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     return error
 
@@ -42,6 +42,7 @@ def _wait_for_rows(folder_of: Path, count: int, process: "subprocess.Popen[str]"
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(uninterrupted: Path, tmp_path: Path) -> None:
     chance = random.Random(time.time_ns())  # a new moment each time the test runs
     for reached in (chance.randrange(1, 8), chance.randrange(8, 20), chance.randrange(20, 35)):
@@ -56,6 +57,7 @@ def test_killed_at_random_moments(uninterrupted: Path, tmp_path: Path) -> None:
     assert_same_run(uninterrupted, folder)
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint_starts_fresh_and_says_so(uninterrupted: Path, tmp_path: Path) -> None:
     process = start(fit_words(tmp_path, ROUNDS, *MASK, "--ckpt_path=last"))
     while not run_folders(tmp_path) and process.poll() is None:
@@ -70,6 +72,7 @@ def test_killed_before_the_first_checkpoint_starts_fresh_and_says_so(uninterrupt
 
 
 @pytest.mark.parametrize("place", ["half", "before the move"])
+@pytest.mark.slow
 def test_killed_inside_a_save(uninterrupted: Path, tmp_path: Path, place: str) -> None:
     for count in (6, 19):
         died = start_dying(count, place, fit_words(tmp_path, ROUNDS, *MASK, "--ckpt_path=last"))
@@ -79,14 +82,14 @@ def test_killed_inside_a_save(uninterrupted: Path, tmp_path: Path, place: str) -
     assert_same_run(uninterrupted, run_folders(tmp_path)[-1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_finishes_the_round_saves_and_says_how_to_resume(
     uninterrupted: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     process = start(fit_words(tmp_path, ROUNDS, *MASK))
     _wait_for_rows(tmp_path, 3, process)
     process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     (folder,) = run_folders(tmp_path)
     assert process.returncode == 128 + number, error
     reached = len(rows(folder)) - 1
@@ -95,6 +98,6 @@ def test_a_signal_finishes_the_round_saves_and_says_how_to_resume(
     assert f"after round {reached}" in last_line
     command = last_line.split("resume with: lightning-fed ")[1].split()
     resumed = start(command)
-    _, error = resumed.communicate(timeout=120)
+    _, error = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, error
     assert_same_run(uninterrupted, folder)

@@ -38,6 +38,7 @@ def moments(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float64], npt
     return means, np.sqrt(shares @ values**2 - means**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "cls", "train", "test", "first", "tolerance"),
     [

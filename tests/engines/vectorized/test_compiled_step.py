@@ -18,6 +18,7 @@ from lightning_fed.masks import SignAgreement
 from tests.engines.package_models import PACKAGE, images
 from tests.engines.parts import CLASSES, FEATURES, SIZES, Model, agree, both, compiled_agrees, data, train
 from tests.engines.vectorized.test_models import MODELS
+from tests.parts import quick_first
 
 pytest_plugins = ["tests.engines.vectorized.compiled_parts"]
 
@@ -63,7 +64,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", quick_first(3, MADE))
 def test_all_ways_to_train_agree(tmp_path, traced, name):
     plain = both(tmp_path, MADE[name], make_data=lambda: data(sizes=EVEN))
     graphs = train(tmp_path, MADE[name], "vectorized", compile=True, datamodule=data(sizes=EVEN))
@@ -89,7 +90,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", quick_first(3, RUNS))
 def test_every_kind_of_run(tmp_path, traced, name):
     make, callbacks, options = RUNS[name]
     compiled_agrees(tmp_path, make, *callbacks, **{"make_data": lambda: data(sizes=EVEN), **options})
@@ -131,6 +132,7 @@ def drops() -> Model:
     return Model(nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES), nn.Dropout(0.2)))
 
 
+@pytest.mark.slow
 def test_what_is_drawn_differs_between_clients_and_not_between_runs(tmp_path, traced, monkeypatch):
     options = {"compile": True, "chunk_size": 3}
     one, other = (train(tmp_path, drops, "vectorized", datamodule=data(sizes=(8,) * 5), **options) for _ in range(2))
@@ -152,6 +154,7 @@ def test_whole_blocks_draw_what_they_draw_uncompiled(tmp_path, traced):
     compiled_agrees(tmp_path, drops, make_data=lambda: data(sizes=(8,) * 5))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_bit_by_bit(tmp_path, traced):
     kept = {"enable_checkpointing": True, "name": "run", "compile": True, "chunk_size": 3}
     whole = train(tmp_path, drops, "vectorized", SCAFFOLD(), **kept)
@@ -228,7 +231,7 @@ def expect_one_sentence(error: FederatedError) -> None:
     assert "`--trainer.compile false`, or `--trainer.engine sequential`" in str(error)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", quick_first(2, REFUSED))
 def test_a_compiler_that_fails_is_refused_and_auto_falls_back(tmp_path, monkeypatch, name):
     make, compiler, message = REFUSED[name]
     monkeypatch.setattr(torch, "compile", compiler)
@@ -251,6 +254,7 @@ def test_a_step_that_reads_the_number_of_its_batch_is_refused(tmp_path, traced):
     agree(train(tmp_path, Index, "sequential"), fallen, rtol=0)
 
 
+@pytest.mark.slow
 def test_batches_of_ever_other_shapes_are_refused(tmp_path, traced):
     with pytest.raises(FederatedError, match="batches of 8 samples have more than 8 shapes") as caught:
         train(tmp_path, Reshapes, "vectorized", compile=True, datamodule=data(sizes=(8,) * 20))
@@ -271,6 +275,7 @@ class SaysItsSize(Model):
         return loss
 
 
+@pytest.mark.slow
 def test_graphs_of_batches_of_other_sizes_and_one_shape_are_apart(tmp_path, traced):
     agree(train(tmp_path, SaysItsSize, "sequential"), compiled_agrees(tmp_path, SaysItsSize))
 
@@ -283,7 +288,7 @@ def test_auto_tries_the_compiled_step(tmp_path, traced):
     agree(train(tmp_path, Model, "sequential"), run)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("engine", quick_first(1, ["sequential", "vectorized"]))
 @pytest.mark.parametrize(("asked", "tunes"), [(True, False), ("default", False), ("max-autotune", True)])
 def test_the_mode_reaches_torch(tmp_path, monkeypatch, engine, asked, tunes):
     got: list[dict[str, Any]] = []

@@ -21,6 +21,7 @@ from lightning_fed.engines.vectorized.step import CannotTrace
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, compiled_agrees, data, train
+from tests.parts import quick_first
 
 pytest_plugins = ["tests.engines.vectorized.compiled_parts"]
 
@@ -133,7 +134,7 @@ WAYS: dict[str, tuple[Callable[[Tempered], Any], Callable[[Tempered], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", quick_first(4, WAYS))
 def test_what_changes_between_rounds_is_followed(tmp_path, traced, way):
     temperature, change = WAYS[way]
     options = {"make_data": lambda: data(sizes=(8,) * 3)}
@@ -155,12 +156,13 @@ class Anneals(FederatedCallback):
         pl_module.number *= 0.9
 
 
-@pytest.mark.parametrize(("hook", "rounds"), [("on_before_optimizer_step", 1), ("on_client_end", 2)])
+@pytest.mark.parametrize(("hook", "rounds"), quick_first(1, [("on_before_optimizer_step", 1), ("on_client_end", 2)]))
 def test_what_changes_within_a_round_is_followed(tmp_path, traced, hook, rounds):
     options = {"make_data": lambda: data(sizes=(16,) * 4), "chunk_size": 2, "max_rounds": rounds}
     compiled_agrees(tmp_path, lambda: Tempered(lambda m: m.number), lambda: Anneals(hook), **options)
 
 
+@pytest.mark.slow
 def test_what_always_changes_is_refused(tmp_path, traced):
     def make() -> Tempered:
         return Tempered(lambda m: m.number)
@@ -269,7 +271,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", quick_first(3, REFUSED))
 def test_what_a_graph_would_not_repeat_is_refused_and_auto_falls_back(tmp_path, traced, name):
     make, message = REFUSED[name]
     with pytest.raises(FederatedError, match=message) as caught:
