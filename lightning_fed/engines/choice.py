@@ -96,6 +96,8 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
         CannotStack: If the module, a callback or an option asks for it.
     """
     module = state.module
+    if not module.automatic_optimization:
+        raise CannotStack(f"{type(module).__name__} steps its optimizers by itself")
     if module._compiler_ctx is not None:
         raise CannotStack(f"{type(module).__name__} went through `torch.compile` by itself")
     for hook in _MODULE_HOOKS:

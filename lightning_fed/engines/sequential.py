@@ -11,6 +11,7 @@ from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.engines.local_step import LocalStep
+from lightning_fed.engines.manual_step import ManualStep
 from lightning_fed.functional.local import difference
 
 __all__ = ["SequentialEngine"]
@@ -26,7 +27,8 @@ class SequentialEngine(Engine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         module = self.module
-        self.step = LocalStep(self.state, self.options, self.hooks)
+        kind = LocalStep if module.automatic_optimization else ManualStep
+        self.step = kind(self.state, self.options, self.hooks)
         self.delta = torch.empty_like(self.state.weights)
         self.order_stream = torch.Generator()
         self.client_start_hooks = self.hooks.bound("on_client_start")

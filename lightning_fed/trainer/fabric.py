@@ -102,4 +102,5 @@ def move_to_device(fabric: Fabric, module: LightningModule) -> None:
 
 def show_optimizers(fabric: Fabric, optimizers: list[Optimizer]) -> None:
     """Lets ``LightningModule.optimizers`` find them where it looks."""
+    vars(fabric.strategy).pop("backward", None)  # of a former module that optimized by itself
     fabric.strategy._lightning_optimizers = optimizers  # type: ignore[attr-defined]  # not declared

@@ -233,8 +233,8 @@ class LightningNames:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The one local optimizer, in a list; nothing before ``fit``."""
-        return [self.local_optimizer.optimizer] if hasattr(self, "local_optimizer") else []
+        """The clients' optimizer in a list, or optimizers; nothing before ``fit``."""
+        return self.local_optimizer.optimizers if hasattr(self, "local_optimizer") else []
 
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:

@@ -212,7 +212,7 @@ def _expect_duration(duration: Any) -> None:
 
 
 def expect_module(module: Any, step: str) -> LightningModule:
-    """Refuses what the user gave as the model if it is no LightningModule, lacks ``step``, or optimizes by itself.
+    """Refuses what the user gave as the model if it is no LightningModule, or lacks ``step``.
 
     Returns:
         The module; of what ``torch.compile`` made of one, the module itself with its steps compiled, as in Lightning.
@@ -225,22 +225,11 @@ def expect_module(module: Any, step: str) -> LightningModule:
     # Lightning's own `predict_step` calls `forward`.
     if not overrides(inner, step) and not (step == "predict_step" and overrides(inner, "forward")):
         raise FederatedError(f"Expected {name} to define `{step}`: add it, or choose another `--model`.")
-    if step == "training_step":
-        _expect_automatic(inner)
+    if step == "training_step" and not overrides(inner, "configure_optimizers"):
+        raise FederatedError(f"Expected {name} to define `configure_optimizers`, which clients train with.")
     if inner is not module and inner._compiler_ctx is None:
         import_module(f"{base.__module__.partition('.core.')[0]}.utilities.compile").from_compiled(module)
     return cast(LightningModule, inner)
-
-
-def _expect_automatic(module: LightningModule) -> None:
-    name = type(module).__name__
-    if not module.automatic_optimization:
-        raise FederatedError(
-            f"Expected {name} to use automatic optimization, but it sets `automatic_optimization = False`: the local "
-            "loop steps the optimizer, so return the loss from `training_step`."
-        )
-    if not overrides(module, "configure_optimizers"):
-        raise FederatedError(f"Expected {name} to define `configure_optimizers`, which clients train with.")
 
 
 def expect_datamodule(datamodule: Any, federated: bool = False) -> LightningDataModule:

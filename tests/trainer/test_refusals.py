@@ -14,12 +14,6 @@ from lightning_fed.sampling import ClientSampler
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
 
 
-class Manual(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-
 class NoOptimizerHook(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return batch[0].mean()
@@ -56,7 +50,6 @@ def _optimizer(configure: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Manual, "Manual to use automatic optimization"),
         (NoStep, "NoStep to define `training_step`"),
         (NoOptimizerHook, "NoOptimizerHook to define `configure_optimizers`"),
         (AllFrozen, "AllFrozen to have trainable parameters"),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
@@ -15,10 +16,11 @@ __all__ = ["expect_own_parameters", "parse_configured"]
 _SCHEDULER_KEYS = frozenset(LRSchedulerConfig.__dataclass_fields__)
 
 
-def expect_own_parameters(module: LightningModule, optimizer: Optimizer) -> None:
+def expect_own_parameters(module: LightningModule, optimizers: list[Optimizer]) -> None:
     """Refuses tensors that are no parameters of the module: no client would send them back."""
     own = {id(p) for p in module.parameters()}
-    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    foreign = [p for group in groups for p in group["params"] if id(p) not in own]
     if foreign:
         raise FederatedError(
             f"Expected the optimizer of `{type(module).__name__}.configure_optimizers` to hold parameters of the "
@@ -26,8 +28,12 @@ def expect_own_parameters(module: LightningModule, optimizer: Optimizer) -> None
         )
 
 
-def parse_configured(module: LightningModule, configured: Any) -> tuple[Optimizer, list[LRSchedulerConfig]]:
-    """Sorts the common return values of ``configure_optimizers``: optimizer, list, pair of lists, dict."""
+def parse_configured(module: LightningModule, configured: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """Sorts the return values of ``configure_optimizers``: optimizer, list, pair of lists, dict, list of dicts.
+
+    Raises:
+        FederatedError: If it is none of them, or several optimizers without manual optimization.
+    """
     name = type(module).__name__
     if isinstance(configured, (list, tuple)) and len(configured) == 2 and isinstance(configured[0], (list, tuple)):
         optimizers, schedulers, monitor = list(configured[0]), _as_list(configured[1]), None
@@ -37,25 +43,30 @@ def parse_configured(module: LightningModule, configured: Any) -> tuple[Optimize
     elif isinstance(configured, (list, tuple)) and len(configured) == 1:
         return parse_configured(module, configured[0])
     elif isinstance(configured, (list, tuple)):
-        optimizers, schedulers, monitor = list(configured), [], None
+        dicts = [each for each in configured if isinstance(each, dict)]
+        optimizers = [each.get("optimizer") if isinstance(each, dict) else each for each in configured]
+        schedulers = [each["lr_scheduler"] for each in dicts if each.get("lr_scheduler") is not None]
+        monitor = None
     else:
         optimizers, schedulers, monitor = [configured], [], None
-    if len(optimizers) > 1:
-        raise FederatedError(
-            f"Expected `{name}.configure_optimizers` to return one optimizer, got {len(optimizers)}: federated "
-            "training has one local optimizer, use parameter groups instead."
-        )
-    if not optimizers or not isinstance(optimizers[0], Optimizer):
-        got = type(optimizers[0]).__name__ if optimizers else "an empty list"
+    optimizers = [each.optimizer if isinstance(each, LightningOptimizer) else each for each in optimizers]
+    wrong = [each for each in optimizers if not isinstance(each, Optimizer)]
+    if wrong or not optimizers:
+        got = type(wrong[0]).__name__ if wrong else "an empty list"
         raise FederatedError(f"Expected `{name}.configure_optimizers` to return a torch optimizer, got {got}.")
-    return optimizers[0], [_scheduler_config(s, monitor, name) for s in schedulers]
+    if len(optimizers) > 1 and module.automatic_optimization:
+        raise FederatedError(
+            f"Expected `{name}.configure_optimizers` to return one optimizer, got {len(optimizers)}: use parameter "
+            "groups, or set `automatic_optimization = False` and step them in `training_step`, as under Lightning."
+        )
+    return optimizers, [_scheduler_config(s, monitor, name, module.automatic_optimization) for s in schedulers]
 
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _scheduler_config(scheduler: Any, monitor: str | None, name: str) -> LRSchedulerConfig:
+def _scheduler_config(scheduler: Any, monitor: str | None, name: str, automatic: bool) -> LRSchedulerConfig:
     given = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
     given.setdefault("monitor", monitor)
     if unknown := sorted(set(given) - _SCHEDULER_KEYS):
@@ -75,7 +86,7 @@ def _scheduler_config(scheduler: Any, monitor: str | None, name: str) -> LRSched
             f"got {interval!r}."
         )
     given.setdefault("reduce_on_plateau", isinstance(given["scheduler"], ReduceLROnPlateau))
-    if given["reduce_on_plateau"] and (given["monitor"] is None or interval == "step"):
+    if automatic and given["reduce_on_plateau"] and (given["monitor"] is None or interval == "step"):
         raise FederatedError(
             f"Expected the ReduceLROnPlateau schedule of `{name}.configure_optimizers` to have a `monitor` and the "
             "interval epoch or round."

@@ -17,17 +17,19 @@ __all__ = ["LocalOptimizer"]
 
 
 class LocalOptimizer:
-    """One optimizer that starts each client's round with its initial state and the round's hyper-parameters.
+    """The optimizer, or optimizers, that start each client's round with their initial state and hyper-parameters.
 
     A schedule with interval ``epoch`` or ``round`` steps once per round. One with interval ``step`` steps after each
     local step; it starts anew for each client and round (``restart``), or where the longest client of the rounds
     before it has got to (``continue``), the same point for every client of a round. Hyper-parameters that the user's
     own code sets between rounds (``self.optimizers().param_groups[0]["lr"] = ...``) hold for all clients that follow.
+    A module that optimizes by itself steps its schedules too: what a client makes of them is forgotten as well.
 
     Attributes:
-        optimizer: The module's own optimizer.
+        optimizers: The module's own optimizers, one unless it optimizes by itself.
+        optimizer: The first of them.
         schedulers: All schedules, in the order in which the module returns them.
-        step_schedulers: Schedules that step with each local step.
+        step_schedulers: Schedules that step with each local step, or whenever the module steps them.
         round_schedulers: Schedules that step with each round.
         flat_step: What steps the flat vector at once for ``step``; None until ``step_flat``.
         needs_closure: Whether the optimizer evaluates the loss itself, as LBFGS and optimizers from elsewhere may.
@@ -43,14 +45,15 @@ class LocalOptimizer:
                 f"Expected `{type(module).__name__}.configure_optimizers` to build an optimizer, but it refuses: "
                 f"{error}; change `--optimizer`, `--lr_scheduler` or those of `--model`."
             ) from error
-        self.optimizer, self.schedulers = parse_configured(module, configured)
-        self.step_schedulers = [c for c in self.schedulers if c.interval == "step"]
-        self.round_schedulers = [c for c in self.schedulers if c.interval != "step"]
-        expect_own_parameters(module, self.optimizer)
+        self.optimizers, self.schedulers = parse_configured(module, configured)
+        self.optimizer, self._automatic = self.optimizers[0], module.automatic_optimization
+        self.step_schedulers = [c for c in self.schedulers if c.interval == "step" or not self._automatic]
+        self.round_schedulers = [c for c in self.schedulers if c.interval != "step" and self._automatic]
+        expect_own_parameters(module, self.optimizers)
         stock = type(self.optimizer).__module__.startswith("torch.optim")
         self.needs_closure = not stock or isinstance(self.optimizer, LBFGS)
         # Most optimizers start with no state, but some, such as Adagrad, fill it when they are built.
-        self._initial = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
+        self._initial = [{p: deepcopy(state) for p, state in each.state.items()} for each in self.optimizers]
         self._frozen = _FrozenParameters(module)
         self.flat_step: FlatStep | None = None
         self.start_round()
@@ -58,8 +61,12 @@ class LocalOptimizer:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What the optimizer steps."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        """What is stepped."""
+        return [p for group in self._param_groups for p in group["params"]]
+
+    @property
+    def _param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def step_options(self) -> tuple[float, float]:
@@ -70,7 +77,7 @@ class LocalOptimizer:
     def start_round(self) -> None:
         """Remembers hyper-parameters and step schedules as every client of the round finds them."""
         self._frozen.expect_frozen()
-        self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self._param_groups]
         self._has_tensors = any(isinstance(value, Tensor) for group in self._groups for value in group.values())
         self._step_states = [deepcopy(c.scheduler.state_dict()) for c in self.step_schedulers]
         if self.flat_step is not None:
@@ -78,7 +85,7 @@ class LocalOptimizer:
 
     def step_flat(self, vector: ParameterVector) -> None:
         """Lets ``step`` move the flat vector at once where that gives the same weights."""
-        self.flat_step = FlatStep(self.optimizer, vector, self._initial)
+        self.flat_step = FlatStep(self.optimizer, vector, self._initial[0])
 
     def step(self) -> None:
         """Takes one local step."""
@@ -92,10 +99,10 @@ class LocalOptimizer:
 
     def _restore(self) -> None:
         if self.flat_step is None or not self.flat_step.start_client():
-            self.optimizer.state.clear()
-            for p, state in self._initial.items():
-                self.optimizer.state[p] = deepcopy(state)
-        for group, values in zip(self.optimizer.param_groups, self._groups, strict=True):
+            for optimizer, initial in zip(self.optimizers, self._initial, strict=True):
+                optimizer.state.clear()
+                optimizer.state.update({p: deepcopy(state) for p, state in initial.items()})
+        for group, values in zip(self._param_groups, self._groups, strict=True):
             group.update(
                 {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
                 if self._has_tensors
@@ -105,8 +112,8 @@ class LocalOptimizer:
             config.scheduler.load_state_dict(deepcopy(state))
 
     def after_step(self, step: int) -> None:
-        """Advances the step schedules after local step number ``step`` (from 1)."""
-        for config in self.step_schedulers:
+        """Advances the step schedules after local step number ``step`` (from 1), unless the module does."""
+        for config in self.step_schedulers if self._automatic else ():
             if step % config.frequency == 0:
                 self._module.lr_scheduler_step(config.scheduler, None)
 

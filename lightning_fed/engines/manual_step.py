@@ -1,0 +1,153 @@
+"""One local step of a module that optimizes by itself, as Lightning's manual optimization has it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fed.aggregators import Aggregator
+from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.overrides import accepts
+from lightning_fed.core.train_state import LocalOptions, TrainState
+from lightning_fed.core.updates import Need
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback, HookCaller
+
+__all__ = ["ManualStep"]
+
+_BY_DISTANCE = "divides by the distance that one optimizer travels"
+
+
+class ManualStep:
+    """Calls ``training_step``, in which the module takes gradients and steps its optimizers as it likes.
+
+    Args:
+        state: What ``fit`` works on.
+        options: How clients train.
+        hooks: Calls the hooks of all callbacks.
+
+    Attributes:
+        taken: Whether the last ``step`` stepped an optimizer.
+
+    Raises:
+        FederatedError: If an option or a callback needs the gradient, or the optimizer's steps, of an automatic one.
+    """
+
+    accumulate = 1
+    last_gradient: Tensor | None = None
+
+    def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
+        module: Any = state.module
+        _expect_options(options, module)
+        for callback in hooks.callbacks:
+            if why := _needs_gradients(callback):
+                raise _refusal(module, f"{type(callback).__name__} {why}", "`--aggregator`, `--client` or `callbacks`")
+        self.state, self.module, self.recorder = state, module, state.recorder
+        self.lightning_module: LightningModule = module
+        self.precision = state.fabric.strategy.precision
+        self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
+        self.before_backward = hooks.bound("on_before_backward", module=True)
+        self.after_backward = hooks.bound("on_after_backward", module=True)
+        self.before_step = hooks.bound("on_before_optimizer_step", module=True)
+        self.taken = False
+        optimizers = state.optimizer.optimizers
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(self._note_step)
+        self._lend(optimizers)
+
+    def _lend(self, optimizers: list[Optimizer]) -> None:
+        """Puts itself where a module's ``optimizers`` and ``manual_backward`` look."""
+        strategy: Any = self.state.fabric.strategy
+        kind: Any = LightningOptimizer
+        strategy._lightning_optimizers = [kind._to_lightning_optimizer(optimizer, self) for optimizer in optimizers]
+        strategy.backward = self.backward
+
+    def _note_step(self, *_: Any) -> None:
+        self.taken = True
+
+    def step(self, batch: Any, batch_idx: int, first: bool) -> Any:
+        """Runs a batch; what it leaves in the gradients is the module's own, but for that of the client before.
+
+        Returns:
+            What ``training_step`` returned.
+        """
+        self.taken = False
+        if batch_idx == 0 and self.state.local_step == 0:
+            for parameter in self.module.parameters():
+                parameter.grad = None
+        with self.precision.forward_context():
+            output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self.recorder.log_default("train/loss", loss)
+        return output
+
+    def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
+        """Does what ``step`` does: a module that optimizes by itself accumulates by itself."""
+        return self.step(batch, batch_idx, first)
+
+    def outputs(self, output: Any) -> dict[str, Any]:
+        """Makes of what ``training_step`` returned that which Lightning gives to ``on_train_batch_end``."""
+        given = dict(output) if isinstance(output, dict) else {} if output is None else {"loss": output}
+        return {key: value.detach() if key == "loss" else value for key, value in given.items()}
+
+    def backward(self, loss: Tensor, _: Any, *args: Any, **kwargs: Any) -> None:
+        """Stands behind ``manual_backward``."""
+        for hook in self.before_backward:
+            hook(loss)
+        self.module.backward(loss, *args, **kwargs)
+        for hook in self.after_backward:
+            hook()
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Stands behind the ``step`` of the module's ``optimizers``."""
+
+        @torch.enable_grad()
+        def with_hooks() -> Any:
+            result = closure()
+            for hook in self.before_step:
+                hook(optimizer)
+            return result
+
+        return optimizer.step(with_hooks, **kwargs)
+
+
+def _expect_options(options: LocalOptions, module: LightningModule) -> None:
+    for name, given in {
+        "gradient_clip_val": options.gradient_clip_val,
+        "accumulate_grad_batches": options.accumulate_grad_batches > 1,
+        "compile": options.compile_mode,
+        "local_schedule continue": options.local_schedule == "continue",
+    }.items():
+        if given:
+            raise _refusal(module, f"`--trainer.{name}` is for optimization by the trainer", f"`--trainer.{name}`")
+
+
+def _needs_gradients(callback: Any) -> str:
+    """Says what a callback needs that only automatic optimization has; nothing if it needs weights alone."""
+    if isinstance(callback, Aggregator):
+        if callback.all_needs & Need.ANY_GRADIENT:
+            return "asks for the clients' gradients"
+        return _BY_DISTANCE if Need.NORMALIZED_MEAN in callback.all_needs else ""
+    own = getattr(type(callback), "start_gradients", None)
+    if own not in (None, FederatedCallback.start_gradients):
+        return "asks for gradients over a client's data"
+    if isinstance(callback, ClientAlgorithm):
+        if callback.needs_distance:
+            return _BY_DISTANCE
+        if type(callback).on_before_optimizer_step is not FederatedCallback.on_before_optimizer_step:
+            return "adds to the gradient of each local step"
+        if callback.displaces:
+            return "moves the point where gradients are taken"
+    return ""
+
+
+def _refusal(module: LightningModule, what: str, option: str) -> FederatedError:
+    return FederatedError(
+        f"Expected automatic optimization, but {type(module).__name__} sets `automatic_optimization = False`, and "
+        f"{what}: leave it out of {option}, or return the loss from `training_step`."
+    )

@@ -1,0 +1,233 @@
+"""Modules that step their optimizers by themselves end with Lightning's weights, and what needs more is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.demos.boring_classes import ManualOptimBoringModel, RandomDataset
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+from lightning_fed.aggregators import CGW, FedNova
+from lightning_fed.callbacks.diagnostics import GradientDissimilarity
+from lightning_fed.client_algorithms import FedGA, FedProx, StatelessSCAFFOLD
+from lightning_fed.errors import FederatedError
+from lightning_fed.sampling import ClientSampler
+from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, train_both
+
+
+class Manual(Classifier):
+    """One optimizer, its closure, its schedule by the step and accumulation, all by hand."""
+
+    def __init__(self, with_closure: bool = False, window: int = 1) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.with_closure, self.window = with_closure, window
+
+    def configure_optimizers(self) -> Any:
+        optimizer = Adam(self.parameters(), lr=0.1, weight_decay=0.1)
+        return [optimizer], [StepLR(optimizer, 1, 0.8)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        if self.with_closure:
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = self.loss(batch)
+                self.manual_backward(loss)
+                return loss
+
+            optimizer.step(closure=closure)
+        else:
+            self.manual_backward(self.loss(batch) / self.window)
+            if (batch_idx + 1) % self.window:
+                return
+            self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+            optimizer.step()
+            optimizer.zero_grad()
+        self.lr_schedulers().step()
+
+
+class GAN(Classifier):
+    """Two networks against each other, as in Lightning's own example."""
+
+    def __init__(self, way: str = "toggle") -> None:
+        super().__init__(nn.Linear(2, FEATURES))
+        self.critic, self.way = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), way
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        maker, critic = self.optimizers()
+        real, ones = batch[0], torch.ones(len(batch[0]), 1)
+        noise = torch.randn(len(real), 2)
+
+        if self.way == "toggle_model":
+            with maker.toggle_model():
+                self.descend(maker, F.binary_cross_entropy_with_logits(self.critic(self.net(noise)), ones))
+        else:
+            self.toggle_optimizer(maker)
+            assert not any(p.requires_grad for p in self.critic.parameters())
+            self.descend(maker, F.binary_cross_entropy_with_logits(self.critic(self.net(noise)), ones))
+            self.untoggle_optimizer(maker)
+        loss = F.binary_cross_entropy_with_logits(self.critic(real), ones)
+        loss = loss + F.binary_cross_entropy_with_logits(self.critic(self.net(noise).detach()), 0 * ones)
+        self.descend(critic, loss)
+        self.log_dict({"critic_loss": loss})
+
+    def descend(self, optimizer: Any, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def validation_step(self, *_: Any) -> None:
+        return None
+
+    def configure_optimizers(self) -> Any:
+        maker, critic = Adam(self.net.parameters(), lr=0.02, betas=(0.5, 0.9)), SGD(self.critic.parameters(), lr=0.1)
+        if self.way == "toggle_model":
+            return [{"optimizer": maker, "lr_scheduler": StepLR(maker, 1)}, {"optimizer": critic}]
+        return [maker, critic], []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Manual, lambda: Manual(with_closure=True), lambda: Manual(window=2), GAN, lambda: GAN("toggle_model"),
+    ],
+    ids=["plain", "closure", "accumulates", "gan", "toggled_model"],
+)  # fmt: skip
+def test_a_client_ends_with_lightnings_weights(tmp_path, make):
+    train_both(tmp_path, make)
+
+
+def test_lightnings_demo(tmp_path):
+    class Demo(ManualOptimBoringModel):
+        def validation_step(self, *_: Any) -> None:
+            return None
+
+    module = built(Demo)
+    before = module.layer.weight.detach().clone()
+    federated_trainer(tmp_path).fit(module, federated_data(8, 16, dataset=RandomDataset(32, 24)))
+    assert not torch.equal(module.layer.weight, before)
+
+
+@pytest.mark.parametrize("make", [Manual, GAN])
+def test_clients_start_alike_whoever_trained_before(tmp_path, make):
+    """The last of several clients has the update that it has alone: momenta, schedules and gradients are its own."""
+    updates: dict[int, list[Tensor]] = {0: [], 1: []}
+
+    class Keeps(Callback):
+        def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+            updates[update.client.id].append(update.delta.clone())
+            assert update.num_steps == 2
+
+    class Second(ClientSampler):
+        def sample(self, round: int, count: int, sizes: Any, seed: int) -> list[int]:
+            return [1]
+
+    for options in ({}, {"sampler": Second(), "clients_per_round": 1}):
+        federated_trainer(tmp_path, Keeps(), **options).fit(built(make), federated_data(16, 16))
+    assert torch.equal(*updates[1])
+    assert not torch.equal(updates[0][0], updates[1][0])
+
+
+def test_schedules_that_the_module_steps_by_the_round(tmp_path):
+    rates = []
+
+    class Plateau(Manual):
+        def configure_optimizers(self) -> Any:
+            optimizer = SGD(self.parameters(), lr=0.1)
+            return {"optimizer": optimizer, "lr_scheduler": ReduceLROnPlateau(optimizer, factor=0.5, patience=0)}
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            rates.append(self.optimizers().param_groups[0]["lr"])
+            loss = self.loss(batch)
+            self.log("loss", loss)
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+
+        def on_train_epoch_end(self) -> None:
+            self.lr_schedulers().step(1.0)
+
+    trainer = federated_trainer(tmp_path, max_rounds=3)
+    trainer.fit(built(Plateau), federated_data(8, 8))
+    assert rates == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05]
+    assert "train/loss" not in trainer.logged_metrics
+
+
+def test_hooks_around_the_modules_own_steps(tmp_path):
+    called: list[str] = []
+
+    class Notes(Callback):
+        def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+            called.append("before backward")
+
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            called.append(type(optimizer).__name__)
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            called.append(str(outputs))
+
+    class Owns(GAN):
+        def on_after_backward(self) -> None:
+            called.append("after backward")
+
+    federated_trainer(tmp_path, Notes()).fit(built(Owns), federated_data(8))
+    step = ["before backward", "after backward"]
+    assert called == [*step, "Adam", *step, "SGD", "{}"]
+
+
+def test_local_steps_are_batches_in_which_an_optimizer_stepped(tmp_path):
+    trainer = federated_trainer(tmp_path, local_steps=3)
+    trainer.fit(built(GAN), federated_data(16))
+    assert trainer.global_step == 3
+    trainer = federated_trainer(tmp_path)
+    trainer.fit(built(lambda: Manual(window=2)), federated_data(32))
+    assert trainer.global_step == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "message"),
+    [
+        (FedProx(), {}, "FedProx adds to the gradient"),
+        (StatelessSCAFFOLD(), {}, "StatelessSCAFFOLD asks for gradients"),
+        (FedGA(), {}, "FedGA asks for gradients"),
+        (FedNova(), {}, "FedNova divides by the distance"),
+        (CGW(), {}, "CGW asks for the clients' gradients"),
+        (GradientDissimilarity(), {}, "GradientDissimilarity asks for gradients"),
+        (None, {"gradient_clip_val": 1.0}, "`--trainer.gradient_clip_val`"),
+        (None, {"accumulate_grad_batches": 2}, "`--trainer.accumulate_grad_batches`"),
+        (None, {"compile": True}, "`--trainer.compile`"),
+        (None, {"local_schedule": "continue"}, "`--trainer.local_schedule continue`"),
+        (None, {"engine": "vectorized"}, "GAN steps its optimizers by itself.*--trainer.engine sequential"),
+    ],
+    ids=str,
+)
+def test_what_needs_automatic_optimization_is_refused_by_name(tmp_path, part, options, message):
+    trainer = federated_trainer(tmp_path, *([] if part is None else [part]), **options)
+    with pytest.raises(FederatedError, match=message) as error:
+        trainer.fit(GAN(), federated_data(8, 8))
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith(".")
+
+
+def test_auto_takes_the_sequential_engine(tmp_path):
+    trainer = federated_trainer(tmp_path, engine="auto")
+    trainer.fit(GAN(), federated_data(8, 8))
+    assert trainer.engine_choice == {"engine": "sequential", "reason": "GAN steps its optimizers by itself"}
+
+
+def test_an_automatic_module_after_a_manual_one(tmp_path):
+    trainer = federated_trainer(tmp_path)
+    trainer.fit(GAN(), federated_data(8))
+    plain, alone = built(Classifier), built(Classifier)
+    trainer.fit(plain, federated_data(8))
+    federated_trainer(tmp_path).fit(alone, federated_data(8))
+    assert torch.equal(plain.net.weight, alone.net.weight)
+    assert plain.net.weight.shape == (CLASSES, FEATURES)
