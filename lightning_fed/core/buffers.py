@@ -1,14 +1,22 @@
-"""The buffers of a module (BatchNorm statistics and counters): apart from the flat vector, never masked or stepped."""
+"""What training changes of a module apart from the flat vector, never masked or stepped.
 
-from collections.abc import Callable
+Its buffers (BatchNorm statistics and counters), and frozen parameters that are moved all the same (EMA teachers, MoCo).
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fed.core.updates import Client, ReducedUpdate
+from lightning_fed.errors import FederatedError
 
-__all__ = ["BufferSet", "GlobalBuffers"]
+__all__ = ["BufferSet", "FrozenParameters", "GlobalBuffers"]
+
+# An average of the trained parameters is as large as they are; of what is much larger, such as a foundation model under
+# its adapters, no copy is kept to put back.
+_MOST_FROZEN = 4
 
 
 class BufferSet:
@@ -41,7 +49,7 @@ class BufferSet:
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the live buffers by name, apart from any graph that user code left them in."""
-        found = {name: owner._buffers[key] for name, (owner, key) in self.places.items()}
+        found = {name: _held(*place) for name, place in self.places.items()}
         return {name: buffer.detach() for name, buffer in found.items() if buffer is not None}
 
     def copy(self) -> dict[str, Tensor]:
@@ -54,6 +62,87 @@ class BufferSet:
             buffer.copy_(values[name])
 
 
+def _held(owner: nn.Module, key: str) -> Tensor | None:
+    return owner._buffers[key] if key in owner._buffers else owner._parameters.get(key)
+
+
+class FrozenParameters:
+    """Notices which of the parameters that no client trains are moved by training, and keeps what they were before.
+
+    Args:
+        module: The resident module.
+        trained: Names of the parameters in the flat vector.
+    """
+
+    def __init__(self, module: nn.Module, trained: Iterable[str]) -> None:
+        self._module, self._trained = module, frozenset(trained)
+        self._at_start = frozenset(name for name, _ in module.named_parameters()) - self._trained
+        self._marks: dict[str, tuple[int, ...]] = {}
+        self._norms = torch.empty(0)
+        self._copies: dict[str, Tensor] = {}
+        self._looked = False
+
+    def start_round(self, taken_in: Iterable[str]) -> None:
+        """Takes the parameters as they are, but for those that are buffers by now, for what clients start from.
+
+        Raises:
+            FederatedError: If one was unfrozen: clients would train it, and not send it back.
+        """
+        named = dict(self._module.named_parameters())
+        for name, p in named.items():
+            if name in self._at_start and p.requires_grad:
+                raise FederatedError(
+                    f"Expected `{name}` of {type(self._module).__name__} to stay frozen as it was when `fit` began, "
+                    "but it requires a gradient now: unfreeze it in `__init__` or `configure_model`."
+                )
+        known = self._trained.union(taken_in)
+        frozen = {name: p for name, p in named.items() if name not in known and p.is_floating_point()}
+        marks = {name: _mark(p) for name, p in frozen.items()}
+        trained = sum(p.numel() for name, p in named.items() if name in self._trained)
+        keeps = sum(p.numel() for p in frozen.values()) <= _MOST_FROZEN * trained
+        if marks == self._marks and not keeps:
+            return
+        norms = _norms(frozen.values())
+        if marks == self._marks and torch.equal(norms, self._norms):
+            return
+        self._marks, self._norms, self._looked = marks, norms, False
+        self._copies = {name: p.detach().to("cpu", copy=True) for name, p in frozen.items() if keeps}
+
+    def moved(self) -> dict[str, Tensor | None]:
+        """Returns those that have changed since ``start_round``, with what they were, None where no copy is kept."""
+        if not self._marks:
+            return {}
+        live = dict(self._module.named_parameters())
+        found = {name for name, mark in self._marks.items() if name in live and _mark(live[name]) != mark}
+        # What is written to `.data` leaves no other mark than the values; of many they are looked at once.
+        if self._copies or not self._looked:
+            norms = _norms(live[name] for name in self._marks if name in live)
+            if len(norms) == len(self._norms) and not torch.equal(norms, self._norms):
+                found.update(name for name, same in zip(self._marks, norms == self._norms, strict=True) if not same)
+        self._looked = True
+        return {name: self._copies.get(name) for name in self._marks if name in found}
+
+    def forget(self, name: str) -> None:
+        """Watches a parameter no longer."""
+        at = list(self._marks).index(name)
+        del self._marks[name]
+        self._copies.pop(name, None)
+        self._norms = torch.cat([self._norms[:at], self._norms[at + 1 :]])
+
+
+def _mark(parameter: Tensor) -> tuple[int, ...]:
+    return id(parameter), parameter._version, parameter.data_ptr()
+
+
+def _norms(parameters: Iterable[Tensor]) -> Tensor:
+    norms = [torch.linalg.vector_norm(p.detach(), dtype=_wide(p)) for p in parameters]
+    return torch.stack(norms) if norms else torch.empty(0)
+
+
+def _wide(parameter: Tensor) -> torch.dtype:
+    return torch.float32 if parameter.device.type == "mps" else torch.float64
+
+
 def _widen(buffer: Tensor) -> Tensor:
     """Clones a buffer, floating and complex ones in single precision at least."""
     if buffer.is_floating_point() or buffer.is_complex():
@@ -64,14 +153,25 @@ def _widen(buffer: Tensor) -> Tensor:
 class GlobalBuffers:
     """The global model's buffers, and each client's own under the policy ``local``.
 
+    A frozen parameter that training moves is one of them from then on.
+
     Args:
         module: The resident module, whose buffers become the global ones.
         policy: See ``Aggregator``.
+        trained: Names of the parameters in the flat vector.
+
+    Attributes:
+        live: Those of the module.
+        frozen: The parameters that are neither here nor in the flat vector.
+        values: Those of the global model, by name.
     """
 
-    def __init__(self, module: nn.Module, policy: Literal["average", "local", "keep"]) -> None:
+    def __init__(
+        self, module: nn.Module, policy: Literal["average", "local", "keep"], trained: Iterable[str] = ()
+    ) -> None:
         self.live = BufferSet(module)
-        self.policy = policy
+        self.frozen = FrozenParameters(module, trained)
+        self._module, self.policy = module, policy
         self.values = {name: _widen(buffer) for name, buffer in self.live.tensors().items()}
         self._of_client: dict[int, dict[str, Tensor]] = {}
 
@@ -80,11 +180,50 @@ class GlobalBuffers:
         """Bytes of the live buffers."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self.live.tensors().values())
 
+    def start_round(self) -> None:
+        """Takes frozen parameters, those that are buffers here too, as hooks between rounds have left them."""
+        self.frozen.start_round(self.values)
+        for name, place in self.live.places.items():
+            value, now = self.values[name], _held(*place)
+            if isinstance(now, nn.Parameter) and not torch.equal(now.detach(), value.to(now.dtype)):
+                value.copy_(now.detach())
+
+    def take_in_moved(self) -> dict[str, Tensor]:
+        """Makes buffers of the frozen parameters that a client's training has moved.
+
+        Returns:
+            The values that they had before, by name.
+
+        Raises:
+            FederatedError: If one moved of which no copy was kept.
+        """
+        moved = self.frozen.moved()
+        for name, value in moved.items():
+            if value is None:
+                raise FederatedError(
+                    f"Expected `{name}` of {type(self._module).__name__}, which is frozen, to stay as it is while a "
+                    "client trains, but it was changed: register it as a buffer with `register_buffer`, which clients "
+                    "send back."
+                )
+            self._take_in(name, value)
+            self.frozen.forget(name)
+        return {name: self.values[name] for name in moved}
+
+    def _take_in(self, name: str, value: Tensor) -> None:
+        owner, _, key = name.rpartition(".")
+        self.live.places[name] = self._module.get_submodule(owner), key
+        self.values[name] = _widen(value.to(self.live.tensors()[name].device))
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The frozen parameters that are buffers here."""
+        return [p for place in self.live.places.values() if isinstance(p := _held(*place), nn.Parameter)]
+
     def load(self, client: Client | None = None) -> None:
         """Puts the global model's buffers, or those that this client starts from, into the module."""
         if self.values:
             own = self._of_client.get(client.id) if client is not None else None
-            self.live.load(self.values if own is None else own)
+            self.live.load(self.values if own is None else {**self.values, **own})
 
     def store(self, client: Client) -> None:
         """Keeps a client's buffers for its next round, under the policy ``local``."""
@@ -129,6 +268,8 @@ class GlobalBuffers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
         for name, value in state["values"].items():
+            if name not in self.values:
+                self._take_in(name, value)
             self.values[name].copy_(value)
         self._of_client = {}
         for client, own in state["of_client"].items():

@@ -114,6 +114,12 @@ class RoundReducer:
                 self._buffers[name] = so_far
             so_far.add_(buffer, alpha=update.weight)
 
+    def begin_buffer(self, name: str, value: Tensor) -> None:
+        """Counts a buffer that a later client is the first to change for those that have entered."""
+        if self._clients and is_averaged(value):
+            wide = torch.float32 if value.device.type == "mps" else torch.float64
+            self._buffers[name] = value.to(wide) * sum(self._weights)
+
     def reduce(self, round: int) -> ReducedUpdate:
         """Closes the round: divides the weighted sums by Σ weight.
 

@@ -101,6 +101,7 @@ class Engine(ABC):
         self.divergence.start_round(len(cohort.clients))
         self.max_steps = self.samples = self.end_samples = 0
         self.optimizer.start_round()
+        state.buffers.start_round()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = state.weights.to(state.vector.dtype)
         clients = self._exchange(cohort, own)

@@ -69,7 +69,7 @@ class FullGradient:
     def _unnoticed(self, client: Client) -> Iterator[None]:
         """Lets a pass over the data change nothing, and begin with Metric objects as they are after a reset."""
         state, before = self.state, self.state.client
-        with without_trace(self.module), recording(self.module, MetricRecorder()):
+        with without_trace(self.module, state.buffers.parameters), recording(self.module, MetricRecorder()):
             for part in self.module.modules():
                 if isinstance(part, Metric):
                     part.reset()
@@ -79,6 +79,8 @@ class FullGradient:
             state.client = client
             yield
         state.client = before
+        if moved := state.buffers.take_in_moved():
+            state.buffers.live.load({**state.buffers.live.copy(), **moved})
 
     def _accumulate(self, client: Client, seed: int, out: Tensor) -> Tensor:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""

@@ -1,5 +1,7 @@
 """Finds out, before a run, whether many clients can take a step at once, and for how many there is room."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +63,7 @@ class StepProbe:
                 keep apart.
         """
         name, counts = type(self.module).__name__, self._update_counts()
-        with without_trace(self.module):
+        with self._moving_nothing(), without_trace(self.module):
             try:
                 gradients, buffers = self._take(2)
             except CannotStack:
@@ -77,8 +79,22 @@ class StepProbe:
                 raise CannotStack(f"{name} draws from NumPy's or Python's random stream, once for all clients")
             draws = self._draws or ours != theirs
         if not draws:
-            self._expect_the_same_alone(gradients[0], {key: rows[0] for key, rows in buffers.items()})
+            with self._moving_nothing():
+                self._expect_the_same_alone(gradients[0], {key: rows[0] for key, rows in buffers.items()})
         return draws
+
+    @contextmanager
+    def _moving_nothing(self) -> Iterator[None]:
+        """Refuses a step that moves frozen parameters, and puts them back."""
+        buffers = self.state.buffers
+        buffers.start_round()
+        try:
+            yield
+        finally:
+            moved = buffers.take_in_moved()
+            buffers.live.load({**buffers.live.copy(), **moved})
+        if moved:
+            raise CannotStack(f"its training moves `{next(iter(moved))}`, which is frozen")
 
     def expect_compilable(self, mode: str, by_tracing: bool) -> None:
         """Traces the step of two clients and compiles it, which takes seconds, or takes the trace for enough.

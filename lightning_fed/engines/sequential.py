@@ -12,6 +12,7 @@ from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.manual_step import ManualStep
+from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import difference
 
 __all__ = ["SequentialEngine"]
@@ -70,6 +71,7 @@ class SequentialEngine(Engine):
         for hook in self.client_start_hooks:
             hook(client)
         steps = self._run_local_steps(client)
+        self._take_in_moved()
         state.client, state.local_step, self.recorder.batch_size = None, 0, 1
         state.displacement = None
         vector.refresh()
@@ -85,6 +87,17 @@ class SequentialEngine(Engine):
         if self.needs_distance and steps:
             update.distance = self._distance(self.step_options)
         return update
+
+    def _take_in_moved(self) -> None:
+        """Makes buffers of frozen parameters that the client has moved; those before it have left them as they were."""
+        for name, value in self.state.buffers.take_in_moved().items():
+            if self.processes.size > 1:
+                raise FederatedError(
+                    f"Expected `--trainer.devices 1` where training moves frozen parameters, as it does `{name}` of "
+                    f"{type(self.module).__name__}, got {self.processes.size} processes: register it as a buffer."
+                )
+            if self.aggregator.buffers == "average":
+                self.reducer.begin_buffer(name, value)
 
     def _run_local_steps(self, client: Client) -> int:
         """Runs local epochs or steps; returns the optimizer steps taken."""

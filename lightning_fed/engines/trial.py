@@ -1,7 +1,7 @@
 """Lets a module take steps that leave no trace, and compares what they give."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,12 @@ __all__ = ["agree", "holds_stacked_tensors", "random_states", "without_trace"]
 
 
 @contextmanager
-def without_trace(module: nn.Module) -> Iterator[None]:
+def without_trace(module: nn.Module, frozen: Iterable[Tensor] = ()) -> Iterator[None]:
     """Puts the attributes of a module and of its parts back at the end of the block, and the global random streams.
+
+    Args:
+        module: The module.
+        frozen: Parameters of it that training moves: they get their values back as well.
 
     Attributes get their objects back, lists, dicts and sets their entries, tensors that are no parameters their values;
     what other objects hold is not followed.
@@ -28,6 +32,7 @@ def without_trace(module: nn.Module) -> Iterator[None]:
     loose = [value for value in values if isinstance(value, Tensor)]
     loose += [part for value, _ in containers if isinstance(value, list) for part in value if isinstance(part, Tensor)]
     tensors = [(t, t.detach().clone()) for t in (*buffers, *loose) if _may_change(t)]
+    tensors += [(p, p.detach().clone()) for p in frozen]
     try:
         with isolated_streams():
             yield

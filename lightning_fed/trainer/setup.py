@@ -171,7 +171,7 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
         module=model,
         vector=vector,
         weights=weights,
-        buffers=GlobalBuffers(model, trainer.aggregator.buffers),
+        buffers=GlobalBuffers(model, trainer.aggregator.buffers, vector.names),
         optimizer=optimizer,
         client_states=ClientStates(
             trainer.options.client_states,

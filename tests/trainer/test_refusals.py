@@ -98,22 +98,6 @@ def test_parameters_unfrozen_during_training_are_refused(tmp_path):
         federated_trainer(tmp_path, max_rounds=3).fit(Unfreezes(), federated_data())
 
 
-@pytest.mark.parametrize("through_data", [True, False])
-def test_moving_averages_in_frozen_parameters_are_refused(tmp_path, through_data):
-    class Teacher(Classifier):
-        def __init__(self) -> None:
-            super().__init__()
-            self.teacher = nn.Linear(FEATURES, CLASSES).requires_grad_(False)
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            teacher = self.teacher.weight.data if through_data else self.teacher.weight
-            with torch.no_grad():
-                teacher.lerp_(self.net.weight, 0.01)
-
-    with pytest.raises(FederatedError, match=r"`teacher\.weight` of Teacher.*register_buffer"):
-        federated_trainer(tmp_path).fit(Teacher(), federated_data(8, 8))
-
-
 def test_parameters_frozen_during_training_stay_put(tmp_path):
     biases: list[Tensor] = []
 

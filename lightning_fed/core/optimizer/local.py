@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import LBFGS
 
 from lightning_fed.core.optimizer.configured import expect_own_parameters, parse_configured
@@ -54,7 +54,6 @@ class LocalOptimizer:
         self.needs_closure = not stock or isinstance(self.optimizer, LBFGS)
         # Most optimizers start with no state, but some, such as Adagrad, fill it when they are built.
         self._initial = [{p: deepcopy(state) for p, state in each.state.items()} for each in self.optimizers]
-        self._frozen = _FrozenParameters(module)
         self.flat_step: FlatStep | None = None
         self.start_round()
         self._built = [{k: repr(v) for k, v in group.items()} for group in self._groups]
@@ -76,7 +75,6 @@ class LocalOptimizer:
 
     def start_round(self) -> None:
         """Remembers hyper-parameters and step schedules as every client of the round finds them."""
-        self._frozen.expect_frozen()
         self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self._param_groups]
         self._has_tensors = any(isinstance(value, Tensor) for group in self._groups for value in group.values())
         self._step_states = [deepcopy(c.scheduler.state_dict()) for c in self.step_schedulers]
@@ -94,10 +92,6 @@ class LocalOptimizer:
 
     def start_client(self) -> None:
         """Forgets the last client: puts state, hyper-parameters and step schedules back."""
-        self._frozen.expect_unchanged()
-        self._restore()
-
-    def _restore(self) -> None:
         if self.flat_step is None or not self.flat_step.start_client():
             for optimizer, initial in zip(self.optimizers, self._initial, strict=True):
                 optimizer.state.clear()
@@ -166,7 +160,7 @@ class LocalOptimizer:
         self._step_states = state["step_schedulers"]
         for config, scheduler in zip(self.round_schedulers, state["round_schedulers"], strict=True):
             config.scheduler.load_state_dict(scheduler)
-        self._restore()
+        self.start_client()
 
     def _expect_same(self, built: list[dict[str, str]]) -> None:
         if len(built) != len(self._built):
@@ -180,41 +174,3 @@ class LocalOptimizer:
                 f"Expected the optimizer of the run that the checkpoint is from, with {name} {was}, got {now}: a "
                 "resumed run keeps its options, start a new one with `--weights` instead of `--ckpt_path`."
             )
-
-
-class _FrozenParameters:
-    """The parameters that no client trains, frozen when ``fit`` began: the same for all clients."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._name = type(module).__name__
-        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
-        self._sums: list[Tensor] | None = None
-        self._watched = not self._frozen
-
-    def expect_frozen(self) -> None:
-        """Refuses parameters unfrozen since: clients would train them, and not send them back."""
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise FederatedError(
-                    f"Expected `{name}` of {self._name} to stay frozen as it was when `fit` began, but it requires a "
-                    "gradient now: unfreeze it in `__init__` or `configure_model`."
-                )
-
-    def expect_unchanged(self) -> None:
-        """Refuses what the first client changed, such as a moving average: it would leak into the next client.
-
-        Call between clients. The first call sums each parameter, the second compares, later ones cost nothing.
-        """
-        if self._watched:
-            return
-        sums = [p.detach().double().sum() for _, p in self._frozen]
-        if self._sums is None:
-            self._sums = sums
-            return
-        self._watched = True
-        for (name, _), before, now in zip(self._frozen, self._sums, sums, strict=True):
-            if not bool((before == now) | (before.isnan() & now.isnan())):
-                raise FederatedError(
-                    f"Expected `{name}` of {self._name}, which is frozen, to stay as it is while a client trains, but "
-                    "it was changed: register it as a buffer with `register_buffer`, which clients send back."
-                )

@@ -63,6 +63,8 @@ class VectorizedEngine(Engine):
         log = LaneLog(len(clients))
         self._start_clients(batches, clients)
         options = self._run_steps(batches, log)
+        if moved := self.state.buffers.frozen.moved():
+            raise refusal(CannotStack(f"training moves `{next(iter(moved))}`, which is frozen"))
         self.samples += batches.samples
         yield from self._finish(batches, clients, log, options)
 
