@@ -43,7 +43,30 @@ from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradi
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 
-__all__ = ["FederatedCallback", "HookCaller", "TrainerLike"]
+__all__ = ["ONCE_A_ROUND", "FederatedCallback", "HookCaller", "TrainerLike", "is_stock"]
+
+# Hooks of Lightning's own callbacks that are not called as such: `callbacks.stock` calls them once a round.
+ONCE_A_ROUND: dict[str, frozenset[str]] = {
+    "ModelCheckpoint": frozenset({"setup", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"}),
+    "WeightAveraging": frozenset({"on_train_batch_end"}),
+    "LearningRateMonitor": frozenset({"on_train_start", "on_train_batch_start", "on_train_epoch_start"}),
+    "DeviceStatsMonitor": frozenset(
+        {"setup", *(f"on_{stage}_batch_{at}" for stage in ("train", "validation", "test") for at in ("start", "end"))}
+    ),
+}
+
+
+def is_stock(callback: Any, kind: str) -> bool:
+    """Says whether a callback is of one of Lightning's own classes, some of which not every version has."""
+    return any(
+        base.__name__ == kind and base.__module__.startswith("lightning.pytorch.callbacks")
+        for base in type(callback).__mro__
+    )
+
+
+def _calls(callback: Callback, hook: str) -> bool:
+    """Whether a hook of a callback is called where its name says."""
+    return not any(hook in hooks and is_stock(callback, kind) for kind, hooks in ONCE_A_ROUND.items())
 
 
 class TrainerLike(Protocol):
@@ -197,7 +220,7 @@ class HookCaller:
             if monitors is not None and isinstance(callback, (EarlyStopping, Checkpoint)) != monitors:
                 continue
             method: Callable[..., Any] | None = getattr(callback, hook, None)
-            if method is not None:
+            if method is not None and _calls(callback, hook):
                 try:
                     method(self._trainer, own, *args)
                 except RuntimeError as error:
@@ -214,7 +237,7 @@ class HookCaller:
         return [
             getattr(callback, hook)
             for callback in self.callbacks
-            if hook in vars(callback) or getattr(type(callback), hook, None) not in empty
+            if (hook in vars(callback) or getattr(type(callback), hook, None) not in empty) and _calls(callback, hook)
         ]
 
     def bound(self, hook: str, module: bool = False) -> list[Callable[..., Any]]:

@@ -3,8 +3,10 @@
 import math
 from typing import Any, Literal, Protocol
 
+import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from torch import Tensor
 
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.hooks import FederatedCallback, TrainerLike
@@ -24,6 +26,7 @@ class SavingTrainer(TrainerLike, Protocol):
     """What the checkpoint callback asks of the trainer beyond what every hook may."""
 
     finished_round: int
+    run: Any
     round_metrics: dict[str, float]
     validated: bool
 
@@ -37,10 +40,11 @@ class SavingTrainer(TrainerLike, Protocol):
 class FederatedCheckpoint(FederatedCallback, Checkpoint):
     """Writes ``checkpoints/last.ckpt`` every n rounds and ``checkpoints/best.ckpt`` by a monitored metric.
 
-    Both are written atomically: a file is whole whenever the process dies.
+    Both are written atomically: a file is whole whenever the process dies. Lightning's ModelCheckpoint works beside it.
 
     Args:
-        monitor: Name of a logged metric; by default the first of val/acc, val_acc, val/loss, val_loss that is logged.
+        monitor: Name of a logged metric; by default that of a ModelCheckpoint beside it, else the first of val/acc,
+            val_acc, val/loss, val_loss that is logged.
         mode: Whether the best is the largest or the smallest value; by default as fits the name.
         every_n_rounds: Rounds between two writes of ``last``; the final round is always written.
 
@@ -65,6 +69,12 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         self.best_round: int | None = None
         self.saved_round: int | None = None
         self._resumed_from: int | None = None
+        self.best_model_path = self.last_model_path = ""
+
+    @property
+    def best_model_score(self) -> Tensor | None:
+        """The best value so far, as Lightning's own has it."""
+        return None if self.best_score is None else torch.tensor(self.best_score)
 
     def setup(self, trainer: TrainerLike, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
         """Starts each ``fit`` without a best value."""
@@ -86,6 +96,9 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         trainer.save_checkpoints(*names)
         if "last" in names:
             self.saved_round = trainer.round
+        if trainer.run is not None:
+            for name in names:
+                setattr(self, f"{name}_model_path", str(trainer.run.checkpoints / f"{name}.ckpt"))
 
     def on_exception(self, trainer: SavingTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # our trainer stands in
         """Has ``last_good.ckpt`` written, the model of the last finished round, if there is no checkpoint of it."""
@@ -102,7 +115,9 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         """Compares this round's value with the best so far and remembers the better."""
         metrics = trainer.round_metrics
         if self._watched is None:
-            usual = next(((name, mode) for name, mode in _USUAL if name in metrics), None)
+            stock = [cb for cb in trainer.callbacks if isinstance(cb, ModelCheckpoint)]
+            asked: list[Any] = [(cb.monitor, cb.mode) for cb in stock if cb.monitor is not None]
+            usual = next((known for known in (*asked, *_USUAL) if known[0] in metrics), None)
             if usual is None:
                 return False
             self._watched, self._mode = usual

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -141,9 +141,16 @@ class ClientStates:
         self._dumped = everyone[0] if len(everyone) == 1 else sorted(set().union(*everyone))
         return self._dumped
 
-    def saved(self, name: str) -> None:
-        """Takes note that the checkpoint ``name`` of the last dump is durable; removes files that none refers to."""
+    def saved(self, name: str, present: Container[str] | None = None) -> None:
+        """Takes note that the checkpoint ``name`` of the last dump is durable; removes files that none refers to.
+
+        Args:
+            name: The checkpoint.
+            present: Names of those that are there, of which some may have been removed; None for all that were.
+        """
         self._pinned[name] = self._dumped
+        if present is not None:
+            self._pinned = {kept: files for kept, files in self._pinned.items() if kept in present}
         used = {file for files in self._pinned.values() for file in files}.union(self._current(), self._dumped)
         for file in self._present():
             if file not in used:

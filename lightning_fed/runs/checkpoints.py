@@ -3,10 +3,12 @@
 import io
 import pickle
 from collections import OrderedDict
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import torch
+from lightning_utilities.core.rank_zero import WarningCache
 from torch import Tensor
 
 from lightning_fed.core.client_states import FOLDER
@@ -19,9 +21,10 @@ __all__ = [
     "read_checkpoint",
     "records_of_checkpoints",
     "save_checkpoint",
-    "expect_primitives",
     "primitives_of",
 ]
+
+_warnings = WarningCache()
 
 
 def save_checkpoint(checkpoint: Any, path: Path) -> None:
@@ -84,33 +87,42 @@ def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> 
     return path, open_run(path.parent.parent)
 
 
-def primitives_of(values: dict[str, Any]) -> dict[str, Any]:
-    """Keeps the hyper-parameters that are primitives; objects are passed again to ``load_from_checkpoint``."""
+def primitives_of(values: dict[str, Any], place: str, say: bool = True) -> dict[str, Any]:
+    """Keeps what can be stored as tensors and primitives, NumPy's numbers as Python's; the rest is left out whole.
+
+    Args:
+        values: What a checkpoint would hold, by name.
+        place: Where it lies in the checkpoint, empty for all of it.
+        say: Whether to warn, once for each name, of what is left out.
+    """
     kept = {}
     for key, value in values.items():
         try:
-            expect_primitives(value, key)
-        except FederatedError:
-            continue
-        kept[key] = value
+            kept[key] = _primitive(value, f"{place}.{key}" if place else str(key))
+        except TypeError as error:
+            if say:
+                _warnings.warn(f"A checkpoint holds tensors and primitives alone: `{key}` is left out for its {error}.")
     return kept
 
 
-def expect_primitives(value: Any, place: str) -> None:
-    """Refuses whatever is neither tensor nor primitive, at any depth.
+def _primitive(value: Any, place: str) -> Any:
+    """Turns a value into one that ``torch.load`` reads with ``weights_only``.
 
-    Args:
-        value: What a checkpoint would hold.
-        place: Where it lies in the checkpoint, empty for all of it.
+    Raises:
+        TypeError: With what it is and where, if that cannot be.
     """
-    if isinstance(value, (dict, OrderedDict)):
-        for key, item in value.items():
-            expect_primitives(item, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, (list, tuple, set)):
-        for index, item in enumerate(value):
-            expect_primitives(item, f"{place}[{index}]")
-    elif value is not None and type(value) not in (bool, int, float, str, bytes, Tensor):
-        raise FederatedError(
-            f"Expected a checkpoint to hold only tensors and primitives, got {type(value).__name__} under `{place}`: "
-            "change what `state_dict` or `on_save_checkpoint` of that part returns."
-        )
+    if value is None or type(value) in (bool, int, float, str, bytes, torch.Size):
+        return value
+    if isinstance(value, Tensor):
+        return value if type(value) is Tensor else value.detach().as_subclass(Tensor)
+    if isinstance(value, np.generic):
+        return _primitive(value.item(), place)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, dict):
+        items = ((_primitive(key, f"{place} (a key)"), _primitive(v, f"{place}.{key}")) for key, v in value.items())
+        return OrderedDict(items) if isinstance(value, OrderedDict) else dict(items)
+    if isinstance(value, (list, tuple, set)):
+        kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
+        return kind(_primitive(item, f"{place}[{index}]") for index, item in enumerate(value))
+    raise TypeError(f"{type(value).__name__} under `{place}`")

@@ -90,15 +90,16 @@ class Bookkeeping:
             )
         return str(path), "--ckpt_path"
 
-    def own_checkpoint(self, ckpt_path: str | None) -> str | None:
+    def own_checkpoint(self, trainer: LightningNames, ckpt_path: str | None) -> str | None:
         """Returns the checkpoint of the run that this trainer made to evaluate: ``best`` where none is asked for."""
         wanted = ckpt_path or "best"
-        path = None if self.run is None else self.run.checkpoints / f"{wanted}.ckpt"
-        if wanted not in ("best", "last") or path is None or not path.is_file():
+        if wanted not in ("best", "last"):
             return ckpt_path
-        if ckpt_path is None:
+        kept = [getattr(cb, f"{wanted}_model_path", "") for cb in trainer.checkpoint_callbacks]
+        path = next((path for path in kept if path and Path(path).is_file()), None)
+        if ckpt_path is None and path is not None:
             rank_zero_info(f"Evaluating the best model of the last `fit`, {path}.")
-        return str(path)
+        return ckpt_path if path is None else path
 
     def open_run(self, trainer: LightningNames, ckpt_path: str | None, former: RunFolder | None, found: bool) -> None:
         """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise.

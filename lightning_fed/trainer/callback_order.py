@@ -4,22 +4,38 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelSummary, RichModelSummary, Timer
+from lightning.pytorch.callbacks import ModelSummary
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
+from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.overrides import lightning_class
 from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import ONCE_A_ROUND, is_stock
 
-__all__ = ["add_module_callbacks", "order_callbacks"]
+__all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "order_callbacks"]
 
-_WORKING = (EarlyStopping, Timer, LambdaCallback, ModelSummary, RichModelSummary)
-_INSTEAD = {
-    "ModelCheckpoint": "use lightning_fed.callbacks.FederatedCheckpoint",
-    "TQDMProgressBar": "use `--trainer.enable_progress_bar`",
-    "RichProgressBar": "use `--trainer.enable_progress_bar`",
+# Lightning's own that work as they are, some of them called once a round: `callbacks.stock`.
+WORKING = (
+    "EarlyStopping", "Timer", "LambdaCallback", "ModelSummary", "RichModelSummary", "ModelCheckpoint",
+    "OnExceptionCheckpoint", "LearningRateMonitor", "DeviceStatsMonitor", "WeightAveraging", "BasePredictionWriter",
+)  # fmt: skip
+# Lightning's bars show batches of one loader; the trainer's own shows rounds and clients in their place.
+BARS = ("TQDMProgressBar", "RichProgressBar")
+_WHOLE = "start a run of the whole model from its checkpoint by `--weights`"
+# The others, and what to do instead.
+INSTEAD = {
+    "BaseFinetuning": f"freeze the backbone in `__init__`, train, and then {_WHOLE}",
+    "BatchSizeFinder": "give `--data.batch_size`",
+    "LearningRateFinder": "give the learning rate to the model's optimizer or to `--optimizer`",
     "GradientAccumulationScheduler": "use `--trainer.accumulate_grad_batches`",
+    "ModelPruning": f"prune the model before `fit`, or prune what it has trained and {_WHOLE}",
+    "StochasticWeightAveraging": "use Lightning's WeightAveraging for the average of the global models",
+    "SpikeDetection": "use `--trainer.max_diverged`",
+    "ThroughputMonitor": "the columns `time/round`, `samples` and `gradients` of metrics.csv say it",
+    "ProgressBar": "use `--trainer.enable_progress_bar`",
 }
 
 
@@ -36,9 +52,11 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
     Raises:
         FederatedError: If there are several aggregators or checkpoint callbacks, or one that cannot work here.
     """
-    given = list(_flatten(callbacks))
+    given = [callback for callback in _flatten(callbacks) if not _is_bar(callback)]
     for callback in given:
         _expect_supported(callback)
+    if any(is_stock(cb, kind) for cb in given for kind in ONCE_A_ROUND):
+        given += [] if any(isinstance(cb, StockCallbacks) for cb in given) else [StockCallbacks()]
     given += [cb for cb in defaults if cb is not None and not _is_replaced(cb, given)]
     algorithms = [cb for cb in given if isinstance(cb, ClientAlgorithm)]
     _expect_one_of_each(algorithms)
@@ -120,17 +138,39 @@ def _flatten(callbacks: Any) -> Iterable[Callback]:
         )
 
 
+def _is_bar(callback: Callback) -> bool:
+    """Leaves out a bar of Lightning's, and says what is shown instead."""
+    name = type(callback).__name__
+    if name not in BARS or not is_stock(callback, name):
+        return False
+    rank_zero_info(
+        f"{name} shows one loader's batches: rounds and clients are shown by `--trainer.enable_progress_bar`."
+    )
+    return True
+
+
 def _expect_supported(callback: Callback) -> None:
     """Refuses Lightning's own callbacks, and subclasses of them, that reach into parts that do not exist here."""
-    if isinstance(callback, (*_WORKING, FederatedCheckpoint)):
+    if any(is_stock(callback, name) for name in WORKING):
+        _expect_whole_rounds(callback)
         return
     for kind in type(callback).__mro__:
         stock = kind.__module__.startswith(("lightning.pytorch.callbacks", "pytorch_lightning.callbacks"))
         if stock and kind.__name__ not in ("Callback", "Checkpoint"):
-            hint = _INSTEAD.get(kind.__name__, f"these of Lightning's do: {', '.join(c.__name__ for c in _WORKING)}")
-            if kind.__module__.startswith("pytorch_lightning.") and kind.__name__ in {c.__name__ for c in _WORKING}:
+            known = [INSTEAD[base.__name__] for base in kind.__mro__ if base.__name__ in INSTEAD]
+            hint = known[0] if known else f"these of Lightning's do: {', '.join(WORKING)}"
+            if kind.__module__.startswith("pytorch_lightning.") and kind.__name__ in WORKING:
                 hint = f"use {kind.__name__} of lightning.pytorch"
             raise FederatedError(
                 f"Expected callbacks that work in a federated run, got {type(callback).__name__}, which needs "
                 f"Lightning's own training loop: remove it from `--trainer.callbacks`; {hint}."
             )
+
+
+def _expect_whole_rounds(callback: Any) -> None:
+    """Refuses a ModelCheckpoint that would save within a round, when there is no global model."""
+    if is_stock(callback, "ModelCheckpoint") and (callback._every_n_train_steps or callback._train_time_interval):
+        raise FederatedError(
+            "Expected a ModelCheckpoint to save after rounds, got `every_n_train_steps` or `train_time_interval`: use "
+            "`every_n_epochs`, in rounds."
+        )

@@ -12,34 +12,52 @@ from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.client_states import FOLDER
+from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import expect_primitives, primitives_of, save_checkpoint
+from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
+from lightning_fed.runs.folder import RunFolder
 from lightning_fed.trainer.lightning_names import LightningNames
 
-__all__ = ["load_weights", "restore_state", "save_checkpoints", "save_last_good"]
+__all__ = ["load_weights", "restore_state", "save_checkpoints", "save_last_good", "save_model"]
 
 _FORMAT = 1
 
 
-def save_checkpoints(trainer: LightningNames, folder: Path, names: Sequence[str]) -> None:
+def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Path]) -> None:
     """Writes the checkpoint of the last finished round.
 
     Args:
         trainer: The trainer, between two rounds.
-        folder: Where checkpoints lie.
-        names: Names of the files, in the order in which they are written.
-
-    Raises:
-        FederatedError: If a callback or the module adds something other than tensors and primitives.
+        run: The run's folder.
+        paths: The files, in the order in which they are written.
     """
     checkpoint = _dump(trainer)
 
     def write() -> None:
-        for name in names:
-            save_checkpoint(checkpoint, folder / f"{name}.ckpt")
-            trainer.client_states.saved(name)
+        for path in paths:
+            save_checkpoint(checkpoint, path)
+            if path.parent.absolute() == run.checkpoints.absolute():
+                trainer.client_states.saved(path.stem, {file.stem for file in run.checkpoints.glob("*.ckpt")})
 
     trainer.processes.from_first(write, "checkpoint")
+
+
+def save_model(trainer: LightningNames, path: Path) -> None:
+    """Writes the model alone, in Lightning's layout: its weights and hyper-parameters.
+
+    Raises:
+        FederatedError: If a client trains, whose model is not the global one.
+    """
+    if isinstance(trainer.train_state, TrainState):
+        if trainer.client is not None and not trainer.interrupted_or_failed:
+            raise FederatedError(
+                "Expected `save_checkpoint` where the module holds the global model, got it while a client trains: "
+                "call it in a hook of a round, such as `on_train_epoch_end`."
+            )
+        if trainer.interrupted_or_failed:
+            trainer.train_state.load_global_model()
+    if trainer.is_global_zero:
+        save_checkpoint(_storable(_model_of(trainer)), path)
 
 
 def save_last_good(trainer: LightningNames, folder: Path) -> None:
@@ -58,18 +76,26 @@ def save_last_good(trainer: LightningNames, folder: Path) -> None:
         rank_zero_warn(f"The model of round {at} could not be written to last_good.ckpt: {error}")
 
 
-def _dump(trainer: LightningNames) -> dict[str, Any]:
-    """Gathers a checkpoint in Lightning's layout, with one more key, ``federated``."""
+def _model_of(trainer: LightningNames) -> dict[str, Any]:
+    """Gathers what Lightning's own checkpoints say of a model."""
     module = trainer.lightning_module
-    checkpoint: dict[str, Any] = {
+    return {
         "epoch": trainer.round,
         "global_step": trainer.train_state.steps_before_round,
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": {name: value.detach().clone() for name, value in module.state_dict().items()},
-        "loops": {},
-        "callbacks": {cb.state_key: state for cb in trainer.callbacks if (state := cb.state_dict())},
+        "loops": None,  # those of Lightning's trainer, which takes them if there are any
+        "callbacks": {},
         "hparams_name": "kwargs",
-        "hyper_parameters": primitives_of(dict(module.hparams)),
+        "hyper_parameters": dict(module.hparams),
+    }
+
+
+def _dump(trainer: LightningNames) -> dict[str, Any]:
+    """Gathers a checkpoint in Lightning's layout, with one more key, ``federated``."""
+    checkpoint: dict[str, Any] = {
+        **_model_of(trainer),
+        "callbacks": {cb.state_key: state for cb in trainer.callbacks if (state := cb.state_dict())},
         "federated": {
             "format": _FORMAT,
             **trainer.train_state.state_dict(trainer.processes.exchange),
@@ -80,8 +106,14 @@ def _dump(trainer: LightningNames) -> dict[str, Any]:
         },
     }
     trainer.hooks("on_save_checkpoint", checkpoint)
-    expect_primitives(checkpoint, "")
-    return checkpoint
+    return _storable(checkpoint)
+
+
+def _storable(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Turns a checkpoint into tensors and primitives; hyper-parameters that are objects are passed again at loading."""
+    parts = {name: checkpoint.pop(name) for name in ("hyper_parameters", "callbacks")}
+    stored = {**primitives_of(checkpoint, ""), "callbacks": primitives_of(parts["callbacks"], "callbacks")}
+    return {**stored, "hyper_parameters": primitives_of(parts["hyper_parameters"], "hyper_parameters", say=False)}
 
 
 def _methods(trainer: LightningNames) -> list[str]:

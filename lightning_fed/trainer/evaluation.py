@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -125,6 +126,8 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: i
     if limit == 0:
         return []
     outputs: list[list[Any]] = []
+    # What Lightning's writers of predictions read; which samples a batch has is not known, as of many loaders there.
+    trainer.predict_loop = SimpleNamespace(current_batch_indices=[])
     recorder = MetricRecorder()
     with _stage(trainer, RunningStage.PREDICTING), _eval_mode(module, "predict"), recording(module, recorder):
         trainer.hooks("on_predict_start")
@@ -133,6 +136,8 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: i
             with trainer.processes.working_alone():
                 own = dict(_run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
             outputs.append(_in_order(trainer.processes, own))
+        trainer.predict_loop.predictions = outputs[0] if len(outputs) == 1 else outputs
+        trainer.predict_loop.epoch_batch_indices = [[] for _ in outputs]
         _seed(trainer, "predict", len(loaders))
         trainer.hooks("on_predict_epoch_end")
         trainer.hooks("on_predict_end")

@@ -1,6 +1,8 @@
 """What a run needs before its first batch: Fabric, checks of the module, device and precision."""
 
 import os
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,12 +46,19 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: str, p
             f"Expected `--trainer.accelerator`, `devices`, `strategy` and `precision` to fit this machine, but Fabric "
             f"refuses them: {' '.join(str(error).split())}"
         ) from error
+    fabric.strategy.remove_checkpoint = partial(_remove_checkpoint, fabric)  # type: ignore[attr-defined]  # as Trainer's has
     if fabric.world_size > 1 and not isinstance(fabric.strategy, ClientsStrategy):
         raise FederatedError(
             f"Expected `--trainer.strategy` to be auto or {NAME} for {fabric.world_size} processes, got {strategy!r}: "
             "others share gradients or parts of one model, but each process trains clients of its own."
         )
     return fabric
+
+
+def _remove_checkpoint(fabric: Fabric, path: str) -> None:
+    """Removes a file, as Lightning's checkpoint callbacks ask the strategy to."""
+    if fabric.is_global_zero:
+        Path(path).unlink(missing_ok=True)
 
 
 def _started_by_torchrun() -> tuple[int, int] | None:

@@ -91,6 +91,7 @@ class LightningNames:
     loggers: list[Logger]
     val_loaders: dict[str, Any]
     test_loaders: dict[str, Any]
+    predict_loop: Any
 
     # What fit works on
 

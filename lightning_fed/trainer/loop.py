@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage
 
 from lightning_fed.callbacks import FederatedCheckpoint
+from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate
@@ -49,6 +50,7 @@ class RoundLoop:
         self.engine = make_engine(self.state, self.options.local, trainer.hooks, self.reducer)
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
+        self.stock = next((cb for cb in trainer.callbacks if isinstance(cb, StockCallbacks)), None)
 
     def run(self) -> None:
         """Evaluates round 0 if the run is new, then trains until the last round, a stop or a signal."""
@@ -79,6 +81,7 @@ class RoundLoop:
         trainer.state.stage = RunningStage.TRAINING
         self._seed(at=1)
         cohort = self._draw_cohort()
+        self._note(LoggedMetrics(self._learning_rates(), {}, {}))
         with recording(self.module, self.recorder):
             trainer.hooks("on_train_epoch_start")
             trainer.hooks("on_round_start", cohort, module=False)
@@ -129,6 +132,12 @@ class RoundLoop:
         self.state.load_global_model()
         trainer.hooks("on_after_server_step", update, module=False)
 
+    def _learning_rates(self) -> dict[str, float]:
+        """Returns what every client of the round begins with, by column: ``lr``, or ``lr/K`` for the K-th group."""
+        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups if "lr" in group]
+        names = ["lr"] if len(groups) == 1 else [f"lr/{number}" for number in range(1, len(groups) + 1)]
+        return {name: float(group["lr"]) for name, group in zip(names, groups, strict=True)}
+
     def _count(self, cohort: Cohort, update: ReducedUpdate, trained: float) -> None:
         """Adds to the run's totals and says how many clients took part."""
         totals = self.trainer.totals
@@ -174,6 +183,8 @@ class RoundLoop:
         self._agree()
         self.log.log_round({"round": trainer.round, **self.row, "time/round": time.perf_counter() - started})
         self.state.finished_round = trainer.round
+        if self.stock is not None:
+            self.stock.save(trainer, self.module)
         self._save(final=not self._continues())
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 

@@ -29,7 +29,7 @@ from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import ClientSampler, UniformSampler
 from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
-from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good
+from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.lightning_arguments import with_aliases
@@ -219,7 +219,23 @@ class FederatedTrainer(LightningNames):
     def save_checkpoints(self, *names: str) -> None:
         """Writes the checkpoint of the last finished round under these names, one after the other, if any is kept."""
         if self.run is not None and names:
-            save_checkpoints(self, self.run.checkpoints, names)
+            save_checkpoints(self, self.run, [self.run.checkpoints / f"{name}.ckpt" for name in names])
+
+    def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        """Writes a checkpoint that this trainer and Lightning's read, as Lightning's trainer does.
+
+        Between two rounds, where ModelCheckpoint saves, a run can be resumed from it; else it holds the model alone.
+
+        Args:
+            filepath: The file.
+            weights_only: Whether it holds the model alone in any case.
+            storage_options: Of no use here: files are written to disks.
+        """
+        finished = isinstance(self.train_state, TrainState) and self.round == self.finished_round
+        if finished and self.run is not None and not weights_only:
+            save_checkpoints(self, self.run, [Path(filepath)])
+        else:
+            save_model(self, Path(filepath))
 
     def save_last_good(self) -> None:
         """Writes the weights of the last finished round as ``last_good``, where a ``fit`` with a run folder failed."""
@@ -394,7 +410,7 @@ class FederatedTrainer(LightningNames):
         if model is None and self.lightning_module is not None:
             model, datamodule = self.lightning_module, self.datamodule if datamodule is None else datamodule
             if weights is None:
-                ckpt_path = self.books.own_checkpoint(ckpt_path)
+                ckpt_path = self.books.own_checkpoint(self, ckpt_path)
         model = expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
         with attached(self, model, expect_datamodule(datamodule), TrainerFn(name)):
             weights, option = self.books.find_weights(self, ckpt_path, weights)

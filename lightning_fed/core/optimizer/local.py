@@ -43,7 +43,7 @@ class LocalOptimizer:
         except ValueError as error:  # what torch says of a bad option, such as a negative learning rate
             raise FederatedError(
                 f"Expected `{type(module).__name__}.configure_optimizers` to build an optimizer, but it refuses: "
-                f"{error}; change `--optimizer`, `--lr_scheduler` or those of `--model`."
+                f"{error}; change `--model.optimizer`, `--model.lr_scheduler`, `--optimizer` or `--lr_scheduler`."
             ) from error
         self.optimizers, self.schedulers = parse_configured(module, configured)
         self.optimizer, self._automatic = self.optimizers[0], module.automatic_optimization

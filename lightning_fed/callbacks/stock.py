@@ -1,0 +1,134 @@
+"""Lightning's own callbacks whose hooks are about batches and epochs: called once a round, where that has a meaning."""
+
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
+
+from lightning_fed.core.updates import ReducedUpdate
+from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback, is_stock
+
+__all__ = ["StockCallbacks"]
+
+_ACCELERATORS: dict[str, Any] = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator}
+
+
+class _Columns:
+    """A logger that makes columns of the round's row of what a callback sends to loggers."""
+
+    group_separator = "/"
+
+    def __init__(self, module: LightningModule) -> None:
+        self._module = module
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self._module.log_dict({name: float(value) for name, value in metrics.items()}, batch_size=1)
+
+
+class _RoundView:
+    """A trainer as one of Lightning's callbacks reads it at the end of a round, which is its epoch.
+
+    Args:
+        trainer: The trainer.
+        **instead: What it reads in place of the trainer's attributes.
+    """
+
+    def __init__(self, trainer: Any, **instead: Any) -> None:
+        self._trainer = trainer
+        at = torch.tensor(trainer.round)
+        self.current_epoch = trainer.round - 1  # it counts from 0, and asks whether the next one is a multiple
+        self.callback_metrics = {**trainer.callback_metrics, "epoch": at, "round": at}
+        self.num_val_batches = [1] if trainer.val_loaders else [0]
+        self.ckpt_path = getattr(trainer, "ckpt_path", None)
+        self.fit_loop = SimpleNamespace(
+            epoch_loop=SimpleNamespace(
+                _batches_that_stepped=trainer.round, val_loop=SimpleNamespace(_has_run=trainer.validated)
+            )
+        )
+        self._logger_connector = SimpleNamespace(should_update_logs=True)
+        vars(self).update(instead)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+
+class StockCallbacks(FederatedCallback):
+    """Calls the hooks that ``hooks.ONCE_A_ROUND`` keeps from Lightning's own callbacks, once a round.
+
+    ModelCheckpoint saves between two rounds, monitors make columns of the round's row, and averages of weights are
+    those of the global model, a round being a step.
+    """
+
+    def __init__(self) -> None:
+        self._as_given: dict[int, dict[str, Any]] = {}
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Gives each run's ModelCheckpoint the folder of the run, unless it has one of its own."""
+        for callback in _of(trainer, "ModelCheckpoint"):
+            if stage == "fit":  # as it was given: a further run starts without the best values of the one before
+                given = self._as_given.setdefault(id(callback), deepcopy(vars(callback)))
+                vars(callback).update(deepcopy(given))
+            run = trainer.run
+            root = trainer.default_root_dir if run is None else run.path
+            callback.setup(_RoundView(trainer, loggers=[], default_root_dir=str(root)), pl_module, stage)
+            shared = run is not None and str(callback.dirpath) == str(run.checkpoints)
+            if shared and callback.save_last and callback.CHECKPOINT_NAME_LAST == "last":
+                callback.last_model_path = str(run.checkpoints / "last.ckpt")  # the trainer writes the same file
+        for callback in _of(trainer, "DeviceStatsMonitor"):
+            try:
+                callback.setup(_RoundView(trainer, loggers=[_Columns(pl_module)]), pl_module, stage)
+            except ModuleNotFoundError as error:
+                raise FederatedError(f"DeviceStatsMonitor cannot start: {' '.join(str(error).split())}") from error
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Lets averages of weights begin at the model that the run begins with."""
+        for callback in _of(trainer, "LearningRateMonitor"):
+            callback.on_train_start(self._monitoring(trainer, pl_module))
+        for callback in _of(trainer, "WeightAveraging"):
+            if not trainer.resumed:  # it has copied the model before weights were loaded
+                callback._average_model.module.load_state_dict(pl_module.state_dict())
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Lets monitors log what they log of a batch or an epoch."""
+        view = self._monitoring(trainer, pl_module)
+        for callback in _of(trainer, "LearningRateMonitor"):
+            callback.on_train_epoch_start(view)
+            callback.on_train_batch_start(view)
+        for callback in _of(trainer, "DeviceStatsMonitor"):
+            callback.on_train_batch_start(view, pl_module, None, 0)
+
+    def on_after_server_step(self, trainer: Any, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Lets averages of weights take in the new global model."""
+        view = self._monitoring(trainer, pl_module)
+        for callback in _of(trainer, "WeightAveraging"):
+            callback.on_train_batch_end(view, pl_module, None, None, 0)
+        for callback in _of(trainer, "DeviceStatsMonitor"):
+            callback.on_train_batch_end(view, pl_module, None, None, 0)
+
+    def save(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Lets every ModelCheckpoint save what is due after the current round.
+
+        Raises:
+            FederatedError: If one monitors what is not logged.
+        """
+        for callback in _of(trainer, "ModelCheckpoint"):
+            view = _RoundView(trainer)
+            try:
+                if trainer.validated:
+                    callback.on_validation_end(view, pl_module)
+                callback.on_train_epoch_end(view, pl_module)
+            except MisconfigurationException as error:
+                raise FederatedError(f"ModelCheckpoint cannot go on: {' '.join(str(error).split())}") from error
+
+    def _monitoring(self, trainer: Any, pl_module: LightningModule) -> _RoundView:
+        accelerator = _ACCELERATORS[trainer.strategy.root_device.type]()
+        return _RoundView(trainer, loggers=[_Columns(pl_module)], global_step=trainer.round, accelerator=accelerator)
+
+
+def _of(trainer: Any, kind: str) -> list[Any]:
+    return [callback for callback in trainer.callbacks if is_stock(callback, kind)]
