@@ -18,6 +18,7 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.start_gradients import ComputedStartGradients
+from lightning_fed.engines.watch import ModuleWatch
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.hooks import HookCaller
 
@@ -52,6 +53,7 @@ class Engine(ABC):
         self.divergence = DivergenceWatch(state, options, self.processes)
         most = state.source.batch_size if options.local_steps is not None else None
         self.assignment = Assignment(self.processes, (state.client_states, state.buffers), most)
+        self.watch = ModuleWatch(state)
         self._set_up_gradients()
 
     def _set_up_gradients(self) -> None:
@@ -102,6 +104,7 @@ class Engine(ABC):
         self.max_steps = self.samples = self.end_samples = 0
         self.optimizer.start_round()
         state.buffers.start_round()
+        self.watch.expect_parameters()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = state.weights.to(state.vector.dtype)
         clients = self._exchange(cohort, own)
@@ -109,6 +112,7 @@ class Engine(ABC):
             for update in self.updates(clients):
                 self._enter(update)
             self.recorder.position = self.reducer.last_id
+        self.watch.expect_parameters()
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
         if self.processes.size > 1:
             self._gather_training()

@@ -70,7 +70,9 @@ class SequentialEngine(Engine):
         state.client = client
         for hook in self.client_start_hooks:
             hook(client)
+        self.watch.start_client()
         steps = self._run_local_steps(client)
+        self.watch.end_client()
         self._take_in_moved()
         state.client, state.local_step, self.recorder.batch_size = None, 0, 1
         state.displacement = None

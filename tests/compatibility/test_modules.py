@@ -204,3 +204,93 @@ def test_stock_callbacks_of_the_other_package_are_refused(tmp_path):
     other: Any = pytest.importorskip("pytorch_lightning")
     with pytest.raises(FederatedError, match=r"EarlyStopping of lightning\.pytorch"):
         federated_trainer(tmp_path, other.callbacks.EarlyStopping("val/loss"))
+
+
+class Remembers(Classifier):
+    """Keeps something from step to step in an attribute, in one of the ways of public modules."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.hidden, self.count, self.seen, self.cache = what, None, 0, [], None
+        self.losses: list[Any] = []
+        self.by_name: dict[str, Any] = {"train": []}
+        self.register_buffer("kept", torch.zeros(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        if self.what == "hidden":
+            self.hidden = self(batch[0]).mean(0).detach()
+        elif self.what == "count":
+            self.count += 1
+        elif self.what == "seen":
+            self.seen = [batch_idx, loss.detach()]
+        elif self.what == "outputs":
+            self.losses.append(loss.detach())
+            self.by_name["train"].append(loss.detach())
+        elif self.what == "buffer":
+            self.kept += 1
+        elif self.cache is None:
+            self.cache = torch.ones(3)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.losses.clear()
+
+
+@pytest.mark.parametrize("what", ["hidden", "count", "seen"])
+def test_attributes_that_pass_from_client_to_client_are_named_once(tmp_path, what, recwarn):
+    trained(tmp_path, Remembers(what), 8, 8, 8, max_rounds=2)
+    said = [str(warning.message) for warning in recwarn if "the next client finds it so" in str(warning.message)]
+    assert len(said) == 1
+    assert f"changes `{what}` of Remembers" in said[0]
+
+
+@pytest.mark.parametrize("what", ["outputs", "buffer", "cache"])
+def test_what_is_gathered_for_the_rounds_end_is_not_named(tmp_path, what, recwarn):
+    trained(tmp_path, Remembers(what), 8, 8, 8, max_rounds=2)
+    assert not [warning for warning in recwarn if "the next client finds it so" in str(warning.message)]
+
+
+def test_a_count_of_many_clients_at_once_is_named_too(tmp_path):
+    with pytest.warns(UserWarning, match="changes `count` of Remembers"):
+        trained(tmp_path, Remembers("count"), 8, 8, max_rounds=2, engine="vectorized")
+
+
+@pytest.mark.parametrize(
+    ("hook", "engine"),
+    [
+        ("on_fit_start", "sequential"), ("on_train_start", "vectorized"), ("on_train_epoch_start", "sequential"),
+        ("training_step", "sequential"),
+    ],
+)  # fmt: skip
+def test_parameters_replaced_during_fit_are_refused(tmp_path, hook, engine):
+    class Replaces(Classifier):
+        def replace(self) -> None:
+            self.net = nn.Linear(FEATURES, CLASSES)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if hook == "training_step" and batch_idx == 1:
+                self.replace()
+            return super().training_step(batch, batch_idx)
+
+    module = Replaces()
+    if hook != "training_step":
+        setattr(module, hook, module.replace)
+    with pytest.raises(FederatedError, match=r"`net\.weight` of Replaces.*`configure_model`") as error:
+        trained(tmp_path, module, 24, engine=engine)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_networks_built_in_configure_model_train(tmp_path, engine):
+    class Late(Classifier):
+        def __init__(self) -> None:
+            super().__init__(nn.Identity())
+
+        def configure_model(self) -> None:
+            if isinstance(self.net, nn.Identity):
+                self.net = nn.Linear(FEATURES, CLASSES)
+
+    module = Late()
+    trained(tmp_path, module, 8, 16, engine=engine)
+    assert weights(module).numel() == CLASSES * (FEATURES + 1)

@@ -62,7 +62,9 @@ class VectorizedEngine(Engine):
         batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx)
         log = LaneLog(len(clients))
         self._start_clients(batches, clients)
+        self.watch.start_client()
         options = self._run_steps(batches, log)
+        self.watch.end_client()
         if moved := self.state.buffers.frozen.moved():
             raise refusal(CannotStack(f"training moves `{next(iter(moved))}`, which is frozen"))
         self.samples += batches.samples
