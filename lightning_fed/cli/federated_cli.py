@@ -41,8 +41,9 @@ _OPTIMIZATION = ("optimizer", "lr_scheduler")
 
 _DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
 _EPILOG = (
-    "Two further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
-    "`lightning-fed report RUNS` makes tables and plots over finished runs. Add --debug to any command for the "
+    "Three further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
+    "`lightning-fed report RUNS` makes tables and plots over finished runs, `lightning-fed configs` lists the "
+    "configurations that come with the package. Add --debug to any command for the "
     "traceback of a mistake."
 )
 _CLIENT_HELP = (

@@ -31,6 +31,10 @@ def _run(words: list[str]) -> None:
         from lightning_fed.cli.report_command import main as report
 
         raise SystemExit(report(words[1:]))
+    if words[:1] == ["configs"]:
+        from lightning_fed.cli.configs_command import main as configs
+
+        raise SystemExit(configs(words[1:]))
     _hide_parser_deprecations()
     _make_working_folder_importable()
     if words[:1] == ["data"]:

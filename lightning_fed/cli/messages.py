@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
 
+from lightning_fed.cli.configs_command import shipped_configs
 from lightning_fed.cli.suggestions import class_options, classes_for, command_options, did_you_mean, listing, own_first
 
 __all__ = ["explain"]
 
 _COMMAND_FIRST = "Expected the command before its options, as in `lightning-fed fit --config FILE --trainer.name mine`."
-_COMMANDS = ("fit", "validate", "test", "predict", "data", "report")
+_COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "configs")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>\w+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
 )
@@ -160,7 +161,10 @@ def _file(parser: ArgumentParser, flat: str) -> str:
     if flat.startswith("Unexpected config:"):
         return f"Expected {path or 'the configuration'} given to `--config` to hold options as `name: value`, got none."
     if match := _MISSING_FILE.match(flat):
-        return f"Expected `--{match['key']}` to name a file, got {match['path']!r}, which is missing or cannot be read."
+        meant = did_you_mean(os.path.basename(match["path"]), shipped_configs()) if match["key"] == "config" else ""
+        ending = f"; did you mean `{meant}`?" if meant else "."
+        expected = f"Expected `--{match['key']}` to name a file, got {match['path']!r}"
+        return f"{expected}, which is missing or cannot be read{ending}"
     return ""
 
 

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.cli.class_change import class_rules
+from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
@@ -89,7 +90,8 @@ class FederatedArgumentParser(LightningArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]  # passes on what it gets
         """Parses words of the command line; a class that changes takes none of the former one's arguments."""
         with class_rules(), _mistakes_end(self):
-            config: Namespace = super().parse_args(own_words(sys.argv[1:] if args is None else args), *more, **kwargs)
+            words = with_found_configs(own_words(sys.argv[1:] if args is None else args))
+            config: Namespace = super().parse_args(words, *more, **kwargs)
         return config
 
     def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:

@@ -1,0 +1,95 @@
+"""The configurations that come with the package, by name: ``lightning-fed configs [NAMES...] [--copy FOLDER]``."""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import lightning_fed
+from lightning_fed.errors import FederatedError
+
+__all__ = ["find_config", "main", "shipped_configs", "with_found_configs"]
+
+_OPTIONS = ("--config", "-c")
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Returns the files by name, such as ``aggregator/gma``."""
+    package = Path(lightning_fed.__file__).parent
+    # Within an installed package, beside it in a checkout.
+    folder = next((place for place in (package / "configs", package.parent / "configs") if place.is_dir()), package)
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def find_config(name: str) -> str:
+    """Returns the file that a name given as ``--config`` means: one on disk first, else one that is shipped."""
+    if Path(name).exists():
+        return name
+    found = shipped_configs().get(name.removeprefix("configs/").removesuffix(".yaml"))
+    return name if found is None else str(found)
+
+
+def with_found_configs(words: Sequence[str]) -> list[str]:
+    """Puts files in the place of names among the words of a command line."""
+    found: list[str] = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if equals and option in _OPTIONS:
+            word = f"{option}={find_config(value)}"
+        elif found and found[-1] in _OPTIONS:
+            word = find_config(word)
+        found.append(word)
+    return found
+
+
+def main(argv: list[str]) -> int:
+    """Lists the configurations, or copies them; returns 0.
+
+    Raises:
+        FederatedError: If a name is unknown, or a file is there already.
+    """
+    parser = argparse.ArgumentParser(
+        prog="lightning-fed configs",
+        description="The configurations that come with the package, by the names that `--config` takes.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAMES", help="names or groups (default: all)")
+    parser.add_argument("--copy", type=Path, metavar="FOLDER", help="copy them there, to be changed")
+    options = parser.parse_args(argv)
+    chosen = _chosen(options.names)
+    for name, path in chosen.items():
+        if options.copy is None:
+            print(f"{name:<45} {_first_sentence(path)}")
+        else:
+            print(_copy(path, options.copy / f"{name}.yaml"))
+    return 0
+
+
+def _chosen(names: Sequence[str]) -> dict[str, Path]:
+    known = shipped_configs()
+    wanted = [name.removeprefix("configs/").removesuffix(".yaml").rstrip("/") for name in names]
+    for name in wanted:
+        if not any(f"{path}/".startswith(f"{name}/") for path in known):
+            raise FederatedError(
+                f"Expected the name of a configuration, got {name!r}: `lightning-fed configs` lists all."
+            )
+    taken = {path for path in known for name in wanted if f"{path}/".startswith(f"{name}/")} if wanted else set(known)
+    return {name: path for name, path in known.items() if name in taken}
+
+
+def _first_sentence(path: Path) -> str:
+    """Returns what the comment at the head of a file says first."""
+    lines = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    text = " ".join(lines)
+    return text if len(text) <= 75 else f"{text[:72]}..."
+
+
+def _copy(source: Path, target: Path) -> Path:
+    if target.exists():
+        raise FederatedError(f"Expected to copy to {target}, which is there already: give another folder as `--copy`.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    return target
