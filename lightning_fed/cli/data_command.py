@@ -45,7 +45,7 @@ class _DataCLI(FederatedCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds all that ``fit`` takes, and where pictures go."""
         super().add_arguments_to_parser(parser)
-        parser.add_method_arguments(FederatedTrainer, "fit", skip={"model", "datamodule"})
+        parser.add_method_arguments(FederatedTrainer, "fit", skip=set(self.subcommands()["fit"]))
         parser.add_argument("--output", type=str | None, default=None, help="Folder for pictures (default: data-NAME).")
 
     def instantiate_classes(self) -> None:
@@ -79,7 +79,7 @@ def main(words: list[str]) -> int:
         )
     datamodule.setup("fit")
     print(overview(datamodule))
-    folder = Path(cli.options["output"] or f"data-{type(datamodule).__name__}")
+    folder = Path(cli.options["output"] or f"data-{type(datamodule.source or datamodule).__name__}")
     print("\nwritten: " + ", ".join(str(path) for path in _write(datamodule, folder)))
     return 0
 

@@ -1,6 +1,7 @@
 """LightningCLI for a FederatedTrainer, with two more groups: ``aggregator`` and ``client``."""
 
 from collections.abc import Sequence
+from pydoc import locate
 from types import MethodType
 from typing import Any
 
@@ -11,6 +12,7 @@ from lightning.pytorch.cli import (
     LightningArgumentParser,
     LightningCLI,
     SaveConfigCallback,
+    _InstantiatorFn,
     instantiate_class,
 )
 from lightning.pytorch.utilities import rank_zero_info
@@ -29,6 +31,7 @@ from lightning_fed.cli.data_links import fill_from_data, linked_arguments
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 
@@ -73,6 +76,18 @@ class _SaveRunConfig(SaveConfigCallback):
         super().__init__(parser, config, **kwargs)
 
 
+class _DataInstantiator(_InstantiatorFn):
+    """Gives the options of ``--data`` to the class that they are of: a ``source`` within it saves its own."""
+
+    def __call__(self, class_type: Any, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
+        self.cli._dump_config()
+        named = self.cli.config_dump.get(self.key, {}).get("class_path")
+        if named is None or locate(named) is class_type:
+            links = applied_instantiation_links
+            return super().__call__(class_type, *args, applied_instantiation_links=links, **kwargs)
+        return class_type(*args, **kwargs)
+
+
 class FederatedCLI(LightningCLI):
     """The command line of a federated run.
 
@@ -87,7 +102,6 @@ class FederatedCLI(LightningCLI):
         """Parses, builds and runs the command."""
         defaults: dict[str, Any] = {
             "trainer_class": FederatedTrainer,
-            "datamodule_class": LightningDataModule,
             "subclass_mode_data": True,
             "parser_class": FederatedArgumentParser,
             "parser_kwargs": {
@@ -106,7 +120,8 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Commands that need a trainer, and the arguments of its methods that the CLI fills itself."""
-        return {name: {"model", "datamodule"} for name in ("fit", "validate", "test", "predict")}
+        evaluations = {name: {"model", "datamodule", "dataloaders"} for name in ("validate", "test", "predict")}
+        return {"fit": {"model", "datamodule", "train_dataloaders", "val_dataloaders"}, **evaluations}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the groups ``aggregator`` and ``client``; both end up among ``trainer.callbacks``."""
@@ -128,9 +143,12 @@ class FederatedCLI(LightningCLI):
         options = self.config[command] if command else self.config
         if not isinstance(options.trainer, Namespace):
             parser.error(f'Parser key "trainer": Expected a mapping of options. Got value: {options.trainer}')
+        if options.get("data") is None and not _brings_data(options.model, command):
+            parser.error("the following arguments are required: data")
 
     def _add_instantiators(self) -> None:
         super()._add_instantiators()
+        self.parser.add_instantiator(_DataInstantiator(cli=self, key="data"), LightningDataModule)
         # For every other class as well, so that the parser keeps what its constructor raises.
         self.parser.add_instantiator(_build, object)
 
@@ -194,7 +212,7 @@ class FederatedCLI(LightningCLI):
         options = vars(self._options(config))
         for key in options.keys() - {"data"}:
             del options[key]
-        return self._get(self.parser.instantiate_classes(config), "data")
+        return adopt(self._get(self.parser.instantiate_classes(config), "data"))
 
     def _options(self, config: Namespace) -> Namespace:
         options: Namespace = config.get(str(self.subcommand), config)
@@ -214,6 +232,14 @@ class FederatedCLI(LightningCLI):
         number = self.trainer.interrupted
         if number is not None:
             exit_with(self.trainer.stop_message if self.trainer.is_global_zero else "", 128 + number)
+
+
+def _brings_data(model: Any, command: str | None) -> bool:
+    """Whether the class of the model, as it was given, may have the loaders of a command itself."""
+    found = locate(model.class_path) if isinstance(model, Namespace) and "class_path" in model else None
+    stage = {None: "train", "fit": "train", "validate": "val"}.get(command, command)
+    loader = f"{stage}_dataloader"
+    return not isinstance(found, type) or getattr(found, loader, None) is not getattr(LightningModule, loader)
 
 
 def _build(class_type: type, *args: Any, **kwargs: Any) -> Any:

@@ -47,6 +47,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("wrong type", r"Expected an? (?P<detail>(?!path but).+?)"),
     )
 )
+_GIVES_DATA = ("--data", "--config", "-c")
 _ABOUT_KEY = re.compile(r"(Subtypes|Given value): (.*)")
 _RANKS = [kind for kind, _ in _KINDS]
 _TENSOR = "<class 'torch.Tensor'>"
@@ -178,7 +179,7 @@ def _finding(parser: ArgumentParser, message: str) -> str:
     if finding.kind == "unknown option":
         return _unknown_option(parser, (*finding.keys, *finding.name.split(".")), finding.class_path)
     if finding.kind == "missing":
-        return _missing(finding)
+        return _missing(parser, finding)
     return (_wrong_type if finding.kind == "wrong type" else _wrong_class)(parser, finding)
 
 
@@ -216,12 +217,16 @@ def _unknown_option(parser: ArgumentParser, keys: tuple[str, ...], class_path: s
     return f"There is no option `--{name}`{_source(parser, keys)}; {asked}"
 
 
-def _missing(finding: _Finding) -> str:
+def _missing(parser: ArgumentParser, finding: _Finding) -> str:
     names = [name.strip() for name in finding.name.split(",")]
     if finding.class_path:
         options = [_option((*finding.keys, name)) for name in names]
         return f"Expected a value for {listing(options)}, which {finding.class_path.rsplit('.', 1)[1]} needs, got none."
-    options = [_option(tuple(name.split(".")[1:] or [name])) for name in names]
+    keys = [tuple(name.split(".")[1:] or [name]) for name in names]
+    # A model may bring its data, so only the model is asked for; who gave nothing at all mostly needs both.
+    if keys == [("model",)] and not any(word.startswith(_GIVES_DATA) for word in getattr(parser, "args", ())):
+        keys.insert(0, ("data",))
+    options = [_option(key) for key in keys]
     return f"Expected {listing(options)} on the command line or in a file given to `--config`, got none."
 
 

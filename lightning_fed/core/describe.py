@@ -4,6 +4,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningDataModule
 
 __all__ = ["describe"]
 
@@ -33,11 +34,13 @@ def describe(value: Any) -> Any:
 
 
 def _is_simple(value: Any) -> bool:
-    """Leaves out data sets, modules and tensors, which have no short name."""
+    """Leaves out data sets, modules and tensors, which have no short name; a data module is known by its class."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return len(value) < 100 and all(map(_is_simple, value))
     if value is None or isinstance(value, (bool, int, float, str)):
+        return True
+    if isinstance(value, LightningDataModule):
         return True
     return type(value).__module__.startswith("lightning_fed.") and not isinstance(value, torch.nn.Module)

@@ -96,6 +96,7 @@ class AugmentedSource:
         self.unaugmented = source
         self.sizes = source.sizes
         self.batch_size = source.batch_size
+        self.drop_last = getattr(source, "drop_last", False)
         self._augmentation = augmentation
 
     def to(self, device: torch.device | str) -> Self:

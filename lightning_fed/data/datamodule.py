@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import DataLoader, Subset
 
 from lightning_fed.core.seeding import run_seed
+from lightning_fed.data.adapters.modules import SourceModule
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
+from lightning_fed.data.collation import CheckedCollate, Collate, Loading
 from lightning_fed.data.description import Divided, name_skew, name_targets
 from lightning_fed.data.division import Division, DivisionOptions, HeldOut, ValSplit, divide
 from lightning_fed.data.evaluation import JoinedBatches, eval_loader, expect_free_names, join_tests, worker_options
@@ -37,10 +39,10 @@ class FederatedDataModule(LightningDataModule):
     the same order. Nothing is loaded before it is needed.
 
     Args:
-        train_dataset: Training samples of all clients together.
+        train_dataset: Training samples of all clients together; none where they come from ``source``.
         partitioner: How the samples are split over the clients.
         num_clients: Number of clients, those of ``unseen_clients`` included; None for one for each user (``ByUser``).
-        batch_size: Samples per local training batch.
+        batch_size: Samples per local training batch; those of the source's training loader, or 32, if not given.
         eval_batch_size: Samples per batch in validation, test and prediction.
         val_dataset: Central validation set.
         test_dataset: Central test set, or several by name.
@@ -49,7 +51,7 @@ class FederatedDataModule(LightningDataModule):
         split_seed: Seed of the split, of all that is held out and of the skew; the run's seed if not given.
         targets: One target per training sample; found in ``train_dataset`` if not given.
         in_memory: Whether data that is in memory as tensors is read without a data loader.
-        num_workers: Worker processes of a data loader.
+        num_workers: Worker processes of a data loader; as many as the source's has, or none, if not given.
         augmentation: Random changes of the inputs of local training batches; none if not given.
         skew: What samples look like depending on the client; they look as they are if not given. Each test set becomes
             two, ``seen_schemes`` (as at the clients) and ``new_scheme`` (as at none of them).
@@ -59,14 +61,19 @@ class FederatedDataModule(LightningDataModule):
         unseen_clients: How many clients, a number or a share, do not train; their samples are the test set ``unseen``,
             with their users' test samples where those are known.
         client_test_fraction: Share of each client's samples held out, rounded down, as test set ``clients``; in [0, 1).
+        collate_fn: Makes a batch of a list of samples; the source's, or torch's ``default_collate``, if not given.
+        drop_last: Whether local training leaves out a client's last batch where it is short (clients with less than a
+            whole batch are skipped); as the source's training loader does, or not, if not given.
+        source: A LightningDataModule that knows nothing of clients: the data set of its ``train_dataloader`` is split,
+            its validation, test and predict loaders are used as they are.
     """
 
     def __init__(
         self,
-        train_dataset: AnyDataset | None,
+        train_dataset: AnyDataset | None = None,
         partitioner: Partitioner = IID(),  # noqa: B008 - holds no state
         num_clients: int | None = 10,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         eval_batch_size: int = 512,
         val_dataset: AnyDataset | None = None,
         test_dataset: AnyDataset | dict[str, AnyDataset] | None = None,
@@ -75,37 +82,53 @@ class FederatedDataModule(LightningDataModule):
         split_seed: int | None = None,
         targets: Any = None,
         in_memory: bool = True,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         augmentation: Augmentation | None = None,
         skew: FeatureSkew | None = None,
         users: Any = None,
         val_split: ValSplit = "central",
         unseen_clients: int | float = 0,
         client_test_fraction: float = 0.0,
+        collate_fn: Collate | None = None,
+        drop_last: bool | None = None,
+        source: LightningDataModule | None = None,
     ) -> None:
         super().__init__()
-        if num_clients is not None:
-            expect_count("--data.num_clients", num_clients)
-        expect_count("--data.batch_size", batch_size)
         expect_count("--data.eval_batch_size", eval_batch_size)
-        expect_count("--data.num_workers", num_workers, least=0)
-        if split_seed is not None:
-            expect_count("--data.split_seed", split_seed, least=0)
+        for name, count, least in (
+            ("num_clients", num_clients, 1), ("batch_size", batch_size, 1), ("num_workers", num_workers, 0),
+            ("split_seed", split_seed, 0),
+        ):  # fmt: skip
+            if count is not None:
+                expect_count(f"--data.{name}", count, least)
         self.partitioner = partitioner
         self.num_clients = num_clients
-        self.batch_size = batch_size
+        self.batch_size, self.num_workers = batch_size, num_workers
+        self.collate_fn, self.drop_last = collate_fn, drop_last
         self.eval_batch_size = eval_batch_size
         self.held_out = DivisionOptions(val_fraction, val_split, unseen_clients, client_test_fraction)
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.in_memory = in_memory
-        self.num_workers = num_workers
         self.augmentation = augmentation
         self.skew = skew
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets)
         self._users = users
         self._loaded: LoadedData | None = None
         self._divided: Divided | None = None
+        self._source_loading = Loading()
+        self.source = source
+        self._source: SourceModule | None = None
+        if source is None:  # what is None otherwise is the source's
+            self.batch_size, self.num_workers = batch_size or Loading.batch_size, num_workers or 0
+        else:
+            self._source = SourceModule(source, self._context)
+            self._source.expect_alone(
+                train_dataset=train_dataset, val_dataset=val_dataset, test_dataset=test_dataset,
+                predict_dataset=predict_dataset, skew=skew,
+            )  # fmt: skip
+            self.prepare_data_per_node = source.prepare_data_per_node
+            vars(self).update(self._source.transfers())
 
     def load_datasets(self) -> Datasets:
         """Returns the data sets; override it (or subclass ``BundledDataModule``) to bring your own.
@@ -114,6 +137,8 @@ class FederatedDataModule(LightningDataModule):
             FederatedError: If no training set was given.
         """
         train, val, test, predict, targets = self._given
+        if self._source is not None:
+            train, self._source_loading = self._source.train_set()
         if train is None:
             raise FederatedError(
                 "Expected `--data.train_dataset` to be a data set, got none: give one, or choose a data module that "
@@ -121,14 +146,49 @@ class FederatedDataModule(LightningDataModule):
             )
         return Datasets(train, val, test, predict, targets, users=self._users)
 
+    def prepare_data(self) -> None:
+        """Lets the source, if there is one, prepare its data."""
+        if self._source is not None:
+            self._source.prepare()
+
     def setup(self, stage: str | None = None) -> None:
-        """Loads the data and builds the split; calling it again changes nothing while the seed stays the same."""
-        self._divide()
+        """Loads the data and builds the split; calling it again changes nothing while the seed stays the same.
+
+        What evaluates alone needs no split of a source's training data, and does not load them.
+        """
+        if self._source is not None and stage not in (None, "fit"):
+            self._source.set_up(stage)
+        else:
+            self._divide()
+
+    def teardown(self, stage: str) -> None:
+        """Lets the source tear down, and forgets what it may have thrown away."""
+        if self._source is not None and self._source.tear_down(stage):
+            self._loaded = self._divided = None
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tells the source of a failure."""
+        if self.source is not None:
+            self.source.on_exception(exception)
+
+    def __getattr__(self, name: str) -> Any:
+        """Looks in the source for what is missing here, such as a vocabulary that the model asks its data for."""
+        if name.startswith("_") or vars(self).get("source") is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.source, name)
+
+    @property
+    def loading(self) -> Loading:
+        """How samples become batches: the options, or what the source's training loader says."""
+        given = {name: getattr(self, name) for name in ("batch_size", "num_workers", "collate_fn", "drop_last")}
+        return self._source_loading.changed(**given)
 
     def identity(self) -> list[str]:
         """Says what the clients are beyond the numbers of their rows, for ``split_hash``."""
-        loaded, division, given = self._load(), self.division, self._given[0]
-        names = [type(part).__name__ for part in (self, given) if part is not None]
+        loaded, division = self._load(), self.division
+        # Data of a source are the same whichever way they were given.
+        parts = (self, self._given[0]) if self.source is None else (self.source,)
+        names = [type(part).__name__ for part in parts if part is not None]
         return [
             f"{' '.join(names)}, {loaded.num_samples} samples",
             name_targets(loaded.targets),
@@ -137,27 +197,32 @@ class FederatedDataModule(LightningDataModule):
 
     def train_source(self) -> BatchSource:
         """Returns where the local loop gets the clients' batches from."""
-        loaded = self._load()
-        source: BatchSource = LoaderSource(loaded.datasets.train, self.split, self.batch_size, self.num_workers)
+        loaded, split = self._load(), self.split
+        source: BatchSource = LoaderSource(loaded.datasets.train, split, **vars(self.loading))
         if loaded.tensors is not None:
-            convert = find_conversion(loaded.datasets.train)
-            source = TensorSource(loaded.tensors, self.split, self.batch_size, convert)
+            convert, loading = find_conversion(loaded.datasets.train), self.loading
+            source = TensorSource(loaded.tensors, split, loading.batch_size, convert, loading.drop_last)
         if (skewed := self._divide().skewed) is not None:
             source = skewed.source(source)
         return source if self.augmentation is None else AugmentedSource(source, self.augmentation)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled, for a centralised baseline."""
-        train, skewed, collate = self._load().datasets.train, self._divide().skewed, default_collate
+        train, skewed, loading = self._load().datasets.train, self._divide().skewed, self.loading
+        collate: Collate = CheckedCollate(loading.collate_fn)
         if skewed is not None:
-            train, collate = numbered_rows(train), skewed.collate()
+            train, collate = numbered_rows(train), skewed.collate(loading.collate_fn)
         if self.augmentation is not None:
             collate = AugmentingCollate(self.augmentation, collate)
         pooled = Subset(train, np.sort(self.split.index).tolist())
-        return DataLoader(pooled, self.batch_size, True, collate_fn=collate, **worker_options(self.num_workers))
+        return DataLoader(
+            pooled, loading.batch_size, True, collate_fn=collate, drop_last=loading.drop_last, **worker_options(loading)
+        )
 
     def val_dataloader(self) -> EvalLoaders:
         """Returns the batches of the validation set, an empty list when there is none."""
+        if self._source is not None and self.val_fraction == 0:
+            return self._source.loaders("val")
         loaded, held_out, skewed = self._load(), self.division.val, self._divide().skewed
         if not len(held_out):
             return self._eval_loaders("val", loaded.datasets.val)
@@ -176,6 +241,9 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             FederatedError: If the data have a test set of the same name as one held out.
         """
+        central = [] if self._source is None else self._source.loaders("test")
+        if self._source is not None and not self.held_out.holds_out_tests:
+            return central
         loaded, skewed = self._load(), self._divide().skewed
         test = loaded.datasets.test
         parts = {name: self._held_out_loader(part) for name, part in self.division.tests().items()}
@@ -184,11 +252,13 @@ class FederatedDataModule(LightningDataModule):
             shown = unseen if skewed is None else by_user.skewed(skewed, unseen)
             parts["unseen"] = JoinedBatches([parts["unseen"], shown])
             test = by_user.seen_set()
-        loaders = self._eval_loaders("test", test)
+        loaders = central if self._source is not None else self._eval_loaders("test", test)
         return join_tests(loaders, parts) if parts else loaders
 
     def predict_dataloader(self) -> EvalLoaders:
         """Returns the batches to predict, those of the test set unless a set of its own was given."""
+        if self._source is not None:
+            return self._source.loaders("predict")
         predict = self._load().datasets.predict
         return self.test_dataloader() if predict is None else self._eval_loaders("predict", predict)
 
@@ -271,14 +341,16 @@ class FederatedDataModule(LightningDataModule):
     def _load(self) -> LoadedData:
         if self._loaded is None:
             # Also reached without a trainer, which would have called it; it must be cheap when there is nothing to do.
-            self.prepare_data()
+            if self._source is None:
+                self.prepare_data()
             datasets = self.load_datasets()
-            if datasets.val is not None and self.val_fraction > 0:
+            own_val = None if self._source is None else self._source.loaders("val")
+            if (datasets.val is not None or own_val) and self.val_fraction > 0:
                 raise FederatedError(
                     f"Expected either `--data.val_dataset` or `--data.val_fraction`, got both ({self.val_fraction}): "
                     "set `--data.val_fraction 0` to keep the validation set."
                 )
-            self._loaded = LoadedData.of(datasets, self.in_memory)
+            self._loaded = LoadedData.of(datasets, self.in_memory and self.loading.collate_fn is None)
         return self._loaded
 
     def _per_channel(self, values: Sequence[float] | None) -> tuple[float, ...] | None:
@@ -292,6 +364,9 @@ class FederatedDataModule(LightningDataModule):
         seed = getattr(self.trainer, "seed", None)
         return run_seed() if seed is None else int(seed)
 
+    def _context(self) -> tuple[Any, int]:
+        return self.trainer, self._seed()
+
     def _divide(self) -> Divided:
         loaded, seed = self._load(), self._seed()
         if self._divided is None or self._divided.division.seed != seed:
@@ -304,7 +379,7 @@ class FederatedDataModule(LightningDataModule):
         return self._divided
 
     def _eval_loader(self, dataset: AnyDataset) -> SetBatches:
-        return eval_loader(dataset, self.eval_batch_size, self.in_memory, self.num_workers)
+        return eval_loader(dataset, self.eval_batch_size, self.in_memory, self.loading)
 
     def _eval_loaders(self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None) -> EvalLoaders:
         """Returns batches of one data set, of several by name, or an empty list when there is none."""
@@ -326,13 +401,14 @@ class BundledDataModule(FederatedDataModule, ABC):
     """Base of data modules that bring their own data sets: a subclass writes ``load_datasets``.
 
     Args:
-        **kwargs: Every option of ``FederatedDataModule`` except the data sets, the targets and the users.
+        **kwargs: Every option of ``FederatedDataModule`` except the data sets, the targets, the users and the source.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
-            None, val_dataset=None, test_dataset=None, predict_dataset=None, targets=None, users=None, **kwargs
-        )
+            None, val_dataset=None, test_dataset=None, predict_dataset=None, targets=None, users=None,
+            source=None, **kwargs,
+        )  # fmt: skip
 
     @abstractmethod
     def load_datasets(self) -> Datasets:

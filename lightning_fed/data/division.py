@@ -52,6 +52,11 @@ class DivisionOptions:
                 f"{self.val_fraction} and {self.client_test_fraction}."
             )
 
+    @property
+    def holds_out_tests(self) -> bool:
+        """Whether test sets are held out of the training set."""
+        return self.unseen_clients > 0 or self.client_test_fraction > 0
+
     def count_unseen(self, num_clients: int) -> int:
         """Returns how many of the clients are held out.
 

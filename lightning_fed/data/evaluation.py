@@ -8,6 +8,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch.utils.data import DataLoader
 from typing_extensions import Self
 
+from lightning_fed.data.collation import CheckedCollate, Loading
 from lightning_fed.data.inspection import AnyDataset, find_conversion, find_tensors, length
 from lightning_fed.data.sources import EvalBatches, EvalLoader, EvalLoaders, SetBatches
 from lightning_fed.errors import FederatedError
@@ -46,17 +47,18 @@ class JoinedBatches:
         return self
 
 
-def eval_loader(dataset: AnyDataset, batch_size: int, in_memory: bool, num_workers: int) -> SetBatches:
+def eval_loader(dataset: AnyDataset, batch_size: int, in_memory: bool, loading: Loading) -> SetBatches:
     """Returns slices of data in memory, else a data loader that does not shuffle."""
-    tensors = find_tensors(dataset) if in_memory else None
+    tensors = find_tensors(dataset) if in_memory and loading.collate_fn is None else None
     if tensors is not None:
         return EvalBatches(tensors, batch_size, find_conversion(dataset))
-    return DataLoader(dataset, batch_size, **worker_options(num_workers))
+    return DataLoader(dataset, batch_size, collate_fn=CheckedCollate(loading.collate_fn), **worker_options(loading))
 
 
-def worker_options(num_workers: int) -> dict[str, Any]:
+def worker_options(loading: Loading) -> dict[str, Any]:
     """Options of a data loader whose workers outlive one pass."""
-    return {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    workers = {"num_workers": loading.num_workers, "worker_init_fn": loading.worker_init_fn}
+    return {**workers, "persistent_workers": loading.num_workers > 0}
 
 
 def num_samples(loader: Any) -> int:
@@ -66,7 +68,9 @@ def num_samples(loader: Any) -> int:
 
 def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[str, EvalLoader]:
     """Puts what was held out, ``clients`` and ``unseen``, beside the data's test sets; a single one is ``test``."""
-    named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"test": loaders}
+    if isinstance(loaders, (list, tuple)):
+        loaders = {f"test_{number}": loader for number, loader in enumerate(loaders)}
+    named = loaders if isinstance(loaders, dict) else {"test": loaders}
     expect_free_names(named, held_out)
     return {**named, **held_out}
 

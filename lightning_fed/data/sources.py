@@ -1,6 +1,6 @@
 """Batches of one client at a time, without a data loader or a copy of the data per client."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from lightning_fed.core.seeding import isolated_streams
+from lightning_fed.data.collation import CheckedCollate, Collate, plain_sentence
 from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, map_tensors
 from lightning_fed.data.split import Split
+from lightning_fed.errors import FederatedError
 
 __all__ = [
     "BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "SetBatches", "TensorSource",
@@ -32,6 +34,9 @@ class BatchSource(Protocol):
         sizes: Samples of each client, shape (clients,), int64.
         batch_size: Samples per batch.
         reads_are_seeded: Whether reading a sample may be random, so that ``seed`` matters.
+
+    A source with an attribute ``drop_last`` that is true leaves out short last batches of local training: the order of
+    an epoch is then cut to whole batches, and clients without one have size 0.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -46,7 +51,7 @@ class BatchSource(Protocol):
 
         Args:
             client: Client id.
-            order: A permutation of range(s_i), shape (s_i,), int64, on the CPU.
+            order: A permutation of range(s_i), shape (s_i,), int64, on the CPU; the start of one with ``drop_last``.
             seed: Seed of whatever is random in reading a sample.
             batch_size: Another number of samples per batch, for passes that train nothing.
         """
@@ -60,13 +65,22 @@ class TensorSource:
         split: Which rows each client owns.
         batch_size: Samples per batch.
         convert: What makes inputs of a batch of stored ones, the first tensor; None if they are inputs.
+        drop_last: Whether local training leaves out short last batches.
     """
 
     reads_are_seeded = False
 
-    def __init__(self, tensors: Tensors, split: Split, batch_size: int, convert: Conversion | None = None) -> None:
-        self.sizes = split.sizes
+    def __init__(
+        self,
+        tensors: Tensors,
+        split: Split,
+        batch_size: int,
+        convert: Conversion | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        self.sizes = _trained_sizes(split, batch_size, drop_last)
         self.batch_size = batch_size
+        self.drop_last = drop_last
         self._convert = convert
         self._names = list(tensors) if isinstance(tensors, dict) else None
         self._tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
@@ -123,16 +137,30 @@ class LoaderSource:
         split: Which samples each client owns.
         batch_size: Samples per batch.
         num_workers: Worker processes, 0 to read in this one.
+        collate_fn: Makes a batch of a list of samples; None for torch's ``default_collate``.
+        drop_last: Whether local training leaves out short last batches.
+        worker_init_fn: Called in each worker process with its number.
     """
 
     reads_are_seeded = True
 
-    def __init__(self, dataset: AnyDataset, split: Split, batch_size: int, num_workers: int = 0) -> None:
-        self.sizes = split.sizes
+    def __init__(
+        self,
+        dataset: AnyDataset,
+        split: Split,
+        batch_size: int,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        drop_last: bool = False,
+        worker_init_fn: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.sizes = _trained_sizes(split, batch_size, drop_last)
         self.batch_size = batch_size
+        self.drop_last = drop_last
         self._dataset = dataset
         self._split = split
-        self._num_workers = num_workers
+        self._collate = CheckedCollate(collate_fn)
+        self._workers: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": worker_init_fn}
         self._device = torch.device("cpu")
         # What the loader takes for its batches, set before each pass: (seed, row numbers) each.
         self._requests: list[tuple[int, list[int]]] = []
@@ -145,7 +173,7 @@ class LoaderSource:
         return self
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
-        """Yields what ``default_collate`` makes of the client's samples in this order."""
+        """Yields what ``collate_fn`` makes of the client's samples in this order."""
         if self._loader is None:
             self._loader = self._build_loader()
         start, end = self._split.offsets[client], self._split.offsets[client + 1]
@@ -153,18 +181,22 @@ class LoaderSource:
         size = batch_size or self.batch_size
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
         self._requests[:] = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
-        for batch in self._loader:
-            yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
+        try:
+            for batch in self._loader:
+                yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
+        except FederatedError as error:
+            raise plain_sentence(error) from error
 
     def _build_loader(self) -> DataLoader[Any]:
         return DataLoader(
             _SeededReads(self._dataset),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # batches carry a seed besides row numbers
-            num_workers=self._num_workers,
-            persistent_workers=self._num_workers > 0,
+            collate_fn=self._collate,
+            persistent_workers=self._workers["num_workers"] > 0,
             pin_memory=self._device.type == "cuda",
             # Without one of its own a loader draws from torch's global stream each time it is iterated.
             generator=torch.Generator(),
+            **self._workers,
         )
 
 
@@ -234,6 +266,23 @@ def map_inputs(batch: Any, function: Conversion) -> Any:
         return batch._replace(**{batch._fields[0]: function(batch[0])})
     inputs, *others = batch
     return [function(inputs), *others]
+
+
+def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArray[np.int64]:
+    """Returns the samples of each client, shape (clients,); 0 for those that ``drop_last`` leaves without a batch.
+
+    Raises:
+        FederatedError: If that is all of them.
+    """
+    sizes = split.sizes
+    if not drop_last:
+        return sizes
+    if sizes.max() < batch_size:
+        raise FederatedError(
+            f"Expected a client with {batch_size} samples, a whole batch, for `--data.drop_last true`, got at most "
+            f"{sizes.max()}: lower `--data.batch_size` or `--data.num_clients`."
+        )
+    return np.where(sizes < batch_size, 0, sizes)
 
 
 class _SeededReads(Dataset[Any]):

@@ -1,14 +1,41 @@
 """A client's batches, as many as its source promises."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
+from lightning_fed.core.updates import Client
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 
-__all__ = ["read_batches"]
+__all__ = ["explained_batches", "read_batches", "samples_in_epoch"]
+
+
+@contextmanager
+def explained_batches(client: Client, batch_size: int) -> Iterator[None]:
+    """Says which option to change where batch normalisation refuses a client's last batch of one sample."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise FederatedError(
+            f"Expected at least two samples in each batch for batch normalisation, got one in the last batch of client "
+            f"{client.id} in round {client.round} ({client.num_samples} samples in batches of {batch_size}): set "
+            "`--data.drop_last true`, or change `--data.batch_size`."
+        ) from error
+
+
+def samples_in_epoch(source: BatchSource, samples: Any) -> Any:
+    """Returns how many samples a local epoch goes through, less than there are only where short batches are left out.
+
+    Args:
+        source: The clients' batches.
+        samples: Samples of one client, or of several, an array.
+    """
+    return samples - samples % source.batch_size if getattr(source, "drop_last", False) else samples
 
 
 def read_batches(

@@ -9,7 +9,7 @@ from lightning_fed.core.overrides import overrides
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seeds_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.client_batches import read_batches
+from lightning_fed.engines.client_batches import explained_batches, read_batches, samples_in_epoch
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.manual_step import ManualStep
 from lightning_fed.errors import FederatedError
@@ -71,7 +71,8 @@ class SequentialEngine(Engine):
         for hook in self.client_start_hooks:
             hook(client)
         self.watch.start_client()
-        steps = self._run_local_steps(client)
+        with explained_batches(client, state.source.batch_size):
+            steps = self._run_local_steps(client)
         self.watch.end_client()
         self._take_in_moved()
         state.client, state.local_step, self.recorder.batch_size = None, 0, 1
@@ -140,15 +141,16 @@ class SequentialEngine(Engine):
     def _batches(self, client: Client) -> Iterator[tuple[Any, int, bool]]:
         """Yields (batch, index within the epoch, whether it is the epoch's last) over all local epochs."""
         state, options = self.state, self.options
-        size, epoch = self.state.source.batch_size, 0
-        last = -(-client.num_samples // size) - 1
+        size, epoch = state.source.batch_size, 0
+        samples = samples_in_epoch(state.source, client.num_samples)
+        last = -(-samples // size) - 1
         while options.epochs is None or epoch < options.epochs:
-            order = torch.randperm(client.num_samples, generator=self.order_stream)
+            order = torch.randperm(client.num_samples, generator=self.order_stream)[:samples]
             # What is random in reading samples has streams of its own, apart for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
             seed = seed_for(state.seed, Purpose.READ, *at) if self.state.source.reads_are_seeded else 0
             for index, batch in enumerate(read_batches(self.state.source, client.id, order, seed)):
-                self.recorder.batch_size = count = min(size, client.num_samples - index * size)
+                self.recorder.batch_size = count = min(size, samples - index * size)
                 self.samples += count
                 yield (batch if self.state.transfer is None else self.state.transfer(batch, 0)), index, index == last
             epoch += 1

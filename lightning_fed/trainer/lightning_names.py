@@ -29,6 +29,7 @@ from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.distributed.strategy import processes_of
+from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
 from lightning_fed.sampling import ClientSampler
@@ -163,7 +164,7 @@ class LightningNames:
     @property
     def num_training_batches(self) -> int:
         """Batches in one local epoch of the client with the most samples."""
-        return -(-int(max(self.source.sizes)) // int(self.source.batch_size))
+        return -(-int(samples_in_epoch(self.source, max(self.source.sizes))) // int(self.source.batch_size))
 
     @property
     def estimated_stepping_batches(self) -> int:

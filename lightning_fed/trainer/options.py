@@ -18,6 +18,7 @@ from torch._dynamo import OptimizedModule
 from lightning_fed.core.describe import describe
 from lightning_fed.core.overrides import lightning_class, overrides
 from lightning_fed.core.train_state import CompileMode, LocalOptions
+from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count, is_number
 from lightning_fed.sampling import ClientSampler
 
@@ -232,13 +233,29 @@ def expect_module(module: Any, step: str) -> LightningModule:
     return cast(LightningModule, inner)
 
 
-def expect_datamodule(datamodule: Any, federated: bool = False) -> LightningDataModule:
-    """Refuses what the user gave as the data if it is no datamodule, or has no clients for ``federated`` training."""
-    if not isinstance(datamodule, LightningDataModule):
-        raise FederatedError(f"Expected `--data` to be a LightningDataModule, got {type(datamodule).__name__}.")
-    if federated and not hasattr(datamodule, "train_source"):
+def expect_datamodule(model: Any, datamodule: Any, **loaders: Any) -> LightningDataModule:
+    """Returns the data of a call, with clients; refuses what the user gave if there is nothing in it for the call.
+
+    Args:
+        model: The LightningModule, whose own loaders are taken where nothing else is given.
+        datamodule: A data module of any kind, or None.
+        **loaders: ``train``, ``val``, ``test`` or ``predict`` loaders, the first one for what the call is about; None
+            where there are none.
+    """
+    data = adopt(datamodule, model, **loaders)
+    if data is None:
         raise FederatedError(
-            f"Expected `--data` to be a FederatedDataModule, which splits a data set over clients, got "
-            f"{type(datamodule).__name__}: give its data sets to lightning_fed.data.FederatedDataModule."
+            f"Expected data for {type(model).__name__}, got none: give a data module (`--data`), data loaders, or a "
+            f"model with a `{next(iter(loaders))}_dataloader` of its own."
         )
-    return datamodule
+    if not isinstance(data, LightningDataModule):
+        raise FederatedError(
+            f"Expected `--data` to be a LightningDataModule or data loaders, got {type(data).__name__}."
+        )
+    if "train" in loaders and not hasattr(data, "train_source"):
+        raise FederatedError(
+            f"Expected `--data` to be a FederatedDataModule, which splits a data set over clients, or a data module "
+            f"with a `train_dataloader`, got {type(data).__name__}: add one, or give its data sets to "
+            "lightning_fed.data.FederatedDataModule."
+        )
+    return data

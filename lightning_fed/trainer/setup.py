@@ -92,7 +92,8 @@ def call_setups(trainer: LightningNames, stage: str) -> None:
     """Calls every ``setup`` after that of the data, in Lightning's order."""
     model = trainer.lightning_module
     announce_device(trainer.fabric, model)
-    trainer.hooks("setup", stage)
+    done = getattr(trainer.datamodule, "model_set_up_for", ())  # a model whose own loaders needed it
+    trainer.hooks("setup", stage, module=stage not in done)
     model.configure_model()
     sync_metrics(trainer.processes, model)
 

@@ -247,15 +247,21 @@ class FederatedTrainer(LightningNames):
     def fit(
         self,
         model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
         weights: str | None = None,
     ) -> None:
-        """Trains the model over the clients of a datamodule.
+        """Trains the model over clients.
 
         Args:
             model: The LightningModule; after the call it holds the global model.
-            datamodule: Gives the clients' batches, validation and test sets.
+            train_dataloaders: A data loader whose data set is split over clients, or a data module in its place; the
+                model's own if there is neither.
+            val_dataloaders: Data loaders to validate on, beside those for training.
+            datamodule: Gives the clients' batches, validation and test sets; one that knows nothing of clients is split
+                over the default number of them.
             ckpt_path: Resume from ``last``, the newest checkpoint of a run with the same config (a new run is started
                 if there is none), from ``best``, or from a path.
             weights: Start a new run from the weights of a checkpoint or a saved state_dict; a checkpoint found by
@@ -265,7 +271,7 @@ class FederatedTrainer(LightningNames):
             FederatedError: If the model, the data, the checkpoint or a client's training is not as it must be.
         """
         model = expect_module(model, "training_step")
-        data = expect_datamodule(datamodule, federated=True)
+        data = expect_datamodule(model, datamodule, train=train_dataloaders, val=val_dataloaders)
         books = self.books
         books.initial_weights, books.interrupted, books.stop_message = weights, None, ""
         with graceful_stop(self.is_global_zero) as stop:
@@ -316,15 +322,17 @@ class FederatedTrainer(LightningNames):
     def validate(
         self,
         model: LightningModule | None = None,
-        datamodule: LightningDataModule | None = None,
+        dataloaders: Any = None,
         ckpt_path: str | None = None,
-        weights: str | None = None,
         verbose: bool = True,
+        datamodule: LightningDataModule | None = None,
+        weights: str | None = None,
     ) -> list[dict[str, float]]:
         """Evaluates a model on the validation set.
 
         Args:
             model: The LightningModule; by default that of the last call, as its best checkpoint has it.
+            dataloaders: The validation set as data loaders, or a data module; the model's own if there is neither.
             datamodule: Gives the validation set; by default that of the last call.
             ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to evaluate, a checkpoint or a saved state_dict.
@@ -333,20 +341,23 @@ class FederatedTrainer(LightningNames):
         Returns:
             A dict of metrics for each validation set.
         """
-        return self._evaluate(model, datamodule, RunningStage.VALIDATING, ckpt_path, weights, verbose)
+        data = {"datamodule": datamodule, "val": dataloaders}
+        return self._evaluate(model, data, RunningStage.VALIDATING, ckpt_path, weights, verbose)
 
     def test(
         self,
         model: LightningModule | None = None,
-        datamodule: LightningDataModule | None = None,
+        dataloaders: Any = None,
         ckpt_path: str | None = None,
-        weights: str | None = None,
         verbose: bool = True,
+        datamodule: LightningDataModule | None = None,
+        weights: str | None = None,
     ) -> list[dict[str, float]]:
         """Evaluates a model on the test sets.
 
         Args:
             model: The LightningModule; by default that of the last call, as its best checkpoint has it.
+            dataloaders: The test sets as data loaders, or a data module; the model's own if there is neither.
             datamodule: Gives the test sets; by default those of the last call.
             ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to evaluate, a checkpoint or a saved state_dict.
@@ -355,11 +366,13 @@ class FederatedTrainer(LightningNames):
         Returns:
             A dict of metrics for each test set.
         """
-        return self._evaluate(model, datamodule, RunningStage.TESTING, ckpt_path, weights, verbose)
+        data = {"datamodule": datamodule, "test": dataloaders}
+        return self._evaluate(model, data, RunningStage.TESTING, ckpt_path, weights, verbose)
 
     def predict(
         self,
         model: LightningModule | None = None,
+        dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
         weights: str | None = None,
@@ -369,6 +382,7 @@ class FederatedTrainer(LightningNames):
 
         Args:
             model: The LightningModule; by default that of the last call, as its best checkpoint has it.
+            dataloaders: The prediction set as data loaders, or a data module; the model's own if there is neither.
             datamodule: Gives the prediction set; by default that of the last call.
             ckpt_path: Checkpoint to use: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to use, a checkpoint or a saved state_dict.
@@ -379,7 +393,8 @@ class FederatedTrainer(LightningNames):
         """
         if output is not None and not Path(output).absolute().parent.is_dir():
             raise FederatedError(f"Expected `--output` to lie in a folder that exists, got {output}.")
-        with self._evaluating("predict", model, datamodule, ckpt_path, weights) as loaders:
+        data = {"datamodule": datamodule, "predict": dataloaders}
+        with self._evaluating("predict", model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
             predictions = predict(self, loaders, self.options.limit_predict_batches)
         if output is not None and self.is_global_zero:
@@ -389,11 +404,11 @@ class FederatedTrainer(LightningNames):
         return predictions
 
     def _evaluate(
-        self, model: LightningModule | None, datamodule: LightningDataModule | None, stage: RunningStage,
+        self, model: LightningModule | None, data: dict[str, Any], stage: RunningStage,
         ckpt_path: str | None, weights: str | None, verbose: bool,
     ) -> list[dict[str, float]]:  # fmt: skip
         name = "test" if stage == RunningStage.TESTING else "validate"
-        with self._evaluating(name, model, datamodule, ckpt_path, weights) as loaders:
+        with self._evaluating(name, model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
             limit = self.options.limit_test_batches if name == "test" else self.options.limit_val_batches
             results = [metrics.logged for metrics in evaluate(self, loaders, stage, limit)]
@@ -403,15 +418,17 @@ class FederatedTrainer(LightningNames):
 
     @contextmanager
     def _evaluating(
-        self, name: str, model: LightningModule | None, datamodule: Any, ckpt_path: str | None, weights: str | None
+        self, name: str, model: LightningModule | None, data: dict[str, Any], ckpt_path: str | None, weights: str | None
     ) -> Iterator[dict[str, Any]]:
         """Sets up for a call that trains nothing; the block gets its data sets by name."""
         self.books.interrupted, self.books.stop_message = None, ""
         if model is None and self.lightning_module is not None:
-            model, datamodule = self.lightning_module, self.datamodule if datamodule is None else datamodule
+            model = self.lightning_module
+            if all(given is None for given in data.values()):
+                data = {**data, "datamodule": self.datamodule}
             if weights is None:
                 ckpt_path = self.books.own_checkpoint(self, ckpt_path)
         model = expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
-        with attached(self, model, expect_datamodule(datamodule), TrainerFn(name)):
+        with attached(self, model, expect_datamodule(model, **data), TrainerFn(name)):
             weights, option = self.books.find_weights(self, ckpt_path, weights)
             yield set_up_evaluation(self, name, weights, option)

@@ -37,7 +37,9 @@ def test_a_refused_resumption_leaves_the_run_as_it_was(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert last_of(tmp_path) in before
     with pytest.raises(FederatedError, match="weights of this Classifier"):
-        saving_trainer(tmp_path, 4).fit(Classifier(nn.Linear(FEATURES, CLASSES, False)), federated_data(), "last")
+        saving_trainer(tmp_path, 4).fit(
+            Classifier(nn.Linear(FEATURES, CLASSES, False)), federated_data(), ckpt_path="last"
+        )
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
-from torch.utils.data import StackDataset, default_collate
+from torch.utils.data import StackDataset
 from typing_extensions import Self
 
+from lightning_fed.data.collation import CheckedCollate, Collate
 from lightning_fed.data.division import CENTRAL, Division, HeldOut
 from lightning_fed.data.evaluation import num_samples
 from lightning_fed.data.inspection import AnyDataset, find_targets, first_input, length
@@ -68,6 +69,7 @@ class SkewedSource:
         self.sizes = source.sizes
         self.batch_size = source.batch_size
         self.reads_are_seeded = source.reads_are_seeded
+        self.drop_last = getattr(source, "drop_last", False)
         self._source = source
         self._rows = rows
         self._index = torch.from_numpy(split.index)
@@ -162,9 +164,13 @@ class SkewedSets:
         targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
         return self.skew.labels(targets, self._training_draws()).numpy()
 
-    def collate(self) -> Callable[[list[Any]], Any]:
-        """Returns the ``collate_fn`` that shows samples of ``numbered_rows`` in the schemes of their owners."""
-        return partial(_collate, self._training_rows())
+    def collate(self, collate: Collate | None) -> Collate:
+        """Returns a ``collate_fn`` that shows samples of ``numbered_rows`` in the schemes of their owners.
+
+        Args:
+            collate: What makes a batch of the samples; None for torch's own.
+        """
+        return partial(_collate, self._training_rows(), CheckedCollate(collate))
 
     def loaders(
         self, stage: str, dataset: AnyDataset | dict[str, AnyDataset], load: Callable[[AnyDataset], Any]
@@ -234,10 +240,10 @@ def numbered_rows(dataset: AnyDataset) -> StackDataset[Any]:
     return StackDataset(rows, dataset)
 
 
-def _collate(rows: SkewedRows, samples: list[Any]) -> Any:
+def _collate(rows: SkewedRows, collate: Collate, samples: list[Any]) -> Any:
     """Makes a skewed batch of numbered samples, in a worker or in the main process."""
     numbers, parts = zip(*samples, strict=True)
-    return rows.show(default_collate(list(parts)), torch.tensor(numbers))
+    return rows.show(collate(list(parts)), torch.tensor(numbers))
 
 
 def _take(values: Tensor, rows: Tensor | slice) -> Tensor:

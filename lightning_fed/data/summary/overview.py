@@ -15,7 +15,7 @@ def overview(datamodule: FederatedDataModule) -> str:
     figures: dict[str, Any] = datamodule.split_summary()
     partitioner = type(datamodule.partitioner).__name__
     lines = {
-        "data": f"{type(datamodule).__name__}, split by {partitioner}",
+        "data": f"{type(datamodule.source or datamodule).__name__}, split by {partitioner}",
         "input": _input(datamodule),
         "clients": f"{figures['clients']}, {figures['clients_empty'] or 'none'} of them empty",
         "training samples": f"{figures['samples']}",
@@ -58,8 +58,10 @@ def _evaluation(datamodule: FederatedDataModule) -> dict[str, str]:
     """Counts the samples of validation and test sets."""
     lines = {}
     for name, loaders in (("validation", datamodule.val_dataloader()), ("test", datamodule.test_dataloader())):
-        named = loaders if isinstance(loaders, dict) else {} if isinstance(loaders, list) else {"": loaders}
+        if isinstance(loaders, list):
+            loaders = {str(number): loader for number, loader in enumerate(loaders)}
+        named = loaders if isinstance(loaders, dict) else {"": loaders}
         for part, loader in named.items():
-            known = hasattr(loader, "num_samples") or hasattr(loader, "dataset")
+            known = hasattr(loader, "num_samples") or hasattr(getattr(loader, "dataset", None), "__len__")
             lines[f"{name} {part}".strip()] = f"{num_samples(loader)} samples" if known else f"{len(loader)} batches"
     return lines

@@ -15,7 +15,7 @@ from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.data import TensorSource
-from lightning_fed.engines.client_batches import read_batches
+from lightning_fed.engines.client_batches import read_batches, samples_in_epoch
 
 __all__ = ["BatchGroup", "LaneBatches"]
 
@@ -58,7 +58,7 @@ class LaneBatches:
     def __init__(self, state: TrainState, options: LocalOptions, clients: tuple[Client, ...], by_index: bool) -> None:
         source, transfer = state.source, state.transfer
         self._seed, self._source, self._transfer, self._by_index = state.seed, source, transfer, by_index
-        samples = np.array([client.num_samples for client in clients])
+        samples = samples_in_epoch(source, np.array([client.num_samples for client in clients]))
         in_epoch = -(-samples // source.batch_size)
         steps = in_epoch * (options.epochs or 0)
         steps = steps if options.local_steps is None else np.full_like(in_epoch, options.local_steps)
@@ -66,7 +66,7 @@ class LaneBatches:
         order = np.lexsort((np.arange(len(clients)), -last, -in_epoch, -steps))
         self.clients = tuple(clients[at] for at in order)
         self.steps: list[int] = steps[order].tolist()
-        self._in_epoch, self._last = in_epoch[order], last[order]
+        self._in_epoch, self._last, self._trained = in_epoch[order], last[order], samples[order]
         seeds = seeds_for(self._seed, Purpose.SHUFFLE, self.clients[0].round, [client.id for client in self.clients])
         self._orders = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.gathers = type(source) is TensorSource and transfer is None  # a subclass may read otherwise
@@ -101,9 +101,10 @@ class LaneBatches:
         """Shuffles the samples of lanes that begin an epoch, as when they train alone."""
         for lane in lanes.tolist():
             client = self.clients[lane]
-            order = torch.randperm(client.num_samples, generator=self._orders[lane])
+            samples = int(self._trained[lane])
+            order = torch.randperm(client.num_samples, generator=self._orders[lane])[:samples]
             if self.gathers:
-                self._rows[lane, : client.num_samples] = order.add_(self._source.first_row(client.id))
+                self._rows[lane, :samples] = order.add_(self._source.first_row(client.id))
                 continue
             at = (client.round, client.id, step // int(self._in_epoch[lane]))
             seed = seed_for(self._seed, Purpose.READ, *at) if self._source.reads_are_seeded else 0

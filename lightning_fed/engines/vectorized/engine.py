@@ -10,6 +10,7 @@ from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
+from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.engines.vectorized.allocator import keep_freed_memory
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep, common_batch_sizes
@@ -40,7 +41,8 @@ class VectorizedEngine(Engine):
         share = -(-self.state.cohort_size // self.processes.size)  # as a rule; of small clients it is more
         self.lanes = Lanes(self.state, min(chunk_size, share))
         if self.options.compile_mode:
-            sizes = common_batch_sizes(self.state.source.sizes, self.state.source.batch_size)
+            source = self.state.source
+            sizes = common_batch_sizes(samples_in_epoch(source, source.sizes), source.batch_size)
             self.step = CompiledStep(self.step, self.lanes.capacity, sizes, self.options.compile_mode)
         self.started: dict[int, dict[str, LoggedValue]] = {}  # what each lane's start has logged
         self.gradient_hooks = self.hooks.bound("on_before_optimizer_step")

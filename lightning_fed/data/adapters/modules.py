@@ -1,0 +1,169 @@
+"""A LightningDataModule that knows nothing of clients, and loaders that come without one."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lightning_fed.core.seeding import isolated_streams
+from lightning_fed.data.adapters.loaders import read_loader
+from lightning_fed.data.collation import Loading
+from lightning_fed.data.inspection import AnyDataset
+from lightning_fed.data.sources import EvalLoaders
+from lightning_fed.errors import FederatedError
+
+__all__ = ["GivenLoaders", "SourceModule", "is_datamodule", "overrides"]
+
+EvalStage: TypeAlias = Literal["val", "test", "predict"]
+
+_STAGES = {"val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
+_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+def is_datamodule(value: Any) -> bool:
+    """Whether something is a LightningDataModule, of Lightning's one package or the other."""
+    return any(base.__name__ == "LightningDataModule" for base in type(value).__mro__)
+
+
+class GivenLoaders(LightningDataModule):
+    """Data loaders as a data module; where one is missing, the model's own is taken, as Lightning does.
+
+    Args:
+        model: Whose loaders fill in, None for none.
+        **loaders: ``train``, ``val``, ``test`` and ``predict``.
+
+    Attributes:
+        origin: Where the training loader comes from, in words.
+        model_set_up_for: The stages for which the model was set up, since its own loaders may need it.
+    """
+
+    def __init__(self, model: Any, **loaders: Any) -> None:
+        super().__init__()
+        self._given = {name: loader for name, loader in loaders.items() if loader is not None}
+        self._model = model
+        self.origin = "`train_dataloaders`" if "train" in self._given else type(model).__name__
+        self.model_set_up_for: list[str] = []
+
+    def defines(self, name: str) -> bool:
+        """Says whether there are loaders of a kind."""
+        return name in self._given or overrides(self._model, f"{name}_dataloader")
+
+    def setup(self, stage: str) -> None:
+        """Sets up the model, where the loaders that the stage begins with are its own."""
+        first = {"fit": "train", "validate": "val"}.get(stage, stage)
+        if first not in self._given:
+            self._model.setup(stage)
+            self.model_set_up_for.append(stage)
+
+    def _loader(self, name: str) -> Any:
+        if name in self._given:
+            return self._given[name]
+        return getattr(self._model, f"{name}_dataloader")() if self.defines(name) else []
+
+    def train_dataloader(self) -> Any:
+        """Returns the training loader."""
+        return self._loader("train")
+
+    def val_dataloader(self) -> Any:
+        """Returns the validation loaders."""
+        return self._loader("val")
+
+    def test_dataloader(self) -> Any:
+        """Returns the test loaders."""
+        return self._loader("test")
+
+    def predict_dataloader(self) -> Any:
+        """Returns the loaders to predict."""
+        return self._loader("predict")
+
+
+class SourceModule:
+    """Calls a user's data module as Lightning does: prepared once, then set up for each stage before its loaders.
+
+    What it draws at random, such as a validation set, depends on the seed alone, so all processes draw alike.
+
+    Args:
+        module: The data module.
+        context: Tells the trainer, None for none, and the seed of what is drawn.
+    """
+
+    def __init__(self, module: Any, context: Callable[[], tuple[Any, int]]) -> None:
+        self.module = module
+        self._context = context
+        self._prepared = False
+        self._stages: set[str] = set()
+
+    def expect_alone(self, **sets: Any) -> None:
+        """Refuses options of data that come another way, such as ``train_dataset``."""
+        for name, value in sets.items():
+            if value is not None:
+                raise FederatedError(
+                    f"Expected either `--data.source` or `--data.{name}`, got both: leave one out, or give the data "
+                    "sets of the source one by one."
+                )
+
+    def transfers(self) -> dict[str, Callable[..., Any]]:
+        """Returns the hooks by which the module moves batches, by name; only those that it overrides."""
+        return {hook: getattr(self.module, hook) for hook in _TRANSFERS if overrides(self.module, hook)}
+
+    def prepare(self) -> None:
+        """Prepares the data, in the process that is asked to."""
+        self.module.trainer, _ = self._context()
+        self.module.prepare_data()
+        self._prepared = True
+
+    def set_up(self, stage: str) -> None:
+        """Sets up for ``fit``, ``validate``, ``test`` or ``predict``; a second time only after it was torn down."""
+        trainer, seed = self._context()
+        if not self._prepared and getattr(trainer, "is_global_zero", True):  # reached without ``prepare_data``
+            self.prepare()
+        if stage not in self._stages:
+            self.module.trainer = trainer
+            with isolated_streams(seed):
+                self.module.setup(stage)
+            self._stages.add(stage)
+
+    def tear_down(self, stage: str) -> bool:
+        """Tears down; returns whether what was loaded may be gone."""
+        self.module.teardown(stage)
+        gone = overrides(self.module, "teardown")
+        if gone:
+            self._stages.clear()
+        return gone
+
+    def train_set(self) -> tuple[AnyDataset, Loading]:
+        """Returns all training samples, and how they become batches."""
+        self.set_up("fit")
+        with isolated_streams(self._context()[1]):
+            loader = self.module.train_dataloader()
+        return read_loader(loader, self.name)
+
+    def loaders(self, stage: EvalStage) -> EvalLoaders:
+        """Returns the module's loaders of a stage as they are, an empty list where it has none."""
+        if not self._defines(stage):
+            return []
+        if not self._stages.intersection(_STAGES[stage]):
+            self.set_up(_STAGES[stage][-1])
+        with isolated_streams(self._context()[1]):
+            loaders = getattr(self.module, f"{stage}_dataloader")()
+        if isinstance(loaders, CombinedLoader):
+            loaders = loaders.iterables
+        return [] if loaders is None else loaders
+
+    @property
+    def name(self) -> str:
+        """The module's class, or where loaders without one come from."""
+        return self.module.origin if isinstance(self.module, GivenLoaders) else type(self.module).__name__
+
+    def _defines(self, stage: EvalStage) -> bool:
+        if isinstance(self.module, GivenLoaders):
+            return self.module.defines(stage)
+        return overrides(self.module, f"{stage}_dataloader")
+
+
+def overrides(owner: Any, method: str) -> bool:
+    """Whether a model or data module, of either of Lightning's packages, overrides a method of its base."""
+    bases = [base for base in type(owner).__mro__ if base.__name__ in ("LightningDataModule", "LightningModule")]
+    return bool(bases) and bool(is_overridden(method, owner, bases[-1]))

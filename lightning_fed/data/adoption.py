@@ -1,0 +1,63 @@
+"""Data that know nothing of clients become clients: whatever ``fit`` of Lightning takes."""
+
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_fed.data.adapters.modules import GivenLoaders, is_datamodule, overrides
+from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.sources import BatchSource
+from lightning_fed.errors import FederatedError
+
+__all__ = ["adopt"]
+
+
+class AdoptedData(FederatedDataModule):
+    """Data given without a word of clients: split over the default number of them, which is said once."""
+
+    _said = False
+
+    def train_source(self) -> BatchSource:
+        """Returns where the local loop gets the clients' batches from."""
+        source = super().train_source()
+        if not self._said and self._source is not None:
+            rank_zero_info(
+                f"The training data of {self._source.name} are split over {len(source.sizes)} clients "
+                f"({type(self.partitioner).__name__}): to choose how, give a FederatedDataModule(source=..., "
+                "num_clients=..., partitioner=...), on the command line `--data FederatedDataModule --data.source ...`."
+            )
+            self._said = True
+        return source
+
+
+def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataModule | None:
+    """Makes a data module with clients of what was given to a call of the trainer.
+
+    Args:
+        datamodule: A data module of any kind, None for none.
+        model: Whose own loaders are taken where no others are given.
+        **loaders: ``train``, ``val``, ``test`` or ``predict`` loaders, the first one for what the call is about; a data
+            module may stand in its place.
+
+    Returns:
+        The data module itself if it has clients, or no training data to make clients of; None if there are no data.
+
+    Raises:
+        FederatedError: If data are given in two ways.
+    """
+    given = {name: loader for name, loader in loaders.items() if loader is not None}
+    if datamodule is None and given and is_datamodule(first := next(iter(given.values()))):
+        datamodule = first
+        given.pop(next(iter(given)))
+    if datamodule is None:
+        source = GivenLoaders(model, **given)
+        return AdoptedData(source=source) if source.defines(next(iter(loaders), "train")) else None
+    if given:
+        raise FederatedError(
+            f"Expected either a datamodule or data loaders, got {type(datamodule).__name__} and {', '.join(given)} "
+            "loaders: leave one out."
+        )
+    if hasattr(datamodule, "train_source") or not overrides(datamodule, "train_dataloader"):
+        return datamodule  # type: ignore[no-any-return]  # the trainer refuses what is none
+    return AdoptedData(source=datamodule)

@@ -1,0 +1,71 @@
+"""How samples become batches, and the sentence where they do not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from torch.utils.data import default_collate
+from typing_extensions import Self
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["CheckedCollate", "Collate", "Loading", "plain_sentence"]
+
+Collate: TypeAlias = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How samples become batches: options of a data loader.
+
+    Attributes:
+        batch_size: Samples per training batch.
+        collate_fn: Makes a batch of a list of samples; None for torch's own.
+        drop_last: Whether a client's last batch is left out where it is short.
+        num_workers: Worker processes.
+        worker_init_fn: Called in each of them with its number.
+    """
+
+    batch_size: int = 32
+    collate_fn: Collate | None = None
+    drop_last: bool = False
+    num_workers: int = 0
+    worker_init_fn: Callable[[int], Any] | None = None
+
+    def changed(self, **options: Any) -> Self:
+        """Returns the options with other values for those that are not None."""
+        return replace(self, **{name: value for name, value in options.items() if value is not None})
+
+
+class CheckedCollate:
+    """Collates samples, and says in one sentence which option to change where that fails.
+
+    Args:
+        collate: What makes the batch; None for torch's own.
+    """
+
+    def __init__(self, collate: Collate | None = None) -> None:
+        self.collate = default_collate if collate is None else collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Makes a batch.
+
+        Raises:
+            FederatedError: If the samples do not go together.
+        """
+        try:
+            return self.collate(samples)
+        except FederatedError:
+            raise
+        except Exception as error:
+            name = getattr(self.collate, "__name__", type(self.collate).__name__)
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise FederatedError(
+                f"Expected `--data.collate_fn` to make a batch of {len(samples)} samples, but {name} failed ({said}): "
+                "give a function that takes a list of samples, for example one that pads them to equal lengths."
+            ) from error
+
+
+def plain_sentence(error: FederatedError) -> FederatedError:
+    """Takes the sentence out of the traceback that a data loader's worker sends in its place."""
+    return FederatedError(str(error).rsplit("FederatedError: ", 1)[-1].strip())

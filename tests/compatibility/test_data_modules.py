@@ -1,0 +1,262 @@
+"""Data of Lightning users, unchanged: data modules, data loaders, and models that bring theirs."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import (
+    BoringDataModule,
+    BoringDataModuleNoLen,
+    BoringModel,
+    IterableBoringDataModule,
+)
+from torch import nn
+from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
+
+from lightning_fed.cli import main
+from lightning_fed.data import FederatedDataModule, Shards
+from lightning_fed.errors import FederatedError
+from tests.compatibility.data_modules import TextClassifier, TextData, Texts, TheirData, Watching, WithOwnData, padded
+from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
+
+ENGINES = ["sequential", "vectorized"]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "split over" in record.getMessage()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lightnings_demo(tmp_path, engine) -> None:
+    trainer = federated_trainer(tmp_path, engine=engine, clients_per_round=3)
+    trainer.fit(BoringModel(), BoringDataModule())
+    assert (trainer.batch_size, trainer.client_sizes.tolist()) == (1, [7] * 4 + [6] * 6)
+    assert len(trainer.test(BoringModel(), datamodule=BoringDataModule())) == 1
+    assert len(trainer.predict(BoringModel(), BoringDataModule())) == 64
+
+
+def test_a_data_module_is_split_over_the_default_number_of_clients(tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    data, model = TheirData(), Watching()
+    trainer = federated_trainer(tmp_path, max_rounds=2)
+    trainer.fit(model, data)
+    assert data.calls == ["prepare", "fit"]
+    assert trainer.client_sizes.tolist() == [4] * 10
+    assert {len(batch) for batch in model.seen} == {4}
+    assert "val/loss" in trainer.callback_metrics
+    (line,) = said(caplog)
+    assert line.startswith("The training data of TheirData are split over 10 clients (IID): to choose how")
+    rows = torch.cat(model.seen[:10]).sort(dim=0).values
+    everything = torch.stack([2 * data.train[i][0] for i in range(40)]).sort(dim=0).values
+    assert torch.equal(rows, everything)  # each sample once, through the module's own hook
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "batch_size"),
+    [({}, [8] * 5, 4), ({"batch_size": 8}, [8] * 5, 8), ({"drop_last": False, "batch_size": 3}, [8] * 5, 3)],
+)
+def test_options_of_the_split_go_with_any_data_module(tmp_path, caplog, options, sizes, batch_size) -> None:
+    trainer = federated_trainer(tmp_path)
+    data = FederatedDataModule(source=TheirData(), num_clients=5, partitioner=Shards(2), **options)
+    trainer.fit(Classifier(), data)
+    assert (trainer.client_sizes.tolist(), trainer.batch_size) == (sizes, batch_size)
+    assert said(caplog) == []
+    assert set(trainer.test(Watching(), data)[0]) != set(trainer.test(Watching(), data)[1])
+    assert trainer.predict(Watching(), data) == [[3, 3], [2, 2]]
+
+
+def test_what_is_held_out_stands_beside_the_sources_tests(tmp_path) -> None:
+    data = FederatedDataModule(source=TheirData(), num_clients=5, unseen_clients=1, client_test_fraction=0.25)
+    results = federated_trainer(tmp_path).test(Watching(), data, verbose=False)
+    names = {name for result in results for name in result}
+    assert names == {f"test/loss/{name}" for name in ("near", "far", "clients", "unseen")}
+
+
+def test_evaluation_alone_reads_no_training_data(tmp_path) -> None:
+    class Untrained(TheirData):
+        def train_dataloader(self) -> Any:
+            raise AssertionError
+
+    data = Untrained()
+    federated_trainer(tmp_path).validate(Classifier(), data)
+    assert data.calls == ["prepare", "validate"]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_loaders(tmp_path, by_name) -> None:
+    train, val = DataLoader(points(60), 5, drop_last=True), DataLoader(points(9, seed=1), 3)
+    trainer = federated_trainer(tmp_path)
+    if by_name:
+        trainer.fit(Classifier(), train_dataloaders=train, val_dataloaders=val)
+    else:
+        trainer.fit(Classifier(), train, val)
+    assert trainer.batch_size == 5
+    assert trainer.client_sizes.tolist() == [6] * 10
+    assert trainer.validate(Classifier(), dataloaders=val)[0].keys() == {"val/loss"}
+    assert len(trainer.test(Watching(), [val, val])) == 2
+
+
+def test_a_model_with_loaders_of_its_own(tmp_path) -> None:
+    model = WithOwnData()
+    trainer = federated_trainer(tmp_path)
+    trainer.fit(model)
+    assert trainer.client_sizes.tolist() == [3] * 10
+    assert "val/loss" in trainer.callback_metrics
+    assert trainer.validate(WithOwnData())[0].keys() == {"val/loss"}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_dicts_of_texts_of_any_length(tmp_path, num_workers) -> None:
+    trainer = federated_trainer(tmp_path, max_rounds=3)
+    trainer.fit(TextClassifier(), FederatedDataModule(source=TextData(), num_clients=3, num_workers=num_workers))
+    assert trainer.batch_size == 4
+    own = FederatedDataModule(Texts(), num_clients=3, batch_size=4, collate_fn=padded, val_fraction=0.2)
+    trainer.fit(TextClassifier(), own)
+    assert trainer.callback_metrics["val/loss"] < 1.5
+
+
+def test_a_sampler_of_some_rows_says_which_samples_there_are(tmp_path) -> None:
+    rows = list(range(0, 40, 2))
+    trainer = federated_trainer(tmp_path)
+    trainer.fit(Classifier(), DataLoader(points(40), 4, sampler=SubsetRandomSampler(rows)))
+    assert trainer.client_sizes.sum() == 20
+    with pytest.warns(UserWarning, match="WeightedRandomSampler of `train_dataloaders`'s training loader is not used"):
+        trainer.fit(Classifier(), DataLoader(points(40), 4, sampler=WeightedRandomSampler([1.0] * 40, 40)))
+
+
+def test_what_is_random_in_a_setup_depends_on_the_seed_alone(tmp_path) -> None:
+    hashes = set()
+    for _ in range(2):
+        torch.rand(1)  # whatever was drawn before
+        trainer = federated_trainer(tmp_path)
+        trainer.fit(Classifier(), TheirData())
+        hashes.add(trainer.datamodule.split_hash)
+    assert len(hashes) == 1
+
+
+def test_a_run_is_resumed_with_the_same_data(tmp_path) -> None:
+    for rounds in (1, 2):
+        trainer = federated_trainer(tmp_path, max_rounds=rounds, enable_checkpointing=True, name="run")
+        trainer.fit(Classifier(), TheirData(), ckpt_path="last")
+    assert trainer.resumed
+
+
+class Silent(pl.LightningDataModule):
+    """Gives nothing."""
+
+
+class Batches(TheirData):
+    """A loader whose data set makes the batches."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(points(8), batch_size=None)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            Silent,
+            "`--data` to be a FederatedDataModule, which splits a data set over clients, or a data module with a ",
+        ),
+        (IterableBoringDataModule, "list"),
+        (BoringDataModuleNoLen, "got RandomIterableDataset, a stream: give it `__getitem__` and `__len__`"),
+        (Batches, "Expected the training loader of Batches to have a `batch_size`, got none"),
+        (lambda: [1, 2], "to be a LightningDataModule or data loaders, got list"),
+        (
+            lambda: FederatedDataModule(points(8), source=TheirData()),
+            "either `--data.source` or `--data.train_dataset`",
+        ),
+        (lambda: FederatedDataModule(source=TheirData(), val_fraction=0.1), "either .* or `--data.val_fraction`"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_in_a_sentence(tmp_path, data, sentence) -> None:
+    with pytest.raises(FederatedError, match=sentence) as caught:
+        federated_trainer(tmp_path).fit(Classifier(), datamodule=data())
+    assert "\n" not in str(caught.value)
+
+
+def test_data_given_twice_are_refused(tmp_path) -> None:
+    with pytest.raises(FederatedError, match="either a datamodule or data loaders, got TheirData and val loaders"):
+        federated_trainer(tmp_path).fit(Classifier(), TheirData(), DataLoader(points(8)))
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_failing_collate_names_the_option(tmp_path, num_workers) -> None:
+    data = FederatedDataModule(Texts(), num_clients=2, batch_size=4, num_workers=num_workers)
+    with pytest.raises(FederatedError, match=r"^Expected `--data.collate_fn` .*default_collate failed") as caught:
+        federated_trainer(tmp_path).fit(TextClassifier(), data)
+    assert "\n" not in str(caught.value)
+
+
+class Normed(Classifier):
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)))
+
+
+def test_a_last_batch_of_one_under_batch_normalisation(tmp_path) -> None:
+    with pytest.raises(FederatedError, match="client 1 in round 1 .9 samples in batches of 8.: set `--data.drop_last"):
+        federated_trainer(tmp_path).fit(Normed(), federated_data(8, 9))
+    federated_trainer(tmp_path).fit(Normed(), federated_data(8, 9, drop_last=True))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("steps", [{"local_epochs": 2}, {"local_steps": 3}])
+def test_drop_last(tmp_path, engine, in_memory, steps) -> None:
+    data = federated_data(8, 19, 5, drop_last=True, in_memory=in_memory)
+    trainer = federated_trainer(tmp_path, engine=engine, **steps)
+    model = Classifier()
+    trainer.fit(model, data)
+    assert trainer.client_sizes.tolist() == [8, 19, 0]
+    assert trainer.num_training_batches == 2
+    expected = Classifier()
+    expected.load_state_dict(model.state_dict())
+    with pytest.raises(FederatedError, match="a client with 8 samples, a whole batch, for `--data.drop_last true`"):
+        trainer.fit(Classifier(), federated_data(5, 5, drop_last=True))
+
+
+def test_the_engines_drop_the_same(tmp_path) -> None:
+    weights = []
+    for engine in ENGINES:
+        torch.manual_seed(0)
+        trainer = federated_trainer(tmp_path, engine=engine, local_epochs=2)
+        trainer.fit(Classifier(), federated_data(8, 19, 26, drop_last=True))
+        weights.append(trainer.weights.clone())
+    assert torch.allclose(*weights, atol=1e-6)
+
+
+RUN = ["--trainer.max_rounds=1", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+HERE = "tests.compatibility.data_modules"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model", f"{HERE}.Watching", "--data", f"{HERE}.TheirData"],
+        ["--model", f"{HERE}.Watching", "--data", f"{HERE}.TheirData", "--data.batch_size", "2"],
+        ["--model", f"{HERE}.Watching", "--data", "FederatedDataModule", "--data.source", f"{HERE}.TheirData",
+         "--data.source.batch_size", "2", "--data.num_clients", "4", "--data.partitioner", "Shards"],
+        ["--model", f"{HERE}.WithOwnData"],
+        ["--model", f"{HERE}.TextClassifier", "--data", "FederatedDataModule", "--data.train_dataset", f"{HERE}.Texts",
+         "--data.collate_fn", f"{HERE}.padded", "--data.num_clients", "3", "--data.drop_last", "true",
+         "--data.batch_size", "4"],
+    ],
+)  # fmt: skip
+def test_the_command_line(tmp_path, monkeypatch, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["fit", *words, *RUN])
+    assert list(Path().rglob("last.ckpt"))
+
+
+def test_the_command_line_looks_at_any_data(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["data", "--data", f"{HERE}.TheirData"])
+    shown = capsys.readouterr().out
+    assert "TheirData, split by IID" in shown
+    assert Path("data-TheirData/sizes.png").exists()
+    assert "validation          10 samples" in shown
