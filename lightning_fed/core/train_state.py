@@ -85,6 +85,7 @@ class TrainState:
         round: Index of the round, 0 before training.
         finished_round: The last round whose row and checkpoint were due and written.
         local_step: Local steps of the current client.
+        is_last_batch: Whether its current batch is the last of a local epoch.
         steps_before_round: Local steps of the longest client of each finished round, summed.
         totals: Counts over the run: samples seen, gradients computed, communication rounds, bytes each way.
         engine_choice: The engine in use, why, and how many clients it trains at once.
@@ -109,6 +110,7 @@ class TrainState:
     round: int = 0
     finished_round: int = 0
     local_step: int = 0
+    is_last_batch: bool = False
     steps_before_round: int = 0
     totals: dict[str, int] = field(default_factory=no_totals)
     engine_choice: dict[str, Any] | None = None
@@ -175,7 +177,7 @@ class NoState(SimpleNamespace):
 
     def __init__(self, **known: Any) -> None:
         start = dict.fromkeys(("round", "finished_round", "local_step", "steps_before_round"), 0)
-        none = dict.fromkeys(("client", "displacement", "engine_choice"))
+        none = dict.fromkeys(("client", "displacement", "engine_choice", "is_last_batch"))
         super().__init__(**{**start, **none, "totals": no_totals(), **known})
 
     def __getattr__(self, name: str) -> Any:

@@ -111,6 +111,7 @@ class SequentialEngine(Engine):
                 if steps == steps_before:  # the module skips every epoch before its first step: there is no end to it
                     break
                 steps_before = steps
+            self.state.is_last_batch = last
             skipping = skipping and batch_idx > 0
             if skipping:
                 continue

@@ -44,6 +44,13 @@ class RoundCSVLogger(Logger):
         """The name of the run's folder."""
         return self.path.parent.name
 
+    @property
+    def log_dir(self) -> str:
+        """The run's folder."""
+        return str(self.path.parent)
+
+    root_dir = save_dir = log_dir
+
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the config is saved beside the file."""
 

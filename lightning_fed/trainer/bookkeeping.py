@@ -35,6 +35,7 @@ class Bookkeeping:
         run: The run's folder, None if nothing is written.
         run_config: The command line's config, None for a run from Python.
         initial_weights: What was given as ``weights``.
+        ckpt_path: The checkpoint that the last call went on from or evaluated.
         interrupted: The signal that ended the last call early, None for none.
         stop_message: How to resume after it.
     """
@@ -46,6 +47,7 @@ class Bookkeeping:
         self.run: RunFolder | None = None
         self.run_config: dict[str, Any] | None = None
         self.initial_weights: str | None = None
+        self.ckpt_path: str | None = None
         self.interrupted: int | None = None
         self.stop_message = ""
 
@@ -64,11 +66,14 @@ class Bookkeeping:
 
     def find(self, trainer: LightningNames, ckpt_path: str | None) -> tuple[Path | None, RunFolder | None]:
         """Finds the checkpoint that a call goes on from, and the run that it is of."""
+        self.ckpt_path = None
         if ckpt_path is None:
             return None, None
-        return trainer.processes.from_first(
+        path, run = trainer.processes.from_first(
             lambda: find_checkpoint(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path), "run"
         )
+        self.ckpt_path = None if path is None else str(path)
+        return path, run
 
     def find_weights(
         self, trainer: LightningNames, ckpt_path: str | None, weights: str | None
@@ -79,6 +84,7 @@ class Bookkeeping:
             FederatedError: If there is no such checkpoint.
         """
         if ckpt_path is None:
+            self.ckpt_path = None
             return weights, "--weights"
         if weights is not None:  # they name the run that started from them
             self.initial_weights = weights

@@ -20,7 +20,7 @@ from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.distributed.logs import gather_logged, logging_alone
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.trainer.lightning_names import LightningNames
-from lightning_fed.trainer.options import batch_limit, expect_module
+from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
 __all__ = ["evaluate", "named_loaders", "predict", "print_results"]
 
@@ -169,7 +169,7 @@ def _run_batches(
     takes_loader = accepts(step, "dataloader_idx", 3) if num_loaders > 1 else requires(step, "dataloader_idx")
     which = (index,) if num_loaders > 1 else ()
     rank, size = trainer.processes.rank, trainer.processes.size
-    most = batch_limit(limit, _length(loader))
+    most = batch_limit(limit, known_length(loader))
     for batch_idx, batch in enumerate(loader if resident else _read(trainer, name, loader, index)):
         if most is not None and batch_idx >= most:
             break
@@ -188,14 +188,6 @@ def _run_batches(
         trainer.hooks(f"on_{name}_batch_end", output, batch, batch_idx, *which)
         recorder.batch, recorder.batch_size = None, 1
         yield batch_idx, output
-
-
-def _length(loader: Any) -> int | None:
-    """Returns the number of batches; None where nobody knows, as of streams, whose loaders have ``__len__`` too."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):  # as Lightning takes it
-        return None
 
 
 def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:

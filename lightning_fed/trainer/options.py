@@ -22,7 +22,7 @@ from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count, is_number
 from lightning_fed.sampling import ClientSampler
 
-__all__ = ["TrainerOptions", "batch_limit", "expect_datamodule", "expect_module"]
+__all__ = ["TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
 
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -132,6 +132,14 @@ class TrainerOptions:
         return self.changed(
             max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False, **limits
         )
+
+
+def known_length(loader: Any) -> int | None:
+    """Returns the number of batches; None where nobody knows, as of streams, whose loaders have ``__len__`` too."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # as Lightning takes it
+        return None
 
 
 def batch_limit(limit: int | float, total: int | None) -> int | None:

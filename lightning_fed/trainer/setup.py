@@ -120,6 +120,7 @@ def set_up_evaluation(trainer: LightningNames, name: str, weights: str | None, o
     share_model(trainer.processes, model)
     method = {"validate": "val", "test": "test", "predict": "predict"}[name] + "_dataloader"
     loaders = named_loaders(getattr(trainer.datamodule, method)())
+    vars(trainer)[method.replace("dataloader", "loaders")] = loaders
     if not loaders:
         raise FederatedError(f"Expected the datamodule to give data from `{method}`, got none: change `--data`.")
     return loaders

@@ -194,7 +194,7 @@ class FederatedTrainer(LightningNames):
         self.lightning_module, self.datamodule = cast(LightningModule, None), None
         self.metrics, self.round_metrics = LoggedMetrics({}, {}, {}), {}
         self.validated = self.resumed = self.should_stop = False
-        self.loggers, self.val_loaders, self.test_loaders = [], {}, {}
+        self.loggers, self.val_loaders, self.test_loaders, self.predict_loaders = [], {}, {}, {}
 
     # The run
 

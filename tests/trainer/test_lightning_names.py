@@ -11,6 +11,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from lightning_fed.core.overrides import batch_transfer
+from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
 
@@ -247,3 +248,66 @@ def test_batch_transfer_hooks(tmp_path):
     assert trainer.callback_metrics["x"].item() == pytest.approx(2 * points(8).tensors[0].mean().item())
     expected = 2 * points(8, seed=1).tensors[0].mean().item()
     assert trainer.callback_metrics["val/x"].item() == pytest.approx(expected)
+
+
+def test_loaders_and_counts_of_batches(tmp_path):
+    found: dict[str, Any] = {}
+
+    class Asks(Classifier):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            trainer = self.trainer
+            found.setdefault("last", []).append(trainer.is_last_batch)
+            found["val"] = trainer.val_dataloaders
+            found.update(
+                {name: getattr(trainer, name) for name in (
+                    "num_val_batches", "num_sanity_val_batches", "enable_validation", "limit_train_batches",
+                    "ckpt_path", "log_every_n_steps", "min_steps", "num_test_batches", "received_sigterm",
+                    "val_check_batch", "scaler",
+                )}
+            )  # fmt: skip
+            with trainer.profiler.profile("own"), trainer.init_module():
+                nn.Linear(1, 1)
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test/loss", self.loss(batch))
+
+    data = federated_data(20, test_dataset={"one": points(9), "other": points(16)}, eval_batch_size=4)
+    trainer = federated_trainer(tmp_path, limit_test_batches=2)
+    trainer.fit(Asks(), data)
+    assert found.pop("last") == [False, False, True]
+    assert [len(batch[1]) for batch in found.pop("val")] == [4, 4, 4]
+    assert found == {
+        "num_val_batches": [3], "num_sanity_val_batches": [0], "enable_validation": True, "limit_train_batches": 1.0,
+        "ckpt_path": None, "log_every_n_steps": 50, "min_steps": None, "num_test_batches": [],
+        "received_sigterm": False, "val_check_batch": 3, "scaler": None,
+    }  # fmt: skip
+    trainer.test(Asks(), data)
+    assert trainer.test_dataloaders.keys() == {"one", "other"}
+    assert trainer.num_test_batches == [2, 2]
+    assert trainer.predict_dataloaders is None
+
+
+def test_the_folder_of_a_run_that_keeps_metrics_csv_alone(tmp_path):
+    found: list[Any] = []
+
+    class Asks(Classifier):
+        def on_train_start(self) -> None:
+            found.extend([self.logger.log_dir, self.logger.save_dir, self.trainer.log_dir])
+
+    trainer = federated_trainer(tmp_path, logger=[], enable_checkpointing=True)
+    trainer.fit(Asks(), federated_data())
+    assert found == [str(trainer.run.path)] * 3
+    path = str(trainer.run.checkpoints / "last.ckpt")
+    trainer.validate(Asks(), federated_data(), ckpt_path=path)
+    assert trainer.ckpt_path == path
+    trainer.validate(Asks(), federated_data())
+    assert trainer.ckpt_path is None
+
+
+def test_the_last_batch_is_that_of_one_client(tmp_path):
+    class Asks(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.loss(batch) * (1 + self.trainer.is_last_batch)
+
+    with pytest.raises(FederatedError, match=r"trainer\.client\.id"):
+        federated_trainer(tmp_path, engine="vectorized").fit(Asks(), federated_data(8, 8))

@@ -1,7 +1,8 @@
 """What a trainer's parts, LightningModules and callbacks read of it, under Lightning's names where there are such."""
 
+import math
+import signal
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerState, TrainerStatus
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
@@ -24,7 +26,7 @@ from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.core.recorder import LoggedMetrics
-from lightning_fed.core.train_state import CompileMode, LocalOptions, TrainState
+from lightning_fed.core.train_state import CompileMode, TrainState
 from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.processes import Processes
@@ -33,41 +35,10 @@ from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
 from lightning_fed.sampling import ClientSampler
-from lightning_fed.trainer.options import TrainerOptions
+from lightning_fed.trainer.lightning_names.forwarding import Refused, fixed, forwarded, option
+from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
 
-__all__ = ["LightningNames", "forwarded"]
-
-
-def forwarded(path: str, doc: str, settable: bool = False) -> Any:
-    """Makes a property that reads an attribute of one of the trainer's parts.
-
-    Args:
-        path: The part and its attribute.
-        doc: What it is.
-        settable: Whether it may be set too.
-    """
-    part, _, name = path.rpartition(".")
-    part_of = attrgetter(part)
-
-    def change(trainer: Any, value: Any) -> None:
-        setattr(part_of(trainer), name, value)
-
-    return property(attrgetter(path), change if settable else None, doc=doc)
-
-
-def option(name: str, at: str | None = None) -> Any:
-    """Makes a property that reads an option, and gives it another value, which is checked, between two calls.
-
-    Args:
-        name: The option.
-        at: Where to read it, if not under its name.
-    """
-    local = "local." if name in LocalOptions.__dataclass_fields__ else ""
-
-    def change(trainer: Any, value: Any) -> None:
-        trainer.options = trainer.options.changed(**{name: value})
-
-    return property(attrgetter(at or f"options.{local}{name}"), change, doc=f"The option ``{name}``.")
+__all__ = ["LightningNames"]
 
 
 class LightningNames:
@@ -92,7 +63,8 @@ class LightningNames:
     loggers: list[Logger]
     val_loaders: dict[str, Any]
     test_loaders: dict[str, Any]
-    predict_loop: Any
+    predict_loaders: dict[str, Any]
+    books: Any
 
     # What fit works on
 
@@ -148,13 +120,19 @@ class LightningNames:
 
     # Length
 
-    barebones = False
+    barebones: bool = fixed(False, "Logging, checkpoints and bars are left out by options of their own.")
     current_epoch: int = forwarded("train_state.round", "Index of the round, 0 before training.")
     max_epochs: int = forwarded("options.max_rounds", "The number of rounds.")
-    max_steps = -1  # a run's length is given in rounds
-    min_epochs = 0  # a callback may stop a run at any round
+    max_steps: int = fixed(-1, "A run's length is given in rounds.")
+    min_steps: int | None = fixed(None, "A run's length is given in rounds.")
+    min_epochs: int = fixed(0, "A callback may stop a run at any round.")
+    limit_train_batches: float = fixed(1.0, "Clients train on all of their batches, or for ``local_steps``.")
+    overfit_batches: float = fixed(0.0, "There is no such mode; ``fast_dev_run`` is for trials.")
+    log_every_n_steps: int = fixed(50, "Lightning's default, for code that logs by itself; rows are written by round.")
+    num_sanity_val_steps: int = fixed(0, "Round 0 evaluates everything before any training.")
+    reload_dataloaders_every_n_epochs: int = fixed(0, "Clients keep their data for the whole run.")
     check_val_every_n_epoch: int = forwarded("options.check_val_every_n_rounds", "Rounds between validations.")
-    val_check_interval = 1.0  # validation happens after a round, never within one
+    val_check_interval: float = fixed(1.0, "Validation happens after a round, never within one.")
 
     @property
     def global_step(self) -> int:
@@ -165,6 +143,11 @@ class LightningNames:
     def num_training_batches(self) -> int:
         """Batches in one local epoch of the client with the most samples."""
         return -(-int(samples_in_epoch(self.source, max(self.source.sizes))) // int(self.source.batch_size))
+
+    @property
+    def val_check_batch(self) -> int:
+        """Batches before a validation, for callbacks that show them: those of the longest local epoch."""
+        return self.num_training_batches
 
     @property
     def estimated_stepping_batches(self) -> int:
@@ -180,7 +163,7 @@ class LightningNames:
 
     # Stage
 
-    sanity_checking = False  # round 0 is a real evaluation, not a check
+    sanity_checking: bool = fixed(False, "Round 0 is a real evaluation, not a check.")
 
     @property
     def training(self) -> bool:
@@ -228,6 +211,10 @@ class LightningNames:
         "metrics.progress_bar", "The newest value of every metric logged with ``prog_bar``."
     )
 
+    enable_autolog_hparams: bool = fixed(True, "Every logger gets the run's config.")
+    profiler: Profiler = fixed(PassThroughProfiler(), "One that measures nothing: put torch.profiler around ``fit``.")
+    scaler: None = fixed(None, "There is no loss scale: it would couple the clients.")
+
     @property
     def logger(self) -> Logger | None:
         """The first logger, None if there is none."""
@@ -251,6 +238,8 @@ class LightningNames:
     def processes(self) -> Processes:
         """The processes that share the run."""
         return processes_of(self.fabric)
+
+    init_module: Any = forwarded("fabric.init_module", "A context in which a model is made on its device.")
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Adds up over the processes what each has summed over its own clients, in place; returns the tensor."""
@@ -282,6 +271,70 @@ class LightningNames:
     def device_ids(self) -> list[int]:
         """Index of the device used on this node."""
         return [self.fabric.device.index or 0]
+
+    # Data
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the client's current batch is the last of its local epoch."""
+        state = self.train_state
+        return getattr(state.client, "id", None) is not None and bool(state.is_last_batch)
+
+    @property
+    def enable_validation(self) -> bool:
+        """Whether ``fit`` validates."""
+        return bool(self.val_loaders) and self.limit_val_batches > 0
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """What ``val_dataloader`` of the data returned: one data set's batches, a list, or a dict."""
+        return _as_given(self.val_loaders)
+
+    @property
+    def test_dataloaders(self) -> Any:
+        """What ``test_dataloader`` of the data returned."""
+        return _as_given(self.test_loaders)
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        """What ``predict_dataloader`` of the data returned."""
+        return _as_given(self.predict_loaders)
+
+    @property
+    def num_val_batches(self) -> list[int | float]:
+        """Batches of each validation set that are evaluated, infinity where nobody knows."""
+        return _counts(self.val_loaders, self.limit_val_batches)
+
+    @property
+    def num_test_batches(self) -> list[int | float]:
+        """Batches of each test set that are evaluated."""
+        return _counts(self.test_loaders, self.limit_test_batches)
+
+    @property
+    def num_predict_batches(self) -> list[int | float]:
+        """Batches of each prediction set that are gone through."""
+        return _counts(self.predict_loaders, self.limit_predict_batches)
+
+    @property
+    def num_sanity_val_batches(self) -> list[int | float]:
+        """None of any validation set: round 0 evaluates everything."""
+        return [0] * len(self.val_loaders)
+
+    ckpt_path: str | None = forwarded("books.ckpt_path", "The checkpoint that the last call went on from or evaluated.")
+
+    @property
+    def received_sigterm(self) -> bool:
+        """Whether the last call was ended early by SIGTERM."""
+        return bool(self.books.interrupted == signal.SIGTERM)
+
+    # What there is not
+
+    train_dataloader = Refused("every client has batches of its own: read `num_training_batches` or `datamodule`")
+    distributed_sampler_kwargs = Refused("processes share out whole clients, and no sampler splits a data set")
+    fit_loop = Refused("rounds have a loop of their own: read `current_epoch`, `global_step` or `local_step`")
+    validate_loop = Refused("evaluation has a loop of its own: read `val_dataloaders` or `num_val_batches`")
+    test_loop = Refused("evaluation has a loop of its own: read `test_dataloaders` or `num_test_batches`")
+    predict_loop: Any = Refused("prediction alone has one: read `predict_dataloaders` or `num_predict_batches`")
 
     # Callbacks
 
@@ -317,3 +370,20 @@ class LightningNames:
             "Expected `self.log` only in steps and in the hooks of a round, a batch, a validation or a test, where "
             "Lightning takes it too: move it there, for example to `on_train_epoch_start`."
         )
+
+
+def _as_given(loaders: dict[str, Any]) -> Any:
+    """Gives loaders the form in which a ``*_dataloader`` method returned them, which ``named_loaders`` took away."""
+    if list(loaders) in ([], [""]):
+        return loaders.get("")
+    unnamed = all(name.startswith("dataloader_idx_") for name in loaders)
+    return list(loaders.values()) if unnamed else dict(loaders)
+
+
+def _counts(loaders: dict[str, Any], limit: int | float) -> list[int | float]:
+    counts: list[int | float] = []
+    for loader in loaders.values():
+        length = known_length(loader)
+        most = batch_limit(limit, length)
+        counts.append(min(math.inf if length is None else length, math.inf if most is None else most))
+    return counts

@@ -1,0 +1,75 @@
+"""How a name of the trainer is made: read of one of its parts, an option, always the same, or refused."""
+
+from operator import attrgetter
+from typing import Any
+
+from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.errors import FederatedError
+
+__all__ = ["AbsentNameError", "Refused", "fixed", "forwarded", "option"]
+
+
+class AbsentNameError(FederatedError, AttributeError):
+    """Says that a name of Lightning's trainer has no meaning here; ``hasattr`` takes it for none."""
+
+
+def forwarded(path: str, doc: str, settable: bool = False) -> Any:
+    """Makes a property that reads an attribute of one of the trainer's parts.
+
+    Args:
+        path: The part and its attribute.
+        doc: What it is.
+        settable: Whether it may be set too.
+    """
+    part, _, name = path.rpartition(".")
+    part_of = attrgetter(part)
+
+    def change(trainer: Any, value: Any) -> None:
+        setattr(part_of(trainer), name, value)
+
+    return property(attrgetter(path), change if settable else None, doc=doc)
+
+
+def option(name: str, at: str | None = None) -> Any:
+    """Makes a property that reads an option, and gives it another value, which is checked, between two calls.
+
+    Args:
+        name: The option.
+        at: Where to read it, if not under its name.
+    """
+    local = "local." if name in LocalOptions.__dataclass_fields__ else ""
+
+    def change(trainer: Any, value: Any) -> None:
+        trainer.options = trainer.options.changed(**{name: value})
+
+    return property(attrgetter(at or f"options.{local}{name}"), change, doc=f"The option ``{name}``.")
+
+
+def fixed(value: Any, doc: str) -> Any:
+    """Makes a property that is always the same.
+
+    Args:
+        value: Its value.
+        doc: What it is.
+    """
+    shown = f"Always ``{value}``. {doc}" if isinstance(value, (bool, int, float, type(None))) else doc
+    return property(lambda trainer: value, doc=shown)
+
+
+class Refused:
+    """A name that says, when it is read, why it is not there.
+
+    Args:
+        why: The reason, and what to read instead: the end of a sentence.
+    """
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trainer: Any, kind: Any = None) -> Any:
+        if trainer is None:
+            return self
+        raise AbsentNameError(f"Expected `trainer.{self.name}` not to be read in a federated run, as {self.why}.")
