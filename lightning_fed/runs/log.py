@@ -7,7 +7,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lightning_fed.runs.folder import RunFolder, read_rows
-from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger
+from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, show_picture
 
 __all__ = ["RunLog"]
 
@@ -54,8 +54,7 @@ class RunLog:
     def log_picture(self, key: str, path: Path) -> None:
         """Adds a picture file where a logger takes pictures."""
         for logger in self.loggers:
-            if isinstance(logger, RoundWandbLogger):
-                logger.log_picture(key, path)
+            show_picture(logger, key, path)
 
     def log_round(self, row: dict[str, float]) -> None:
         """Records the row of a finished round."""

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_fed.core.files import write_atomically
 from lightning_fed.runs.folder import RunFolder, read_rows
 
-__all__ = ["RoundCSVLogger", "RoundWandbLogger"]
+__all__ = ["RoundCSVLogger", "RoundWandbLogger", "show_picture"]
 
 
 class RoundCSVLogger(Logger):
@@ -98,6 +98,24 @@ def _wandb_mode() -> str:
         return "online"
     rank_zero_info("W&B: not logged in, so this run is kept offline (`wandb login`, then `wandb sync`, uploads it).")
     return "offline"
+
+
+def show_picture(logger: Logger, key: str, path: Path) -> None:
+    """Gives a picture file to a logger, in the way of W&B, TensorBoard, Comet or MLflow; others get none."""
+    if isinstance(logger, RoundWandbLogger):
+        logger.log_picture(key, path)
+    elif hasattr(logger, "log_image"):
+        logger.log_image(key=key, images=[str(path)])
+    else:
+        experiment: Any = getattr(logger, "experiment", None)
+        if hasattr(experiment, "add_image"):
+            from matplotlib.image import imread
+
+            experiment.add_image(key, imread(path)[..., :3], dataformats="HWC")
+        elif hasattr(experiment, "log_image") and not hasattr(experiment, "log_artifact"):
+            experiment.log_image(str(path), name=key)
+        elif hasattr(experiment, "log_artifact"):
+            experiment.log_artifact(getattr(logger, "run_id", None), str(path))
 
 
 class RoundWandbLogger(WandbLogger):
