@@ -143,7 +143,9 @@ def set_up_training(
     if weights is not None and checkpoint is None:
         load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
     if checkpoint is not None:
-        load_weights(model, checkpoint, source, "--ckpt_path")
+        # Lightning's WeightAveraging keeps the model that training goes on from beside the average, which is the model.
+        beside = {"state_dict": checkpoint["current_model_state"]} if "current_model_state" in checkpoint else {}
+        load_weights(model, {**checkpoint, **beside}, source, "--ckpt_path")
     trainer.resumed, trainer.validated = checkpoint is not None, False
     trainer.metrics, trainer.round_metrics = LoggedMetrics({}, {}, {}), {}
     share_model(trainer.processes, model)

@@ -311,3 +311,32 @@ def test_ordinary_content_is_stored_or_left_out(tmp_path) -> None:
     resumed = federated_trainer(tmp_path, Holds(), logger=[], enable_checkpointing=True, name="run", max_rounds=4)
     resumed.fit(Configured(width=np.int64(3), activation=torch.relu), data, ckpt_path="last")
     assert (resumed.resumed, resumed.round) == (True, 4)
+
+
+def fitted_with(folder: Path, callbacks: list[Any], rounds: int, **options: Any) -> Any:
+    options = {"logger": [], "enable_checkpointing": True, "name": "run", **options}
+    trainer = federated_trainer(folder, *callbacks, max_rounds=rounds, **options)
+    trainer.fit(built(Rated), federated_data(8, 12), ckpt_path="last")
+    return trainer
+
+
+@pytest.mark.skipif(not hasattr(stock, "EMAWeightAveraging"), reason="this Lightning has no EMAWeightAveraging")
+def test_a_moving_average_is_resumed(tmp_path) -> None:
+    def average() -> list[Any]:
+        return [stock.EMAWeightAveraging(decay=0.5)]
+
+    whole = fitted_with(tmp_path / "whole", average(), 4)
+    fitted_with(tmp_path / "parts", average(), 2)
+    resumed = fitted_with(tmp_path / "parts", average(), 4)
+    assert resumed.resumed
+    assert torch.equal(resumed.lightning_module.net.weight, whole.lightning_module.net.weight)
+    plain = fitted_with(tmp_path / "plain", [], 4)
+    assert not torch.equal(plain.lightning_module.net.weight, whole.lightning_module.net.weight)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_they_go_with_every_engine(tmp_path, engine: str) -> None:
+    callbacks = [stock.ModelCheckpoint(monitor="score"), stock.LearningRateMonitor(), stock.ModelSummary()]
+    trainer = fitted_with(tmp_path, callbacks, 2, engine=engine)
+    assert Path(callbacks[0].best_model_path).is_file()
+    assert trainer.train_state.engine_choice["engine"] == engine

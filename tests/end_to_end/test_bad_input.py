@@ -68,7 +68,7 @@ def mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Mistake:
         (["--aggregator.lr=0"], ["--aggregator.lr"]),
         (["--trainer.local_steps=2"], ["--trainer.local_epochs", "--trainer.local_steps"]),
         (["--trainer.callbacks=FedAvg"], ["FedAvg and FedAvg", "--aggregator"]),
-        (["--trainer.callbacks=ModelCheckpoint"], ["ModelCheckpoint", "FederatedCheckpoint"]),
+        (["--trainer.callbacks=BatchSizeFinder"], ["BatchSizeFinder", "--data.batch_size"]),
         (["--trainer.devices=2", "--trainer.strategy=ddp"], ["--trainer.strategy", "'ddp'"]),
         (["--trainer.precision=16-mixed"], ["--trainer.precision", "bf16-mixed"]),
         (["--trainer.max_time=soon"], ["--trainer.max_time", "soon"]),
