@@ -128,7 +128,7 @@ class TrainerLike(Protocol):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The clients' one optimizer, in a list."""
+        """The clients' optimizers, in a list: one, unless the module steps several by itself."""
 
     def update_weight(self, client: Client) -> float:
         """The weight of a client in the server's step, before normalisation: its samples or 1."""

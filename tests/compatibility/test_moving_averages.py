@@ -55,7 +55,7 @@ def run(folder: Any, *args: Any, policy: Any = "average", parts: Any = (), **opt
     module = built(lambda: Teacher(*args))
     trainer = federated_trainer(folder, FedAvg(buffers=policy), *parts, max_rounds=2, **options)
     trainer.fit(module, federated_data(8, 20, 12))
-    bytes_up = {"comm/bytes_up": torch.tensor(trainer.logged_metrics["comm/bytes_up"])}
+    bytes_up = {"comm/bytes_up": trainer.logged_metrics["comm/bytes_up"]}
     return {name: value.clone() for name, value in module.state_dict().items()} | bytes_up
 
 
