@@ -16,7 +16,7 @@ CONFIGS_fedavg := --config configs/quickstart.yaml
 CONFIGS_gma := --config configs/quickstart.yaml --config configs/aggregator/gma.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-all test-lowest lint format docs bench bench-data \
+.PHONY: help install install-dev quickstart test test-all test-lowest test-ecosystem lint format docs bench bench-data \
 	bench-scale bench-peers $(QUICKSTART_TARGETS)
 
 help: ## list the targets
@@ -74,6 +74,11 @@ test-lowest: ## run the tests with the lowest torch, Lightning, jsonargparse and
 	$(PYTHON_LOWEST) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install -c tests/lowest.txt -e ".[dev]"
 	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs $(PARALLEL)
+
+test-ecosystem: ## train modules and data of other packages (installs them into .venv-ecosystem)
+	$(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/python -m pip install -e ".[dev,ecosystem]"
+	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/docs/test_pages.py -m "" -k "ecosystem or foundation"
 
 lint: $(INSTALLED_DEV) ## check style, format, types, the layers of imports and the size of the rooms
 	$(BIN)/ruff check .
