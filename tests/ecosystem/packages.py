@@ -70,7 +70,7 @@ def linear_probe() -> Given:
 
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU())
     model = LinearClassifier(
-        backbone, batch_size_per_device=5, lr=0.5, feature_dim=16, num_classes=CLASSES, topk=(1, 2), freeze_model=True
+        backbone, batch_size_per_device=5, lr=0.5, feature_dim=16, num_classes=CLASSES, topk=(1, 2)
     )
     images, labels = torch.randn(60, 3, 4, 4), torch.arange(60) % CLASSES
     loader = DataLoader(TensorDataset(images, labels), batch_size=5, shuffle=True)
