@@ -144,7 +144,12 @@ def forecast() -> Given:
     )
     validation = TimeSeriesDataSet.from_dataset(training, frame, predict=True, stop_randomization=True)
     model = TemporalFusionTransformer.from_dataset(
-        training, hidden_size=8, attention_head_size=1, hidden_continuous_size=4, loss=QuantileLoss(), learning_rate=0.03
+        training,
+        hidden_size=8,
+        attention_head_size=1,
+        hidden_continuous_size=4,
+        loss=QuantileLoss(),
+        learning_rate=0.03,
     )
     return Given(
         model,
