@@ -207,7 +207,6 @@ def test_local_steps_are_batches_in_which_an_optimizer_stepped(tmp_path):
         (None, {"local_schedule": "continue"}, "`--trainer.local_schedule continue`"),
         (None, {"engine": "vectorized"}, "GAN steps its optimizers by itself.*--trainer.engine sequential"),
     ],
-    ids=str,
 )
 def test_what_needs_automatic_optimization_is_refused_by_name(tmp_path, part, options, message):
     trainer = federated_trainer(tmp_path, *([] if part is None else [part]), **options)
