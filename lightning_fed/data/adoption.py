@@ -24,7 +24,7 @@ class AdoptedData(FederatedDataModule):
         if not self._said and self._source is not None:
             rank_zero_info(
                 f"The training data of {self._source.name} are split over {len(source.sizes)} clients "
-                f"({type(self.partitioner).__name__}): to choose how, give a FederatedDataModule(source=..., "
+                f"({self.split_by}): to choose how, give a FederatedDataModule(source=..., "
                 "num_clients=..., partitioner=...), on the command line `--data FederatedDataModule --data.source ...`."
             )
             self._said = True

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Subset
 
 from lightning_fed.core.seeding import run_seed
+from lightning_fed.data.adapters.clients import DEFAULT_CLIENTS, ClientDatasets
 from lightning_fed.data.adapters.modules import SourceModule
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
@@ -20,7 +21,7 @@ from lightning_fed.data.evaluation import JoinedBatches, eval_loader, expect_fre
 from lightning_fed.data.inspection import AnyDataset, find_conversion
 from lightning_fed.data.label_statistics import label_statistics
 from lightning_fed.data.loading import Datasets, LoadedData
-from lightning_fed.data.partitioners import IID, Partitioner
+from lightning_fed.data.partitioners import IID, ByUser, Partitioner
 from lightning_fed.data.skews import FeatureSkew, SkewedSets
 from lightning_fed.data.skews.views import numbered_rows
 from lightning_fed.data.sources import BatchSource, EvalLoader, EvalLoaders, LoaderSource, SetBatches, TensorSource
@@ -40,7 +41,8 @@ class FederatedDataModule(LightningDataModule):
 
     Args:
         train_dataset: Training samples of all clients together; none where they come from ``source``.
-        partitioner: How the samples are split over the clients.
+        partitioner: How the samples are split over the clients; ``IID`` if not given, or not at all where the training
+            data are ``ClientDatasets``.
         num_clients: Number of clients, those of ``unseen_clients`` included; None for one for each user (``ByUser``).
         batch_size: Samples per local training batch; those of the source's training loader, or 32, if not given.
         eval_batch_size: Samples per batch in validation, test and prediction.
@@ -71,8 +73,8 @@ class FederatedDataModule(LightningDataModule):
     def __init__(
         self,
         train_dataset: AnyDataset | None = None,
-        partitioner: Partitioner = IID(),  # noqa: B008 - holds no state
-        num_clients: int | None = 10,
+        partitioner: Partitioner | None = None,
+        num_clients: int | None = DEFAULT_CLIENTS,
         batch_size: int | None = None,
         eval_batch_size: int = 512,
         val_dataset: AnyDataset | None = None,
@@ -101,7 +103,8 @@ class FederatedDataModule(LightningDataModule):
         ):  # fmt: skip
             if count is not None:
                 expect_count(f"--data.{name}", count, least)
-        self.partitioner = partitioner
+        self.partitioner = IID() if partitioner is None else partitioner
+        self._may_come_split = partitioner is None
         self.num_clients = num_clients
         self.batch_size, self.num_workers = batch_size, num_workers
         self.collate_fn, self.drop_last = collate_fn, drop_last
@@ -176,6 +179,12 @@ class FederatedDataModule(LightningDataModule):
         if name.startswith("_") or vars(self).get("source") is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.source, name)
+
+    @property
+    def split_by(self) -> str:
+        """What says who gets which samples, in a word."""
+        as_they_come = self._may_come_split and isinstance(self._load().datasets.train, ClientDatasets)
+        return "ClientDatasets" if as_they_come else type(self.partitioner).__name__
 
     @property
     def loading(self) -> Loading:
@@ -343,7 +352,7 @@ class FederatedDataModule(LightningDataModule):
             # Also reached without a trainer, which would have called it; it must be cheap when there is nothing to do.
             if self._source is None:
                 self.prepare_data()
-            datasets = self.load_datasets()
+            datasets = self.load_datasets().readable()
             own_val = None if self._source is None else self._source.loaders("val")
             if (datasets.val is not None or own_val) and self.val_fraction > 0:
                 raise FederatedError(
@@ -371,7 +380,11 @@ class FederatedDataModule(LightningDataModule):
         loaded, seed = self._load(), self._seed()
         if self._divided is None or self._divided.division.seed != seed:
             found = (loaded.targets, loaded.users, loaded.num_samples)
-            division = divide(self.held_out, self.partitioner, *found, self.num_clients, seed)
+            partitioner, num_clients = self.partitioner, self.num_clients
+            train = loaded.datasets.train
+            if self._may_come_split and isinstance(train, ClientDatasets):
+                partitioner, num_clients = ByUser(), train.count(num_clients)
+            division = divide(self.held_out, partitioner, *found, num_clients, seed)
             if self.skew is None and isinstance(loaded.datasets.test, dict):  # a skew makes other names of them
                 expect_free_names(loaded.datasets.test, division.tests())
             skewed = None if self.skew is None else SkewedSets.of(self.skew, loaded, division)

@@ -81,6 +81,9 @@ def as_targets(values: Any) -> npt.NDArray[Any] | None:
     """Returns one number or string per sample (a list, tensor or array) as an array, None for anything else."""
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if array.dtype.kind in "OT" and array.ndim == 1:  # as pandas keeps strings
+            values = array.tolist()
+            array = np.asarray(values)
     except (TypeError, ValueError):
         return None
     if array.ndim != 1 or array.dtype.kind not in "biufUS":
@@ -93,8 +96,8 @@ def as_targets(values: Any) -> npt.NDArray[Any] | None:
 def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:
     """Returns one target per sample, or None when the data set does not tell.
 
-    Looked for, in this order: the part of a subset or a concatenation, attributes ``targets`` and ``labels``, a tensor
-    of a known name, the second of several tensors if it holds one integer per sample.
+    Looked for, in this order: the part of a subset or a concatenation, attributes ``targets`` and ``labels``, a column
+    or a tensor of a known name, the second of several tensors if it holds one integer per sample.
     """
     return _find(dataset, _target_candidates)
 
@@ -102,7 +105,8 @@ def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:
 def find_users(dataset: AnyDataset) -> npt.NDArray[Any] | None:
     """Returns the user of each sample, or None when the data set does not tell.
 
-    Looked for in the part of a subset or a concatenation, in an attribute ``users``, in a tensor ``users`` or ``user``.
+    Looked for in the part of a subset or a concatenation, in an attribute ``users``, in a column or a tensor ``users``
+    or ``user``.
     """
     return _find(dataset, _user_candidates)
 
@@ -136,6 +140,7 @@ def _find(dataset: AnyDataset, candidates: Callable[[AnyDataset], list[Any]]) ->
 
 def _target_candidates(dataset: AnyDataset) -> list[Any]:
     candidates = [getattr(dataset, name) for name in ("targets", "labels") if hasattr(dataset, name)]
+    candidates += _columns(dataset, TARGET_NAMES)
     tensors = _declared_tensors(dataset)
     if isinstance(tensors, dict):
         return candidates + [tensors[name] for name in TARGET_NAMES if name in tensors]
@@ -147,7 +152,13 @@ def _target_candidates(dataset: AnyDataset) -> list[Any]:
 def _user_candidates(dataset: AnyDataset) -> list[Any]:
     tensors = _declared_tensors(dataset)
     named = [tensors[name] for name in _USER_NAMES if name in tensors] if isinstance(tensors, dict) else []
-    return ([dataset.users] if hasattr(dataset, "users") else []) + named
+    return ([dataset.users] if hasattr(dataset, "users") else []) + _columns(dataset, _USER_NAMES) + named
+
+
+def _columns(dataset: Any, names: tuple[str, ...]) -> list[Any]:
+    """Returns the columns of these names of a table, such as Hugging Face's data sets are."""
+    known = getattr(dataset, "column_names", None)
+    return [dataset[name][:] for name in names if name in known] if isinstance(known, list) else []
 
 
 def _declared_tensors(dataset: AnyDataset) -> Tensors | None:

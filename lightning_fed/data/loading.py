@@ -1,7 +1,7 @@
 """What a data module loads, and what is found in it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from lightning_fed.data.adapters.containers import are_columns, as_dataset
 from lightning_fed.data.inspection import (
     AnyDataset,
     Tensors,
@@ -56,6 +57,23 @@ class Datasets:
     users: Any = None
     test_users: Any = None
     class_labels: bool = True
+
+    def readable(self) -> "Datasets":
+        """Returns the same with data sets in the place of arrays, data frames, and a list of clients' data sets.
+
+        Raises:
+            FederatedError: If something is no data set and cannot be made one.
+        """
+        test = self.test
+        several = test if isinstance(test, dict) and not are_columns(test.values()) else None
+        tests = None if several is None else {n: as_dataset(part, "--data.test_dataset") for n, part in several.items()}
+        return replace(
+            self,
+            train=as_dataset(self.train, "--data.train_dataset", clients=True),
+            val=as_dataset(self.val, "--data.val_dataset"),
+            test=as_dataset(test, "--data.test_dataset") if tests is None else tests,
+            predict=as_dataset(self.predict, "--data.predict_dataset"),
+        )
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,21 @@ from lightning.pytorch.demos.boring_classes import (
     BoringDataModule,
     BoringDataModuleNoLen,
     BoringModel,
-    IterableBoringDataModule,
+    RandomIterableDataset,
 )
 from torch import nn
-from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from lightning_fed.cli import main
-from lightning_fed.data import FederatedDataModule, Shards
+from lightning_fed.data import IID, ClientDatasets, FederatedDataModule, Shards
+from lightning_fed.data.adapters.modules import GivenLoaders
 from lightning_fed.errors import FederatedError
 from tests.compatibility.data_modules import TextClassifier, TextData, Texts, TheirData, Watching, WithOwnData, padded
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
@@ -162,7 +170,6 @@ class Batches(TheirData):
             Silent,
             "`--data` to be a FederatedDataModule, which splits a data set over clients, or a data module with a ",
         ),
-        (IterableBoringDataModule, "list"),
         (BoringDataModuleNoLen, "got RandomIterableDataset, a stream: give it `__getitem__` and `__len__`"),
         (Batches, "Expected the training loader of Batches to have a `batch_size`, got none"),
         (lambda: [1, 2], "to be a LightningDataModule or data loaders, got list"),
@@ -260,3 +267,102 @@ def test_the_command_line_looks_at_any_data(tmp_path, monkeypatch, capsys) -> No
     assert "TheirData, split by IID" in shown
     assert Path("data-TheirData/sizes.png").exists()
     assert "validation          10 samples" in shown
+
+
+class PerClient(TheirData):
+    """A loader for each client."""
+
+    def train_dataloader(self) -> Any:
+        return {name: DataLoader(points(size), 4) for name, size in (("ann", 9), ("bob", 4), ("cid", 6))}
+
+
+class Stream(IterableDataset[Any]):
+    """Samples that come in order, as many as it says."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Any:
+        return (points(self.size)[i] for i in range(self.size))
+
+
+SETS = [points(size) for size in (9, 4, 6)]
+BY_NAME = dict(zip(("ann", "bob", "cid"), SETS, strict=True))
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda trainer: trainer.fit(Classifier(), PerClient()),
+        lambda trainer: trainer.fit(Classifier(), [DataLoader(data, 4) for data in SETS]),
+        lambda trainer: trainer.fit(Classifier(), {n: DataLoader(Stream(len(data)), 4) for n, data in BY_NAME.items()}),
+        lambda trainer: trainer.fit(Classifier(), SETS),
+        lambda trainer: trainer.fit(Classifier(), BY_NAME),
+        lambda trainer: trainer.fit(Classifier(), FederatedDataModule(SETS, batch_size=4)),
+        lambda trainer: trainer.fit(Classifier(), FederatedDataModule(ClientDatasets(lambda i: SETS[i], 3))),
+        lambda trainer: trainer.fit(Classifier(), FederatedDataModule(ClientDatasets(lambda i: Stream(9 - i), 3))),
+    ],
+    ids=["module", "list", "streams", "sets", "by name", "own", "function", "function of streams"],
+)
+def test_data_sets_of_clients_are_clients(tmp_path, fit) -> None:
+    trainer = federated_trainer(tmp_path, local_epochs=2)
+    fit(trainer)
+    assert trainer.client_sizes.tolist() in ([9, 4, 6], [9, 8, 7])
+    assert trainer.datamodule.split_by == "ClientDatasets"
+
+
+def test_clients_in_memory_train_as_one_set_does(tmp_path) -> None:
+    weights = []
+    for data in (federated_data(9, 4, 6, dataset=ConcatDataset(SETS)), FederatedDataModule(SETS, batch_size=8)):
+        torch.manual_seed(0)
+        trainer = federated_trainer(tmp_path)
+        trainer.fit(Classifier(), data)
+        weights.append(trainer.weights.clone())
+    assert torch.equal(*weights)
+
+
+def test_many_clients_are_made_when_they_are_read(tmp_path) -> None:
+    made: list[int] = []
+
+    def make(client: int) -> Any:
+        made.append(client)
+        return points(4, seed=client)
+
+    data = FederatedDataModule(ClientDatasets(make, 200), batch_size=2)
+    data.setup()
+    assert made == list(range(200))  # once, for their sizes
+    federated_trainer(tmp_path, clients_per_round=3).fit(Classifier(), data)
+    assert len(made) <= 200 + 4  # those of the cohort, and the first sample
+
+
+def test_clients_data_can_be_split_anew(tmp_path) -> None:
+    data = FederatedDataModule(SETS, IID(), num_clients=2)
+    data.setup()
+    assert data.split.sizes.tolist() == [10, 9]
+    held = FederatedDataModule(SETS, unseen_clients=1)
+    held.setup()
+    assert held.split.num_clients == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (lambda: FederatedDataModule(SETS, num_clients=5), "that of the clients' data sets, 3, got 5"),
+        (
+            lambda: FederatedDataModule([points(4), RandomIterableDataset(3, 4)]),
+            "client 1 .* RandomIterableDataset",
+        ),
+        (lambda: FederatedDataModule([points(4), Subset(points(4), [])]), "client 1 .* got Subset without samples"),
+        (
+            lambda: GivenLoaders(None, train=[DataLoader(SETS[0], 2), DataLoader(SETS[1], 3)]),
+            "one batch size, got 2",
+        ),
+    ],
+)
+def test_clients_that_do_not_fit(tmp_path, data, sentence) -> None:
+    with pytest.raises(FederatedError, match=sentence) as caught:
+        federated_trainer(tmp_path).fit(Classifier(), datamodule=data())
+    assert "\n" not in str(caught.value)

@@ -1,5 +1,6 @@
 """What a data loader that knows nothing of clients tells: its samples, and how they become batches."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,6 +17,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from lightning_fed.data.adapters.clients import ClientDatasets, are_datasets
 from lightning_fed.data.collation import Loading
 from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.errors import FederatedError
@@ -26,7 +28,7 @@ _PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
 
 
 def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
-    """Takes a training loader apart.
+    """Takes a training loader apart, or a list or dict of them, one for each client.
 
     Args:
         loader: The loader.
@@ -38,8 +40,11 @@ def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
     Raises:
         FederatedError: If its samples cannot be split over clients.
     """
+    if are_datasets(loader):
+        return _read_clients(loader, owner)
     if not isinstance(loader, DataLoader):
-        hint = "give the loaders one by one" if isinstance(loader, CombinedLoader) else "wrap its data in one"
+        several = isinstance(loader, (CombinedLoader, list, tuple, Mapping))
+        hint = "give a list of data sets, one for each client" if several else "wrap its data in one"
         raise FederatedError(
             f"Expected the training loader of {owner} to be a torch DataLoader, whose data set is split over clients, "
             f"got {type(loader).__name__}: {hint}, or give the data set as `--data.train_dataset`."
@@ -50,6 +55,34 @@ def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
             f"clients, got {type(loader.dataset).__name__}, a stream: give it `__getitem__` and `__len__`, or give a "
             "list of data sets, one for each client."
         )
+    loading, sampler = _loading(loader, owner)
+    return _sampled(loader.dataset, sampler, owner), loading
+
+
+def _read_clients(loaders: Any, owner: str) -> tuple[AnyDataset, Loading]:
+    """Takes the loaders or data sets of clients apart."""
+    parts, loadings = [], []
+    for loader in loaders.values() if isinstance(loaders, Mapping) else loaders:
+        stream = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+        if not isinstance(loader, DataLoader):
+            part, loading = loader, Loading()
+        elif stream:
+            part, loading = loader.dataset, _loading(loader, owner)[0]
+        else:
+            part, loading = read_loader(loader, owner)
+        parts.append(part)
+        loadings.append(loading)
+    sizes = sorted({loading.batch_size for loading in loadings})
+    if len(sizes) > 1:
+        raise FederatedError(
+            f"Expected the loaders of {owner}'s clients to have one batch size, got {', '.join(map(str, sizes))}: give "
+            "them the same, or their data sets and a `--data.batch_size`."
+        )
+    return ClientDatasets(parts), loadings[0]
+
+
+def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
+    """Returns how samples become batches, and what chooses them."""
     batches: Any = loader.batch_sampler
     if batches is None:
         raise FederatedError(
@@ -68,7 +101,7 @@ def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
     )
-    return _sampled(loader.dataset, sampler, owner), loading
+    return loading, sampler
 
 
 def _sampled(dataset: AnyDataset, sampler: Any, owner: str) -> AnyDataset:

@@ -13,9 +13,8 @@ _MEBIBYTE = 2**20
 def overview(datamodule: FederatedDataModule) -> str:
     """Describes data and split, a fact a line: its name and what it is."""
     figures: dict[str, Any] = datamodule.split_summary()
-    partitioner = type(datamodule.partitioner).__name__
     lines = {
-        "data": f"{type(datamodule.source or datamodule).__name__}, split by {partitioner}",
+        "data": f"{type(datamodule.source or datamodule).__name__}, split by {datamodule.split_by}",
         "input": _input(datamodule),
         "clients": f"{figures['clients']}, {figures['clients_empty'] or 'none'} of them empty",
         "training samples": f"{figures['samples']}",

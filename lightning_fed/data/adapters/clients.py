@@ -1,0 +1,127 @@
+"""Clients that come as data sets of their own, one after the other as one data set."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lightning_fed.data.inspection import find_conversion, find_targets, find_tensors
+from lightning_fed.errors import FederatedError, expect_count
+
+__all__ = ["DEFAULT_CLIENTS", "ClientDatasets", "are_datasets"]
+
+DEFAULT_CLIENTS = 10
+
+
+class ClientDatasets(Dataset[Any]):
+    """One data set for each client; client i is the i-th of them.
+
+    Those of a function are made when they are read, and only the newest is kept. A stream, an ``IterableDataset``, must
+    say how many samples it has, and is read into memory whenever it is this client's turn.
+
+    Args:
+        datasets: A list of data sets, a dict of them by any name, or a function from a client's number, counted from 0.
+        num_clients: Number of clients, for a function.
+
+    Attributes:
+        users: The client of each sample, shape (samples,), int64.
+        targets: One target per sample, None where a data set does not tell.
+        tensors: The samples of all clients, where all hold them as tensors.
+
+    Raises:
+        FederatedError: If a client has no samples or no length.
+    """
+
+    samples_are_rows = True  # where there are tensors
+
+    def __init__(self, datasets: Any, num_clients: int | None = None) -> None:
+        self._make: Callable[[int], Any] | None = None
+        self._parts: list[Any] = []
+        if isinstance(datasets, (Mapping, Sequence)):
+            self._parts = list(datasets.values() if isinstance(datasets, Mapping) else datasets)
+            num_clients = len(self._parts)
+        else:
+            self._make = datasets
+        expect_count("num_clients of ClientDatasets", num_clients)
+        assert num_clients is not None
+        sizes, targets = [], []
+        for client in range(num_clients):
+            part = self._part(client)
+            sizes.append(_size(part, client))
+            targets.append(None if isinstance(part, IterableDataset) else find_targets(part))
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
+        self.users = np.repeat(np.arange(num_clients), sizes)
+        known = [part for part in targets if part is not None]
+        self.targets = np.concatenate(known) if len(known) == num_clients else None
+        self.tensors = _joined(self._parts)
+        self._open: tuple[int, Any] = (-1, None)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self._ends)
+
+    def count(self, asked: int | None) -> int:
+        """Returns the number of clients.
+
+        Raises:
+            FederatedError: If another one was asked for than that and the default.
+        """
+        if asked not in (None, DEFAULT_CLIENTS, self.num_clients):
+            raise FederatedError(
+                f"Expected `--data.num_clients` to be that of the clients' data sets, {self.num_clients}, got {asked}: "
+                "leave it out, or give a `--data.partitioner`, which splits them all together anew."
+            )
+        return self.num_clients
+
+    def __len__(self) -> int:
+        """Samples of all clients together."""
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns a sample, counted through all clients."""
+        client = int(np.searchsorted(self._ends, index, side="right"))
+        if self._open[0] != client:
+            part = self._part(client)
+            stream = isinstance(part, IterableDataset)
+            self._open = (client, list(islice(part, _size(part, client))) if stream else part)
+        return self._open[1][index - int(self._starts[client])]
+
+    def _part(self, client: int) -> Any:
+        return self._parts[client] if self._make is None else self._make(client)
+
+
+def are_datasets(values: Any) -> bool:
+    """Whether something is a list, tuple or dict of data sets or data loaders, one for each client."""
+    if not isinstance(values, (list, tuple, Mapping)) or not values:
+        return False
+    parts = values.values() if isinstance(values, Mapping) else values
+    return all(isinstance(part, (Dataset, DataLoader)) or hasattr(part, "column_names") for part in parts)
+
+
+def _size(dataset: Any, client: int) -> int:
+    size = len(dataset) if hasattr(dataset, "__len__") else None
+    if not size:
+        raise FederatedError(
+            f"Expected the data set of client {client} to hold samples and to say by `__len__` how many, got "
+            f"{type(dataset).__name__} {'without samples' if size == 0 else 'without `__len__`'}: add it, or leave the "
+            "client out."
+        )
+    return size
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Joins the tensors of all clients, None where they have none or other ones."""
+    found = [None if isinstance(part, IterableDataset) else find_tensors(part) for part in parts]
+    tensors = [tuple(part.values()) if isinstance(part, dict) else part for part in found if part is not None]
+    kinds = {tuple((tensor.dtype, tensor.shape[1:]) for tensor in part) for part in tensors}
+    names = {tuple(part) if isinstance(part, dict) else None for part in found}
+    if not parts or len(tensors) < len(parts) or len(kinds) > 1 or len(names) > 1 or any(map(find_conversion, parts)):
+        return None
+    joined = tuple(map(torch.cat, zip(*tensors, strict=True)))
+    (keys,) = names
+    return joined if keys is None else dict(zip(keys, joined, strict=True))

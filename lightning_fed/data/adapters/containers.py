@@ -1,0 +1,118 @@
+"""Samples in containers that are no data set: arrays side by side, a table's columns, one data set for each client."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_fed.data.adapters.clients import ClientDatasets, are_datasets
+from lightning_fed.data.inspection import AnyDataset
+from lightning_fed.errors import FederatedError
+
+__all__ = ["Columns", "are_columns", "as_dataset"]
+
+
+class Columns(Dataset[Any]):
+    """A table, whose rows are samples: dicts by the columns' names.
+
+    Args:
+        columns: An array of each column, of equal lengths.
+
+    Attributes:
+        column_names: Their names.
+        tensors: The columns, where all hold numbers.
+    """
+
+    samples_are_rows = True  # where there are tensors
+
+    def __init__(self, columns: Mapping[Any, Any]) -> None:
+        self._columns = {str(name): _tensor(values) for name, values in columns.items()}
+        self.column_names = list(self._columns)
+        numbers = all(isinstance(values, Tensor) for values in self._columns.values())
+        self.tensors = self._columns if numbers else None
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns a row by its number, or a column by its name."""
+        if isinstance(index, str):
+            return self._columns[index]
+        return {name: values[index] for name, values in self._columns.items()}
+
+
+def as_dataset(container: Any, option: str, clients: bool = False) -> AnyDataset | Any:
+    """Makes a data set of what holds samples without being one; what is one stays as it is.
+
+    A tuple of arrays of equal length, also NumPy's and mapped ones, is read row by row, a data frame and a dict of
+    arrays by column; floating arrays become float32, integers wider than 8 bits int64.
+
+    Args:
+        container: The container.
+        option: Its option's name.
+        clients: Whether a list or dict of data sets means one for each client.
+
+    Raises:
+        FederatedError: If it is neither.
+    """
+    if clients and are_datasets(container) and not _are_splits(container):
+        return ClientDatasets(container)
+    if isinstance(container, tuple) and are_columns(container):
+        return TensorDataset(*(_tensor(part) for part in container))
+    if isinstance(container, Mapping) and are_columns(container.values()):
+        return Columns(container)
+    if hasattr(container, "iloc") and hasattr(container, "columns"):
+        return Columns({name: container[name] for name in container.columns})
+    is_listed = isinstance(container, list) and len({np.shape(part) for part in container if _is_array(part)}) > 1
+    is_rows = is_listed and are_columns(container)
+    if isinstance(container, (str, bytes, Path, tuple, Mapping)) or hasattr(container, "iloc") or is_rows:
+        raise FederatedError(
+            f"Expected `{option}` to be a data set, a tuple of arrays or a data frame, got {_described(container)}."
+        )
+    return container
+
+
+def _are_splits(container: Any) -> bool:
+    """Whether a dict holds what is trained and evaluated on, as Hugging Face's do, and no clients."""
+    return isinstance(container, Mapping) and "train" in container
+
+
+def _described(container: Any) -> str:
+    kind = type(container).__name__
+    if isinstance(container, Mapping):
+        return f"a {kind} of {', '.join(map(str, list(container)[:5]))}: give its parts as options of their own"
+    if isinstance(container, (tuple, list)):
+        parts = ", ".join(sorted({type(part).__name__ for part in container}))
+        hint = "of one length" if isinstance(container, tuple) else "in a tuple"
+        return f"a {kind} of {len(container)} ({parts}): give arrays {hint}, where row i of each is sample i"
+    return f"{kind}: wrap it in a torch Dataset"
+
+
+def _is_array(value: Any) -> bool:
+    return (isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0) or hasattr(value, "iloc")
+
+
+def are_columns(parts: Any) -> bool:
+    """Whether all parts are arrays, and of one length."""
+    parts = list(parts)
+    return bool(parts) and all(map(_is_array, parts)) and len(set(map(len, parts))) == 1
+
+
+def _tensor(values: Any) -> Any:
+    """Makes a tensor of a column of numbers, without a copy where the type stays; any other column is an array."""
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        return array
+    narrow = array.dtype.kind == "b" or array.dtype.itemsize == 1
+    wanted = np.dtype(np.float32 if array.dtype.kind == "f" else array.dtype if narrow else np.int64)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")  # samples are only read
+        return torch.from_numpy(array.astype(wanted, copy=False))
