@@ -230,3 +230,17 @@ def test_an_automatic_module_after_a_manual_one(tmp_path):
     federated_trainer(tmp_path).fit(alone, federated_data(8))
     assert torch.equal(plain.net.weight, alone.net.weight)
     assert plain.net.weight.shape == (CLASSES, FEATURES)
+
+
+@pytest.mark.parametrize("make", [Manual, GAN])
+def test_a_resumed_run_goes_on(tmp_path, make):
+    def go(folder: Any, rounds: int, **options: Any) -> dict[str, Tensor]:
+        module = built(make)
+        trainer = federated_trainer(folder, max_rounds=rounds, enable_checkpointing=True, name="run")
+        trainer.fit(module, federated_data(8, 20), **options)
+        return module.state_dict()
+
+    go(tmp_path / "twice", 1)
+    resumed = go(tmp_path / "twice", 2, ckpt_path=str(next((tmp_path / "twice").rglob("last.ckpt"))))
+    for name, value in go(tmp_path / "once", 2).items():
+        assert torch.equal(resumed[name], value), name
