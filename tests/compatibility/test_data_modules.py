@@ -366,3 +366,22 @@ def test_clients_that_do_not_fit(tmp_path, data, sentence) -> None:
     with pytest.raises(FederatedError, match=sentence) as caught:
         federated_trainer(tmp_path).fit(Classifier(), datamodule=data())
     assert "\n" not in str(caught.value)
+
+
+def test_a_data_module_of_the_other_package(tmp_path) -> None:
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Other(other.LightningDataModule):  # type: ignore[misc,name-defined]
+        width = FEATURES
+        train_dataloader, val_dataloader = TheirData.train_dataloader, TheirData.val_dataloader
+        on_after_batch_transfer = TheirData.on_after_batch_transfer
+
+        def setup(self, stage: str) -> None:
+            self.save_hyperparameters({"batch_size": 4})
+            self.train, self.val = points(40), points(8)
+
+    model = Watching()
+    trainer = federated_trainer(tmp_path)
+    trainer.fit(model, Other())
+    assert trainer.client_sizes.tolist() == [4] * 10
+    assert torch.isclose(torch.cat(model.seen).sum(), 2 * points(40).tensors[0].sum(), atol=1e-4)
