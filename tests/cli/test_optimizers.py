@@ -17,7 +17,8 @@ SCHEDULED = [*CHOSEN, "--lr_scheduler", "StepLR", "--lr_scheduler.step_size", "2
 
 
 def made(module: LightningModule) -> tuple:
-    return parse_configured(module, module.configure_optimizers())
+    (optimizer,), schedules = parse_configured(module, module.configure_optimizers())
+    return optimizer, schedules
 
 
 def test_they_take_the_place_of_the_models_own(cli: CommandLine) -> None:
