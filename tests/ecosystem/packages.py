@@ -16,12 +16,13 @@ CLASSES = 3
 
 @dataclass
 class Given:
-    """What a script hands to ``fit`` of Lightning's Trainer: a module, and data in one of two ways."""
+    """What a script hands to ``fit`` of Lightning's Trainer, of that package: a module, and data in one of two ways."""
 
     model: Any
     datamodule: Any = None
     train: Any = None
     val: Any = None
+    lightning: str = "lightning.pytorch"
 
     def data(self) -> dict[str, Any]:
         """The arguments of ``fit`` for the data."""
@@ -33,7 +34,7 @@ class Given:
 def graphs() -> Given:
     """Graph classification: torch_geometric's data module, with its own batches of graphs, and two of its layers."""
     pytest.importorskip("torch_geometric")
-    from torch_geometric.data import LightningDataset
+    from torch_geometric.data.lightning import LightningDataset
     from torch_geometric.datasets import FakeDataset
     from torch_geometric.nn import GCNConv, global_mean_pool
 
@@ -74,7 +75,8 @@ def linear_probe() -> Given:
     )
     images, labels = torch.randn(60, 3, 4, 4), torch.arange(60) % CLASSES
     loader = DataLoader(TensorDataset(images, labels), batch_size=5, shuffle=True)
-    return Given(model, train=loader, val=DataLoader(TensorDataset(images, labels), batch_size=20))
+    val = DataLoader(TensorDataset(images, labels), batch_size=20)
+    return Given(model, train=loader, val=val, lightning="pytorch_lightning")
 
 
 def contrastive() -> Given:

@@ -3,7 +3,7 @@
 from operator import attrgetter
 from typing import Any
 
-from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.errors import FederatedError
 
 __all__ = ["AbsentNameError", "Refused", "fixed", "forwarded", "option"]
@@ -61,10 +61,11 @@ class Refused:
 
     Args:
         why: The reason, and what to read instead: the end of a sentence.
+        none_before_training: Whether it is None as long as ``fit`` has not set up what it trains, as under Lightning.
     """
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    def __init__(self, why: str, none_before_training: bool = False) -> None:
+        self.why, self.none_before_training = why, none_before_training
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -72,4 +73,6 @@ class Refused:
     def __get__(self, trainer: Any, kind: Any = None) -> Any:
         if trainer is None:
             return self
+        if self.none_before_training and not isinstance(trainer.train_state, TrainState):
+            return None
         raise AbsentNameError(f"Expected `trainer.{self.name}` not to be read in a federated run, as {self.why}.")

@@ -329,7 +329,9 @@ class LightningNames:
 
     # What there is not
 
-    train_dataloader = Refused("every client has batches of its own: read `num_training_batches` or `datamodule`")
+    train_dataloader = Refused(
+        "every client has batches of its own: read `num_training_batches` or `datamodule`", none_before_training=True
+    )
     distributed_sampler_kwargs = Refused("processes share out whole clients, and no sampler splits a data set")
     fit_loop = Refused("rounds have a loop of their own: read `current_epoch`, `global_step` or `local_step`")
     validate_loop = Refused("evaluation has a loop of its own: read `val_dataloaders` or `num_val_batches`")
