@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lightning_fed import FederatedTrainer
+from lightning_fed.trainer.lightning_arguments import ALIASES
 from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
 from tests.docs.shell import Shell
 
@@ -124,7 +125,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_options_and_references_exist(page: Path) -> None:
-    known = set(signature(FederatedTrainer).parameters)
+    known = {*signature(FederatedTrainer).parameters, *ALIASES}
     text = page.read_text(encoding="utf-8")
     correct = re.sub(r"^```\{\.bash \.fails\}.*?^```$\n+^```text$.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     options = set(re.findall(r"--trainer\.(\w+)", correct))
