@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,11 @@ from pathlib import Path
 # Before torch is loaded: the number of threads decides how sums are split, and runs of the tests are compared with runs
 # in processes that they start.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# torch keeps what it has compiled by its source: code for this processor's vectors would be found, and not compile, where
+# ATEN_CPU_CAPABILITY asks for fewer instructions.
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{capability}")
 
 # Here, not within the first test that needs it: its log handler keeps the stderr that it finds when it is loaded, and
 # that of a test is closed with the test.

