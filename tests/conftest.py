@@ -12,8 +12,8 @@ from pathlib import Path
 # in processes that they start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# torch finds what it has compiled by its source: where ATEN_CPU_CAPABILITY asks for fewer instructions than the processor
-# has, code for all of them would be found and not compile.
+# torch finds what it has compiled by its source: where ATEN_CPU_CAPABILITY asks for fewer instructions than there are,
+# code for all of them would be found, and would not compile.
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{capability}")
 

@@ -24,6 +24,12 @@ _LENGTH = (
 )  # fmt: skip
 # Options that are no more, with the value that the runs of today share with those that were made before.
 _REMOVED = {"cuda_graphs": False}
+# What the data's options are where they are None, and those that are new, both without a ``source``.
+_DATA = {
+    "batch_size": 32, "num_workers": 0,
+    "partitioner": {"class_path": "lightning_fed.data.IID", "init_args": {"min_samples": 0, "too_small": "redraw"}},
+}  # fmt: skip
+_NEW_DATA = ("collate_fn", "drop_last", "source")
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
     if isinstance(kept.get("trainer"), dict):
         kept["trainer"] = {**_REMOVED, **kept["trainer"]}
+    _write_as_before(kept.get("data"))
     for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
         *parents, last = key.split(".")
         place: Any = kept
@@ -74,6 +81,18 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
         if isinstance(place, dict):
             place.pop(last, None)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _write_as_before(data: Any) -> None:
+    """Writes the options of data as the runs of former versions have them, where they mean the same."""
+    options = data.get("init_args") if isinstance(data, dict) else None
+    if not isinstance(options, dict) or options.get("source") is not None:
+        return
+    for name in [name for name in options if options[name] is None]:
+        if name in _NEW_DATA:
+            del options[name]
+        elif name in _DATA:
+            options[name] = _DATA[name]
 
 
 def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int) -> RunFolder:

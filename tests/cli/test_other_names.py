@@ -63,3 +63,11 @@ def test_names_without_a_meaning(cli: CommandLine, mistake: Callable[..., str]) 
     file = cli.file("their.yaml", "trainer: {max_steps: 100}\n")
     assert mistake("fit", *WORDS, "--config", file).startswith(expected)
     assert "--trainer.max_rounds" in mistake("fit", *WORDS, "--trainer.max_epochs", "many")
+
+
+def test_runs_of_data_without_the_newer_options_are_found():
+    before = {"num_clients": 5, "batch_size": 32, "num_workers": 0}
+    given = {**before, "num_workers": None, "collate_fn": None, "drop_last": None, "source": None}
+    assert fingerprint({"data": {"init_args": given}}) == fingerprint({"data": {"init_args": before}})
+    for change in ({"drop_last": True}, {"num_workers": 1}, {"source": {"class_path": "Theirs"}}):
+        assert fingerprint({"data": {"init_args": {**given, **change}}}) != fingerprint({"data": {"init_args": before}})
