@@ -39,7 +39,8 @@ def meaning(name: str) -> str:
     """Says what a name means here, or why it is refused; nothing for one that nobody has thought of."""
     own: Any = inspect.getattr_static(FederatedTrainer, name, None)
     if isinstance(own, Refused):
-        return f"Refused, as {own.why}."
+        before = "`None` before training. " if own.none_before_training else ""
+        return f"{before}Refused, as {own.why}."
     if name in SET:
         return SET[name]
     text = (inspect.getdoc(own) or "") if isinstance(own, property) or inspect.isfunction(own) else ""
