@@ -83,8 +83,10 @@ class _DataInstantiator(_InstantiatorFn):
         self.cli._dump_config()
         named = self.cli.config_dump.get(self.key, {}).get("class_path")
         if named is None or locate(named) is class_type:
-            links = applied_instantiation_links
-            return super().__call__(class_type, *args, applied_instantiation_links=links, **kwargs)
+            # By its name: `super()` would make this frame one of a constructor to `save_hyperparameters` of Lightning 2.5.
+            return _InstantiatorFn.__call__(
+                self, class_type, *args, applied_instantiation_links=applied_instantiation_links, **kwargs
+            )
         return class_type(*args, **kwargs)
 
 
