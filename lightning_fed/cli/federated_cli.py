@@ -83,7 +83,7 @@ class _DataInstantiator(_InstantiatorFn):
         self.cli._dump_config()
         named = self.cli.config_dump.get(self.key, {}).get("class_path")
         if named is None or locate(named) is class_type:
-            # By its name: `super()` would make this frame one of a constructor to `save_hyperparameters` of Lightning 2.5.
+            # By its name: with `super()` Lightning 2.5 would take this frame for that of a constructor with `hparams`.
             return _InstantiatorFn.__call__(
                 self, class_type, *args, applied_instantiation_links=applied_instantiation_links, **kwargs
             )
