@@ -91,6 +91,7 @@ def weights_of(loop: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("key", SMALL)
+@pytest.mark.slow
 def test_a_round_of_every_side_has_the_steps_and_samples_of_the_work(key: str) -> None:
     work, data = SMALL[key], SMALL[key].data()
     assert count_steps(plain_loop(PLAIN, work, data), rounds=2) == 2 * work.steps

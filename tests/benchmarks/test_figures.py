@@ -126,6 +126,7 @@ def test_a_peer_that_cannot_be_installed_is_named_with_the_reason_of_pip(
     assert reason in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_peak_of_memory_is_not_that_of_the_process_that_started_it() -> None:
     size = 500 * 2**20
     held = torch.ones(size, dtype=torch.uint8)

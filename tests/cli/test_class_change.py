@@ -5,6 +5,8 @@ import pytest
 
 from lightning_fed.cli.parser import FederatedArgumentParser
 
+pytestmark = pytest.mark.slow
+
 TUNED = """
 aggregator:
   class_path: FedAvg

@@ -7,6 +7,8 @@ import yaml
 
 from lightning_fed.client_algorithms import FedGA, FedProx
 
+pytestmark = pytest.mark.slow
+
 LIST = """
 client:
   - class_path: FedProx

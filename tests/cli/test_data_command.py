@@ -12,6 +12,8 @@ from lightning_fed.cli import main
 from lightning_fed.data import IID, Digits, FederatedDataModule
 from tests.cli.conftest import CommandLine
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = f"--config={REPOSITORY / 'configs' / 'quickstart.yaml'}"
 MODEL = ("--model", "ImageClassifier", "--model.backbone", "MLP")

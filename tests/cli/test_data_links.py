@@ -13,6 +13,8 @@ from lightning_fed.models import ImageClassifier, LeNet, LogisticRegression
 from tests.cli.conftest import Call, CommandLine
 from tests.cli.linked_parts import Facts
 
+pytestmark = pytest.mark.slow
+
 CLASSIFIER = ("--model", "ImageClassifier")
 LENET = (*CLASSIFIER, "--model.backbone=LeNet")
 PARTS = "tests.cli.linked_parts"

@@ -144,6 +144,7 @@ def test_a_seed_out_of_range(mistake):
     assert mistake(*BASE, "--seed_everything", "-1", code=1).startswith("Expected `--seed_everything` to be in [0, ")
 
 
+@pytest.mark.slow
 def test_mistakes_found_by_a_constructor(mistake):
     failing = [*BASE, "--client", "Failing", "--client.how"]
     assert mistake(*failing, "mistake", code=1) == "Expected `--client.how` to be kind, got mistake."

@@ -24,6 +24,7 @@ def test_a_mask_alone_stays_with_the_default_aggregator(cli):
     assert aggregator.lr == 1.0
 
 
+@pytest.mark.slow
 def test_both_groups_reach_the_callbacks_of_the_trainer(cli):
     words = ["--trainer.callbacks", "tests.cli.parts.Push", "--client+=Pull", "--client.mu", ".3", "--client+=FedProx"]
     trainer = cli.run(*words, "--aggregator", "OtherAggregator").trainer
@@ -35,6 +36,7 @@ def test_both_groups_reach_the_callbacks_of_the_trainer(cli):
     assert "Pull" in [type(callback).__name__ for callback in single.callbacks]
 
 
+@pytest.mark.slow
 def test_a_method_gets_the_objects_and_its_own_options(cli):
     call = cli.run("--ckpt_path", "last", "--weights", "some.ckpt")
     assert call.command == "fit"
@@ -61,6 +63,7 @@ def test_counts_and_fractions_stay_apart(cli, text, value):
     assert type(stored) is type(value)
 
 
+@pytest.mark.slow
 def test_variables_are_read_and_words_win(cli, monkeypatch):
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_ROUNDS", "3")
     assert cli.config()["trainer"]["max_rounds"] == 3
@@ -76,6 +79,7 @@ def test_a_class_may_come_from_a_variable(cli, monkeypatch):
     assert config["model"]["class_path"] == "tests.cli.parts.OtherPlain"
 
 
+@pytest.mark.slow
 def test_later_files_and_words_win(cli):
     first = cli.file("first.yaml", "trainer: {max_rounds: 7, name: first}\n")
     second = cli.file("second.yaml", "trainer: {max_rounds: 8}\nseed_everything: 5\n")
@@ -85,6 +89,7 @@ def test_later_files_and_words_win(cli):
     assert cli.config("--trainer.max_rounds", "9", "--config", first)["trainer"]["max_rounds"] == 7
 
 
+@pytest.mark.slow
 def test_the_printed_config_parses_to_itself(cli, capsys):
     words = ["--aggregator.mask", "SignAgreement", "--client+=Push", "--client.mu", "3", "--trainer.max_rounds", "2"]
     config = cli.config(*words)
@@ -96,6 +101,7 @@ def test_the_printed_config_parses_to_itself(cli, capsys):
     assert cli.config("--config", printed, base=False) == config
 
 
+@pytest.mark.slow
 def test_only_training_saves_its_config(cli):
     def saves(command):
         return [one for one in cli.run(command=command).trainer.callbacks if isinstance(one, SaveConfigCallback)]

@@ -35,6 +35,7 @@ def test_a_run_saves_a_config_that_does_it_again(tmp_path):
     assert list(tmp_path.glob("runs/*/*/config.yaml")) == [saved]
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_with_its_sentence(tmp_path):
     done = run("-m", "lightning_fed", "fit", "--trainer.max_round", "3", cwd=tmp_path)
     assert done.returncode == 2

@@ -131,6 +131,7 @@ def test_the_step_gives_lightnings_outputs(tmp_path):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.slow
 def test_compiled_modules_train_as_they_are(tmp_path, compiled):
     class Logs(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

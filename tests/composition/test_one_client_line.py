@@ -10,6 +10,8 @@ from lightning_fed.cli import FederatedCLI, main
 from tests.composition.client_parts import ALONE
 from tests.parts import quick_first
 
+pytestmark = pytest.mark.slow
+
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 ON_ALL_DATA = ("--data.batch_size=1000",)
 LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [

@@ -397,6 +397,7 @@ def test_under_lightnings_own_trainer(val_fraction: float, tmp_path: Path) -> No
     assert len(trainer.test(model, datamodule=data, verbose=False)) == 2
 
 
+@pytest.mark.slow
 def test_import_is_light() -> None:
     code = (
         "import sys, lightning.pytorch; before = set(sys.modules); import lightning_fed.data; "

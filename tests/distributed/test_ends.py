@@ -39,6 +39,7 @@ def test_a_killed_first_process_ends_the_others(tmp_path: Path) -> None:
     assert saved_rounds(tmp_path) == [1]
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_after_the_round(tmp_path: Path) -> None:
     """To the first process in one run, to the second in the next one, in the same processes."""
     ended = run("stop", tmp_path)

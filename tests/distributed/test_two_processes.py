@@ -12,6 +12,8 @@ from tests.distributed.conftest import Pair, run_pair
 from tests.distributed.process_cases import CASES, EVERYTHING, MISTAKES, compose, kept
 from tests.parts import cover
 
+pytestmark = pytest.mark.slow
+
 DOUBLE, SINGLE = 1e-10, 1e-5
 APART = ("taped", "uneven", "shuffled", "begun", "too many diverged", "one diverged")  # see below
 ALIKE = [name for name in CASES if name not in APART]

@@ -124,6 +124,7 @@ def test_the_baseline_fragment_takes_the_mask_away() -> None:
     assert config.trainer.run_config["aggregator"]["init_args"]["mask"] is None
 
 
+@pytest.mark.slow
 def test_saved_config_does_the_run_again(tmp_path: Path) -> None:
     mask = f"--config={CONFIGS / 'aggregator' / 'gma.yaml'}"
     main(fit_words(tmp_path, 3, mask, "--seed_everything=5", "--aggregator.mask.threshold=0.2"))
@@ -136,6 +137,7 @@ def test_saved_config_does_the_run_again(tmp_path: Path) -> None:
     assert {"mask/mean", "val/acc", "test/acc", "train/loss"} <= rows(first)[0].keys()
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_numbers(tmp_path: Path) -> None:
     for seed in (0, 1):
         main(fit_words(tmp_path, 1, f"--seed_everything={seed}"))

@@ -10,6 +10,8 @@ import pytest
 
 from tests.end_to_end.command import assert_same_run, fit_words, rows, run_folders, start, start_dying
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 40
 MASK = ("--aggregator.mask=SignAgreement",)
 

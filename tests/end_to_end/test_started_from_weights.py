@@ -12,6 +12,8 @@ from lightning_fed.models import MLP, ImageClassifier
 from lightning_fed.runs.folder import read_run
 from tests.end_to_end.command import assert_same_run, fit_words, rows, run_folders, short_trainer
 
+pytestmark = pytest.mark.slow
+
 
 def model(seed: int = 0) -> ImageClassifier:
     torch.manual_seed(seed)

@@ -12,6 +12,8 @@ from torch.optim import SGD
 
 from lightning_fed.models import CNN, MLP, ImageClassifier, LeNet, LogisticRegression, ResNet18
 
+pytestmark = pytest.mark.slow
+
 LENET = ["--model", "ImageClassifier", "--model.backbone", "LeNet"]
 
 

@@ -22,6 +22,8 @@ from lightning_fed.data import FashionMNIST, FederatedDataModule, Partitioner, S
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import ImageClassifier, LeNet
 
+pytestmark = pytest.mark.slow
+
 SEED, ROUNDS, COHORT = 5, 3, 3
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)

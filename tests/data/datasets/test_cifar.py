@@ -12,6 +12,8 @@ import torch
 
 from lightning_fed.data import CIFAR10, CIFAR100, Arrays, Shards
 
+pytestmark = pytest.mark.slow
+
 FILES = ("cifar10", "cifar100_subset")
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from lightning_fed.data import MNIST, BinaryColors, ColoredMNIST, ColoredMNISTBinary, Datasets, FedCMNIST, FedRotMNIST
 from lightning_fed.data.partitioners import Shards
 
+pytestmark = pytest.mark.slow
+
 MEAN, STD = 0.1307, 0.3081
 
 

@@ -64,7 +64,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", quick_first(3, MADE))
+@pytest.mark.parametrize("name", quick_first(1, MADE))
 def test_all_ways_to_train_agree(tmp_path, traced, name):
     plain = both(tmp_path, MADE[name], make_data=lambda: data(sizes=EVEN))
     graphs = train(tmp_path, MADE[name], "vectorized", compile=True, datamodule=data(sizes=EVEN))
@@ -90,13 +90,14 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", quick_first(3, RUNS))
+@pytest.mark.parametrize("name", quick_first(1, RUNS))
 def test_every_kind_of_run(tmp_path, traced, name):
     make, callbacks, options = RUNS[name]
     compiled_agrees(tmp_path, make, *callbacks, **{"make_data": lambda: data(sizes=EVEN), **options})
     assert traced[-1].blocks > 0
 
 
+@pytest.mark.slow
 def test_blocks_are_filled_up_with_copies_of_no_account(tmp_path, traced, monkeypatch):
     filled, fill = [], compiled_step._filled
 
@@ -114,6 +115,7 @@ def test_blocks_are_filled_up_with_copies_of_no_account(tmp_path, traced, monkey
     agree(plain, train(tmp_path, NORM, "sequential", datamodule=data(sizes=sizes)))
 
 
+@pytest.mark.slow
 def test_a_block_is_never_larger_than_the_cohort(tmp_path, traced):
     train(tmp_path, Model, "vectorized", compile=True, chunk_size=100)
     assert traced[-1]._widths == [len(SIZES), 2]
@@ -231,7 +233,7 @@ def expect_one_sentence(error: FederatedError) -> None:
     assert "`--trainer.compile false`, or `--trainer.engine sequential`" in str(error)
 
 
-@pytest.mark.parametrize("name", quick_first(2, REFUSED))
+@pytest.mark.parametrize("name", quick_first(1, REFUSED))
 def test_a_compiler_that_fails_is_refused_and_auto_falls_back(tmp_path, monkeypatch, name):
     make, compiler, message = REFUSED[name]
     monkeypatch.setattr(torch, "compile", compiler)
@@ -280,6 +282,7 @@ def test_graphs_of_batches_of_other_sizes_and_one_shape_are_apart(tmp_path, trac
     agree(train(tmp_path, SaysItsSize, "sequential"), compiled_agrees(tmp_path, SaysItsSize))
 
 
+@pytest.mark.slow
 def test_auto_tries_the_compiled_step(tmp_path, traced):
     run = train(tmp_path, Model, "auto", compile=True)
     assert run.trainer.engine_choice["engine"] == "vectorized"
