@@ -56,6 +56,7 @@ def test_a_mistake_ends_with_its_sentence(tmp_path):
         ),
     ],
 )
+@pytest.mark.slow
 def test_nothing_heavy_is_loaded_before_it_is_needed(tmp_path, code, unwanted):
     done = run("-c", f"{code}; import sys; print(*[name for name in {unwanted} if name in sys.modules])", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

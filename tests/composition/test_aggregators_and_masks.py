@@ -81,6 +81,7 @@ def test_each_part_changes_the_model(rule: str, mask: str, weighting: str, buffe
 
 
 @pytest.mark.parametrize("rule", quick_first(3, MASKED))
+@pytest.mark.slow
 def test_no_two_masks_are_the_same(rule: str) -> None:
     outcomes = {mask: run(rule, mask) for mask in MASKS}
     for one, other in combinations(outcomes, 2):
@@ -161,6 +162,7 @@ def test_one_client_in_a_round(rule: str, mask: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
+@pytest.mark.slow
 def test_clients_that_train_in_bfloat16(rule: str, mask: str) -> None:
     narrow = run(rule, mask, precision="bf16-true")
     expect_sound(narrow, "average")

@@ -143,6 +143,7 @@ def test_scaffold_begins_as_plain_training(rule: str) -> None:
 
 
 @pytest.mark.parametrize("mask", quick_first(2, MASKS))
+@pytest.mark.slow
 def test_feddyn_begins_as_fedprox(mask: str) -> None:
     first = [run("FedDynServer", mask, client=name, max_rounds=1) for name in ("FedDyn", "FedProx as FedDyn", "none")]
     assert distance(first[0], first[1]) < ROUNDING
@@ -157,6 +158,7 @@ def test_the_order_of_a_list_changes_no_bit_of_parts_that_commute(rule: str) -> 
 
 @pytest.mark.parametrize("rule", quick_first(2, ["FedAvg", "FedNova", "CoordinateMedian", "GeometricMedian"]))
 @pytest.mark.parametrize("mask", ["none", "soft"])
+@pytest.mark.slow
 def test_forms_of_fedga(rule: str, mask: str) -> None:
     mask = mask if rule in MASKED else "none"
     forms = [run(rule, mask, client=form, max_rounds=2) for form in ("FedGA", "FedGA step")]
@@ -177,6 +179,7 @@ def test_corrections_of_a_whole_cohort_cancel_in_the_mean_of_single_steps(client
 
 
 @pytest.mark.parametrize("other", quick_first(1, ["FedProx", "SCAFFOLD", "FedDyn"]))
+@pytest.mark.slow
 def test_forms_of_fedga_agree_over_terms_that_read_the_iterate(other: str) -> None:
     for rule in ["FedDynServer"] if other == "FedDyn" else ["FedAvg", "FedNova", "CoordinateMedian"]:
         forms = [run(rule, client=f"{form} on {other}", max_rounds=2) for form in ("FedGA", "FedGA step")]
@@ -184,6 +187,7 @@ def test_forms_of_fedga_agree_over_terms_that_read_the_iterate(other: str) -> No
 
 
 @pytest.mark.parametrize(("client", "rule"), ONE_RULE)
+@pytest.mark.slow
 def test_weights_and_buffers_still_count(client: str, rule: str) -> None:
     here = {policy: trained(rule, "none", client, buffers=policy) for policy in ("average", "local", "keep")}
     assert distance(here["average"], here["local"]) > CLEAR
@@ -228,6 +232,7 @@ def test_one_client_in_a_round(client: str, rule: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("client", "rule"), ONE_RULE)
+@pytest.mark.slow
 def test_clients_that_train_in_bfloat16(client: str, rule: str) -> None:
     mask = "soft" if client in ALONE else "none"
     narrow = trained(rule, mask, client, precision="bf16-true")

@@ -110,6 +110,7 @@ def test_seed_everywhere_seeds_torch_as_manual_seed_does(seed: int) -> None:
     assert torch.equal(torch.rand(5), expected)
 
 
+@pytest.mark.slow
 def test_seeds_do_not_depend_on_pythons_hashes() -> None:
     seed = 11
     command = [sys.executable, "-c", SNIPPET.format(seed)]

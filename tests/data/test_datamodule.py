@@ -144,6 +144,7 @@ def test_shapes_types_and_ranges(module: tuple[str, FederatedDataModule]) -> Non
     assert test_labels.unique().tolist() == list(range(num_classes))
 
 
+@pytest.mark.slow
 def test_held_out_and_client_samples_are_the_training_set(module: tuple[str, FederatedDataModule]) -> None:
     name, data = module
     counts = data.class_counts()

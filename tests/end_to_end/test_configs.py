@@ -80,7 +80,7 @@ def config_words(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if i % 8 else ()) for i, name in enumerate(FILES)]
+    "name", [pytest.param(name, marks=pytest.mark.slow if i % 16 else ()) for i, name in enumerate(FILES)]
 )
 def test_config_trains_a_round(
     name: str,

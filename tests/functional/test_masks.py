@@ -77,6 +77,7 @@ def test_agrees_with_the_formula_in_numpy(deltas: np.ndarray, threshold: float, 
 
 @given(deltas=cohorts(), threshold=thresholds, binary=st.booleans(), comparison=comparisons, data=st.data())
 @settings(max_examples=200, deadline=None)
+@pytest.mark.slow
 def test_votes_by_samples_agree_with_the_formula_in_numpy(
     deltas: np.ndarray, threshold: float, binary: bool, comparison: str, data: st.DataObject
 ) -> None:
@@ -326,6 +327,7 @@ def test_magnitude_is_the_sign_agreement_of_updates_of_one_size(
 
 @given(deltas=cohorts(), threshold=thresholds, binary=st.booleans(), power=st.integers(-9, 9))
 @settings(deadline=None)
+@pytest.mark.slow
 def test_magnitude_depends_on_the_proportion_of_updates(
     deltas: np.ndarray, threshold: float, binary: bool, power: int
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_of_the_figures_but_not_of_tra
     assert found["gradient/distance_max"][1] == pytest.approx(distances.max(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_command_line_finds_it_and_the_report_puts_the_least_dissimilar_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

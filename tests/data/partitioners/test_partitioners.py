@@ -145,6 +145,7 @@ def test_shards_accept_any_sortable_labels() -> None:
 
 
 @every_partitioner
+@pytest.mark.slow
 def test_many_clients_cost_no_loop(partitioner: Partitioner) -> None:
     """1,000,000 samples over 100,000 clients in less than 5 s of one core's time."""
     num_samples, num_clients = 1_000_000, 100_000
