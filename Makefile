@@ -16,7 +16,7 @@ CONFIGS_fedavg := --config configs/quickstart.yaml
 CONFIGS_gma := --config configs/quickstart.yaml --config configs/aggregator/gma.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-all test-lowest test-ecosystem lint format docs bench bench-data \
+.PHONY: help install install-dev quickstart test test-all test-lowest test-ecosystem test-faults lint format docs bench bench-data \
 	bench-scale bench-peers $(QUICKSTART_TARGETS)
 
 help: ## list the targets
@@ -79,6 +79,12 @@ test-ecosystem: ## train modules and data of other packages (installs them into 
 	$(PYTHON) -m venv .venv-ecosystem
 	.venv-ecosystem/bin/python -m pip install -e ".[dev,ecosystem]"
 	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/docs/test_pages.py -m "" -k "ecosystem or foundation"
+
+# What a campaign is given: make test-faults FAULTS="--only configs --trials 500 --write-docs"
+FAULTS ?=
+
+test-faults: $(INSTALLED_DEV) ## kill, damage, fill the disk, mutate configs and stop processes, and count what is lost
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 lint: $(INSTALLED_DEV) ## check style, format, types, the layers of imports and the size of the rooms
 	$(BIN)/ruff check .

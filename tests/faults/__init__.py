@@ -1,0 +1,1 @@
+"""Faults of every kind, counted: what `make test-faults` runs."""
