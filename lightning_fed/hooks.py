@@ -49,6 +49,8 @@ __all__ = ["ONCE_A_ROUND", "FederatedCallback", "HookCaller", "TrainerLike", "is
 ONCE_A_ROUND: dict[str, frozenset[str]] = {
     "ModelCheckpoint": frozenset({"setup", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"}),
     "WeightAveraging": frozenset({"on_train_batch_end"}),
+    # What its `on_fit_start` restores of a checkpoint lacks the hyper-parameters and what is frozen by then.
+    "BaseFinetuning": frozenset({"setup", "on_fit_start", "on_train_epoch_start"}),
     "LearningRateMonitor": frozenset({"on_train_start", "on_train_batch_start", "on_train_epoch_start"}),
     "DeviceStatsMonitor": frozenset(
         {"setup", *(f"on_{stage}_batch_{at}" for stage in ("train", "validation", "test") for at in ("start", "end"))}

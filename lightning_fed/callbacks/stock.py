@@ -1,5 +1,7 @@
 """Lightning's own callbacks whose hooks are about batches and epochs: called once a round, where that has a meaning."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +10,15 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.callbacks import BaseFinetuning
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback, is_stock
 
-__all__ = ["StockCallbacks"]
+__all__ = ["StockCallbacks", "unfrozen"]
 
 _ACCELERATORS: dict[str, Any] = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator}
 
@@ -60,8 +65,8 @@ class _RoundView:
 class StockCallbacks(FederatedCallback):
     """Calls the hooks that ``hooks.ONCE_A_ROUND`` keeps from Lightning's own callbacks, once a round.
 
-    ModelCheckpoint saves between two rounds, monitors make columns of the round's row, and averages of weights are
-    those of the global model, a round being a step.
+    ModelCheckpoint saves between two rounds, monitors make columns of the round's row, averages of weights are those of
+    the global model, a round being a step, and finetuning unfreezes what clients train from a round on.
     """
 
     def __init__(self) -> None:
@@ -84,6 +89,14 @@ class StockCallbacks(FederatedCallback):
                 callback.setup(_RoundView(trainer, loggers=[_Columns(pl_module)]), pl_module, stage)
             except ModuleNotFoundError as error:
                 raise FederatedError(f"DeviceStatsMonitor cannot start: {' '.join(str(error).split())}") from error
+        for callback in _of(trainer, "BaseFinetuning") if stage == "fit" else ():
+            backbone = getattr(pl_module, "backbone", None)
+            if is_stock(callback, "BackboneFinetuning") and not isinstance(backbone, nn.Module):
+                raise FederatedError(
+                    f"Expected {type(pl_module).__name__} to have a module `backbone` for {type(callback).__name__} to "
+                    f"freeze and unfreeze, got {type(backbone).__name__}: name the part of the network so."
+                )
+            callback.setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Lets averages of weights begin at the model that the run begins with."""
@@ -94,8 +107,10 @@ class StockCallbacks(FederatedCallback):
                 callback._average_model.module.load_state_dict(pl_module.state_dict())
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Lets monitors log what they log of a batch or an epoch."""
+        """Lets finetuning unfreeze weights, and monitors log what they log of a batch or an epoch."""
         view = self._monitoring(trainer, pl_module)
+        for callback in _of(trainer, "BaseFinetuning"):
+            callback.on_train_epoch_start(view, pl_module)
         for callback in _of(trainer, "LearningRateMonitor"):
             callback.on_train_epoch_start(view)
             callback.on_train_batch_start(view)
@@ -109,6 +124,23 @@ class StockCallbacks(FederatedCallback):
             callback.on_train_batch_end(view, pl_module, None, None, 0)
         for callback in _of(trainer, "DeviceStatsMonitor"):
             callback.on_train_batch_end(view, pl_module, None, None, 0)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Notes what is trained by now, where finetuning changes that."""
+        if _of(trainer, "BaseFinetuning"):
+            trained = [name for name, parameter in pl_module.named_parameters() if parameter.requires_grad]
+            checkpoint["federated"]["trained"] = trained
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Freezes and unfreezes what was frozen and trained."""
+        if not _of(trainer, "BaseFinetuning"):
+            return
+        trained = set(checkpoint["federated"]["trained"])
+        for name, parameter in pl_module.named_parameters():
+            parameter.requires_grad_(name in trained)
+        for part in pl_module.modules():
+            if isinstance(part, _BatchNorm) and part.weight is not None and part.weight.requires_grad:
+                BaseFinetuning.make_trainable(part)  # its statistics too
 
     def save(self, trainer: Any, pl_module: LightningModule) -> None:
         """Lets every ModelCheckpoint save what is due after the current round.
@@ -132,3 +164,21 @@ class StockCallbacks(FederatedCallback):
 
 def _of(trainer: Any, kind: str) -> list[Any]:
     return [callback for callback in trainer.callbacks if is_stock(callback, kind)]
+
+
+@contextmanager
+def unfrozen(callbacks: Iterable[Any], module: nn.Module) -> Iterator[None]:
+    """Within the block what finetuning callbacks freeze, and unfreeze in a later round, requires a gradient."""
+    finetuning = [callback for callback in callbacks if is_stock(callback, "BaseFinetuning")]
+    before = [(p, p.requires_grad) for p in module.parameters() if p.is_floating_point()] if finetuning else []
+    for parameter, _ in before:
+        parameter.requires_grad_(True)
+    for callback in finetuning:
+        callback.freeze_before_training(module)
+    for parameter, trained in before:
+        parameter.requires_grad_(trained or not parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for parameter, trained in before:
+            parameter.requires_grad_(trained)

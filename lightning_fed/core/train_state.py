@@ -89,6 +89,7 @@ class TrainState:
         steps_before_round: Local steps of the longest client of each finished round, summed.
         totals: Counts over the run: samples seen, gradients computed, communication rounds, bytes each way.
         engine_choice: The engine in use, why, and how many clients it trains at once.
+        untrained: The parts of the flat vector that no client's optimizer steps in this round.
     """
 
     fabric: Fabric
@@ -114,6 +115,15 @@ class TrainState:
     steps_before_round: int = 0
     totals: dict[str, int] = field(default_factory=no_totals)
     engine_choice: dict[str, Any] | None = None
+    untrained: list[slice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start_round()
+
+    def start_round(self) -> None:
+        """Takes the optimizer as every client of the round finds it: callbacks may have unfrozen parameters."""
+        self.optimizer.start_round()
+        self.untrained = self.vector.gradients_except(self.optimizer.parameters)
 
     def load_global_model(self) -> None:
         """Copies the global vector and buffers into the module."""

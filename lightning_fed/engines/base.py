@@ -102,7 +102,7 @@ class Engine(ABC):
         self.reducer.reset(len(own))
         self.divergence.start_round(len(cohort.clients))
         self.max_steps = self.samples = self.end_samples = 0
-        self.optimizer.start_round()
+        state.start_round()
         state.buffers.start_round()
         self.watch.expect_parameters()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.

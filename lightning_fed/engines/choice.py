@@ -16,7 +16,7 @@ from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.step import CannotStack, refusal
-from lightning_fed.hooks import FederatedCallback, HookCaller
+from lightning_fed.hooks import FederatedCallback, HookCaller, is_stock
 
 __all__ = ["make_engine"]
 
@@ -100,6 +100,9 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
         raise CannotStack(f"{type(module).__name__} steps its optimizers by itself")
     if module._compiler_ctx is not None:
         raise CannotStack(f"{type(module).__name__} went through `torch.compile` by itself")
+    for callback in hooks.callbacks:
+        if is_stock(callback, "BaseFinetuning"):
+            raise CannotStack(f"{type(callback).__name__} freezes weights for some rounds, which get no gradient then")
     for hook in _MODULE_HOOKS:
         if overrides(module, hook):
             raise CannotStack(f"{type(module).__name__} overrides `{hook}`, which is for one client")

@@ -37,8 +37,6 @@ class FullGradient:
         self.state, self.options, self.module, self.transfer = state, options, state.module, state.transfer
         self.source = getattr(state.source, "unaugmented", state.source)
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
-        # Where clients never move the model, no method may move it on account of a gradient.
-        self.untrained = state.vector.gradients_except(state.optimizer.parameters)
 
     def compute(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient at the module's live weights.
@@ -61,7 +59,7 @@ class FullGradient:
             self._add_weight_decay()
         out.add_(vector.grad)
         vector.zero_grad()
-        for part in self.untrained:
+        for part in self.state.untrained:  # where clients do not move the model, no method may on account of a gradient
             out[part] = 0
         return loss
 

@@ -49,7 +49,6 @@ class LocalStep:
         if options.compile_mode:
             recorder.log = outside_graphs(recorder.log)  # type: ignore[method-assign]  # shared by all clients
             self.training_step = torch.compile(module.training_step, mode=options.compile_mode)
-        self.untrained = self.vector.gradients_except(state.optimizer.parameters)
         self.accumulate = options.accumulate_grad_batches
         if self.accumulate > 1 and isinstance(self.optimizer, LBFGS):
             raise FederatedError(
@@ -198,7 +197,7 @@ class LocalStep:
         self.vector.hide_missing_gradients()
         if self.last_gradient is not None:
             self.last_gradient.copy_(self.vector.grad)
-            for part in self.untrained:
+            for part in self.state.untrained:
                 self.last_gradient[part] = 0
         for hook in self.before_step:
             hook(self.optimizer)

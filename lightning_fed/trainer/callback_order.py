@@ -21,13 +21,13 @@ __all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "order_callback
 WORKING = (
     "EarlyStopping", "Timer", "LambdaCallback", "ModelSummary", "RichModelSummary", "ModelCheckpoint",
     "OnExceptionCheckpoint", "LearningRateMonitor", "DeviceStatsMonitor", "WeightAveraging", "BasePredictionWriter",
+    "BackboneFinetuning", "BaseFinetuning",
 )  # fmt: skip
 # Lightning's bars show batches of one loader; the trainer's own shows rounds and clients in their place.
 BARS = ("TQDMProgressBar", "RichProgressBar")
 _WHOLE = "start a run of the whole model from its checkpoint by `--weights`"
 # The others, and what to do instead.
 INSTEAD = {
-    "BaseFinetuning": f"freeze the backbone in `__init__`, train, and then {_WHOLE}",
     "BatchSizeFinder": "give `--data.batch_size`",
     "LearningRateFinder": "give the learning rate to the model's optimizer or to `--optimizer`",
     "GradientAccumulationScheduler": "use `--trainer.accumulate_grad_batches`",

@@ -14,6 +14,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.client_states import FOLDER
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import is_stock
 from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.trainer.lightning_names import LightningNames
@@ -117,9 +118,10 @@ def _storable(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _methods(trainer: LightningNames) -> list[str]:
-    """Names the aggregator, the mask and the client algorithms: a checkpoint is resumed by the same ones."""
+    """Names the aggregator, the mask, client algorithms and finetuning: a checkpoint is resumed by the same ones."""
     algorithms = sorted(type(cb).__name__ for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm))
-    return [trainer.aggregator.label, *algorithms]
+    finetuning = [type(cb).__name__ for cb in trainer.callbacks if is_stock(cb, "BaseFinetuning")]
+    return [trainer.aggregator.label, *algorithms, *finetuning]
 
 
 def _out_of_time(trainer: LightningNames) -> bool:
@@ -180,7 +182,8 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
     if state.get("methods", methods) != methods:  # its state would be missing, or another's left behind
         raise FederatedError(
             f"Expected the methods of the run that {source} is from, {', '.join(state['methods'])}, got "
-            f"{', '.join(methods)}: give the same `--aggregator` and `--client`, or start a new run with `--weights`."
+            f"{', '.join(methods)}: give the same `--aggregator`, `--client` and `--trainer.callbacks`, or start a new "
+            "run with `--weights`."
         )
     layout = trainer.train_state.layout
     if state.get("layout", layout) != layout:

@@ -81,10 +81,10 @@ class RoundLoop:
         trainer.state.stage = RunningStage.TRAINING
         self._seed(at=1)
         cohort = self._draw_cohort()
-        self._note(LoggedMetrics(self._learning_rates(), {}, {}))
         with recording(self.module, self.recorder):
             trainer.hooks("on_train_epoch_start")
             trainer.hooks("on_round_start", cohort, module=False)
+            self._note(LoggedMetrics(self._learning_rates(), {}, {}))
             update = self.engine.train(cohort)
             trained = time.perf_counter() - started
             self._seed(at=2)

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
+from lightning_fed.callbacks.stock import unfrozen
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
@@ -140,12 +141,13 @@ def set_up_training(
     """
     model, options, data = trainer.lightning_module, trainer.options, trainer.datamodule
     move_to_device(trainer.fabric, model)  # first: a checkpoint may hold more than the module's precision did
-    if weights is not None and checkpoint is None:
-        load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
-    if checkpoint is not None:
-        # Lightning's WeightAveraging keeps the model that training goes on from beside the average, which is the model.
-        beside = {"state_dict": checkpoint["current_model_state"]} if "current_model_state" in checkpoint else {}
-        load_weights(model, {**checkpoint, **beside}, source, "--ckpt_path")
+    with unfrozen(trainer.callbacks, model):  # its own `state_dict` may be of what is trained alone
+        if weights is not None and checkpoint is None:
+            load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
+        if checkpoint is not None:
+            # Lightning's WeightAveraging keeps the model that training goes on from beside the average, the model.
+            beside = {"state_dict": checkpoint["current_model_state"]} if "current_model_state" in checkpoint else {}
+            load_weights(model, {**checkpoint, **beside}, source, "--ckpt_path")
     trainer.resumed, trainer.validated = checkpoint is not None, False
     trainer.metrics, trainer.round_metrics = LoggedMetrics({}, {}, {}), {}
     share_model(trainer.processes, model)
@@ -167,7 +169,8 @@ def set_up_training(
 def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
     model = trainer.lightning_module
     optimizer = LocalOptimizer(model, restart=trainer.options.local.local_schedule == "restart")
-    vector = ParameterVector(model)
+    with unfrozen(trainer.callbacks, model):
+        vector = ParameterVector(model)
     weights = vector.data.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
     keeps = run is not None and trainer.checkpoint_callback is not None
     return TrainState(

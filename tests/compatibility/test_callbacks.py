@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ModelPruning": {"pruning_fn": "l1_unstructured"},
     "DeviceStatsMonitor": {"cpu_stats": False},
 }
-BASES = {"Callback", "Checkpoint"}
+BASES = {"Callback", "Checkpoint", "BaseFinetuning"}
 
 
 def made(name: str) -> Any:
@@ -47,7 +47,9 @@ def test_every_callback_of_lightning(tmp_path, monkeypatch: pytest.MonkeyPatch, 
             federated_trainer(tmp_path, made(name))
         return
     trainer = federated_trainer(tmp_path, made(name), max_rounds=2, logger=[], enable_checkpointing=True)
-    trainer.fit(Classifier(), federated_data(8, 12))
+    module = Classifier()
+    module.backbone = torch.nn.Linear(1, 1)
+    trainer.fit(module, federated_data(8, 12))
     assert trainer.round == 2
 
 

@@ -57,6 +57,7 @@ class LocalOptimizer:
         self.flat_step: FlatStep | None = None
         self.start_round()
         self._built = [{k: repr(v) for k, v in group.items()} for group in self._groups]
+        self._num_built = [len(each.param_groups) for each in self.optimizers]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -109,7 +110,20 @@ class LocalOptimizer:
         """Advances the step schedules after local step number ``step`` (from 1), unless the module does."""
         for config in self.step_schedulers if self._automatic else ():
             if step % config.frequency == 0:
-                self._module.lr_scheduler_step(config.scheduler, None)
+                self._advance(config)
+
+    def _advance(self, config: LRSchedulerConfig, metric: Any = None) -> None:
+        try:
+            self._module.lr_scheduler_step(config.scheduler, metric)
+        except ValueError as error:
+            if "zip()" not in str(error):
+                raise
+            name, groups = type(config.scheduler).__name__, len(self._param_groups)
+            raise FederatedError(
+                f"Expected a schedule for the {groups} parameter groups of the optimizer, one of which a callback has "
+                f"added, but {name} was made for fewer: choose one that multiplies each group's own rate, such as "
+                "StepLR or ExponentialLR, in `configure_optimizers` or `--lr_scheduler`."
+            ) from error
 
     def end_round(self, round: int, max_steps: int, metrics: dict[str, Any]) -> None:
         """Advances the schedules by a round.
@@ -129,20 +143,29 @@ class LocalOptimizer:
 
     def _step_round(self, config: LRSchedulerConfig, metrics: dict[str, Any]) -> None:
         if not config.reduce_on_plateau:
-            self._module.lr_scheduler_step(config.scheduler, None)
+            self._advance(config)
         elif config.monitor in metrics:
-            self._module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
+            self._advance(config, metrics[config.monitor])
         elif config.strict:
             raise FederatedError(
                 f"Expected `monitor={config.monitor!r}` of the learning-rate schedule to name a logged metric, "
                 f"got only {', '.join(sorted(metrics)) or 'none'}: change it in `configure_optimizers`."
             )
 
+    def _added(self) -> list[list[list[str]]]:
+        """Names the parameters of the groups that callbacks have added to each optimizer."""
+        names = {p: name for name, p in self._module.named_parameters()}
+        return [
+            [[names[p] for p in group["params"]] for group in optimizer.param_groups[count:]]
+            for optimizer, count in zip(self.optimizers, self._num_built, strict=True)
+        ]
+
     def state_dict(self) -> dict[str, Any]:
         """Returns hyper-parameters and schedules between rounds; no client's optimizer state outlives its round."""
         return {
             "built": self._built,
             "groups": self._groups,
+            "added": self._added(),
             "step_schedulers": self._step_states,
             "round_schedulers": [c.scheduler.state_dict() for c in self.round_schedulers],
         }
@@ -155,6 +178,10 @@ class LocalOptimizer:
                 the change would be lost.
         """
         self._expect_same(state["built"])
+        named = dict(self._module.named_parameters())
+        for optimizer, groups in zip(self.optimizers, state.get("added", ()), strict=False):
+            for names in groups:
+                optimizer.add_param_group({"params": [named[name] for name in names]})
         self._groups = state["groups"]
         self._has_tensors = True  # looked for again with the next round
         self._step_states = state["step_schedulers"]

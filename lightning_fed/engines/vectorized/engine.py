@@ -49,7 +49,6 @@ class VectorizedEngine(Engine):
         self.client_start_hooks = self.hooks.bound("on_client_start")
         self.clip_val = self.options.gradient_clip_val
         self.last_gradients = self.lanes.matrix() if self.gradient_at == "last_step" else None
-        self.untrained = self.state.vector.gradients_except(self.optimizer.parameters)
         # It lends its options alone; a schedule would warn that it steps before its optimizer does.
         self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
 
@@ -143,14 +142,14 @@ class VectorizedEngine(Engine):
         lanes = self.lanes
         if self.last_gradients is not None:
             self.last_gradients[: lanes.active].copy_(lanes.gradients[: lanes.active])
-            for part in self.untrained:
+            for part in self.state.untrained:
                 self.last_gradients[: lanes.active, part] = 0
         if self.gradient_hooks:
             with lanes.stacked(self.algorithms):
                 for hook in self.gradient_hooks:
                     hook(self.optimizer.optimizer)
         if self.clip_val:
-            lanes.clip(self.clip_val, self.options.gradient_clip_algorithm or "norm", self.untrained)
+            lanes.clip(self.clip_val, self.options.gradient_clip_algorithm or "norm", self.state.untrained)
 
     def _finish(
         self, batches: LaneBatches, clients: tuple[Client, ...], log: LaneLog, options: list[tuple[float, float]]
