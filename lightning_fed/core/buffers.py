@@ -164,6 +164,8 @@ class GlobalBuffers:
         live: Those of the module.
         frozen: The parameters that are neither here nor in the flat vector.
         values: Those of the global model, by name.
+        unsent: Names of those that every part can make by itself, such as positions: neither kept with the module's
+            state nor changed in the last round.
     """
 
     def __init__(
@@ -174,11 +176,13 @@ class GlobalBuffers:
         self._module, self.policy = module, policy
         self.values = {name: _widen(buffer) for name, buffer in self.live.tensors().items()}
         self._of_client: dict[int, dict[str, Tensor]] = {}
+        self.unsent: set[str] = set()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the live buffers."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self.live.tensors().values())
+        """Bytes of the live buffers that were sent in the last round."""
+        sent = [buffer for name, buffer in self.live.tensors().items() if name not in self.unsent]
+        return sum(buffer.numel() * buffer.element_size() for buffer in sent)
 
     def start_round(self) -> None:
         """Takes frozen parameters, those that are buffers here too, as hooks between rounds have left them."""
@@ -250,6 +254,11 @@ class GlobalBuffers:
 
     def step(self, update: ReducedUpdate) -> None:
         """Takes over the reduced buffers of a round."""
+        places = {name: self.live.places[name] for name in update.buffers}
+        loose = [name for name, (owner, key) in places.items() if key in owner._non_persistent_buffers_set]
+        self.unsent = {
+            name for name in loose if torch.equal(self.values[name], update.buffers[name].to(self.values[name]))
+        }
         for name, value in update.buffers.items():
             self.values[name].copy_(value)
 

@@ -146,6 +146,29 @@ def test_buffers_go_both_ways_once_a_round_if_they_are_averaged(
     assert trainer.totals == totals(rounds, *each_way, SAMPLES * (1 + passes))
 
 
+class Places(nn.Linear):
+    """Has buffers that are no part of its state: places and angles, and 4 bytes that change if it ``counts``."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__(FEATURES, CLASSES)
+        self.register_buffer("places", torch.arange(7), persistent=False)
+        self.register_buffer("angles", torch.arange(7) / 7, persistent=False)
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int32), persistent=False)
+        self.register_buffer("kept", torch.ones(3))
+        self.counts = counts
+
+    def forward(self, x: Any) -> Any:
+        self.count += self.counts
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_of_buffers_that_are_no_state_those_that_training_changes_are_sent(counts: bool, tmp_path: Path) -> None:
+    each_way = 2 * TRAINED * (D + 3 * 4 + 4 * counts)
+    trainer = trained(tmp_path, [FedAvg()], Places(counts), max_rounds=2)
+    assert trainer.totals == totals(2, each_way, each_way, 2 * SAMPLES, samples=2 * SAMPLES)
+
+
 def test_frozen_parameters_are_not_sent_and_narrow_ones_are_half_as_long(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(5, 5).requires_grad_(False), nn.Linear(5, 3))
     assert trained(tmp_path, [SCAFFOLD()], net).totals == totals(1, TRAINED * 2 * D, TRAINED * 2 * D, SAMPLES)
