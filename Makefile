@@ -78,7 +78,8 @@ test-lowest: ## run the tests with the lowest torch, Lightning, jsonargparse and
 test-ecosystem: ## train modules and data of other packages (installs them into .venv-ecosystem)
 	$(PYTHON) -m venv .venv-ecosystem
 	.venv-ecosystem/bin/python -m pip install -e ".[dev,ecosystem]"
-	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/docs/test_pages.py -m "" -k "ecosystem or foundation"
+	.venv-ecosystem/bin/python -m pytest -m "" -k "ecosystem or foundation or lora" tests/ecosystem \
+		tests/docs/test_pages.py tests/end_to_end/test_configs.py
 
 # What a campaign is given: make test-faults FAULTS="--only configs --trials 500 --write-docs"
 FAULTS ?=

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from lightning_fed.cli import FederatedCLI, main
+from tests.docs.pages import blocks
 from tests.end_to_end.command import REPOSITORY, fit_words, rows, run_folders
 from tests.official_files import pixels, write_cifar, write_emnist, write_tiny_imagenet
 from tests.user_files import write_femnist, write_leaf
@@ -62,6 +63,18 @@ DATA: dict[str, str | Callable[[Path, pytest.MonkeyPatch], Any]] = {
     "MNIST": "data_root",
 }
 
+# Files whose model is shown on a page, and what that needs; `make test-ecosystem` has it.
+SHOWN = {"lora_vit.yaml": ("docs/foundation-models.md", "lora_model.py", ("transformers", "peft"))}
+
+
+def write_shown_model(name: str, folder: Path) -> None:
+    """Writes the file of a page that a configuration names, or skips where that cannot run."""
+    page, file, packages = SHOWN[name]
+    for package in packages:
+        pytest.importorskip(package, reason=f"configs/{name} needs {package}: pip install 'lightning_fed[ecosystem]'")
+    (text,) = [block.text for block in blocks(REPOSITORY / page) if block.title == file]
+    (folder / file).write_text(text + "\n")
+
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,6 +103,10 @@ def test_config_trains_a_round(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     texts = [Path(word.partition("=")[2]).read_text() for word in config_words(name)]
+    if name in SHOWN:
+        folder = tmp_path_factory.mktemp("model")
+        write_shown_model(name, folder)
+        monkeypatch.syspath_prepend(folder)
     data = next((data for words, data in DATA.items() if any(words in text for text in texts)), None)
     if data is not None:
         root = request.getfixturevalue(data) if isinstance(data, str) else tmp_path_factory.mktemp("data")
