@@ -1,6 +1,6 @@
 """A client's batches, as many as its source promises."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,19 +12,21 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["explained_batches", "read_batches", "samples_in_epoch"]
 
+_CHANGE = "set `--data.drop_last true`, or change `--data.batch_size`"
+
 
 @contextmanager
-def explained_batches(client: Client, batch_size: int) -> Iterator[None]:
-    """Says which option to change where batch normalisation refuses a client's last batch of one sample."""
+def explained_batches(clients: Sequence[Client], batch_size: int, change: str = _CHANGE) -> Iterator[None]:
+    """Says what to change where batch normalisation refuses the last batch, of one sample, of one of the clients."""
     try:
         yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
+        client = next((client for client in clients if client.num_samples % batch_size == 1), clients[0])
         raise FederatedError(
             f"Expected at least two samples in each batch for batch normalisation, got one in the last batch of client "
-            f"{client.id} in round {client.round} ({client.num_samples} samples in batches of {batch_size}): set "
-            "`--data.drop_last true`, or change `--data.batch_size`."
+            f"{client.id} in round {client.round} ({client.num_samples} samples in batches of {batch_size}): {change}."
         ) from error
 
 

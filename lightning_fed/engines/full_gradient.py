@@ -12,11 +12,13 @@ from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
-from lightning_fed.engines.client_batches import read_batches
+from lightning_fed.engines.client_batches import explained_batches, read_batches
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import without_trace
 
 __all__ = ["FullGradient"]
+
+_CHANGE = "change `--trainer.full_gradient_batch_size`, or set `--trainer.full_gradient_mode eval`"
 
 
 class FullGradient:
@@ -52,9 +54,10 @@ class FullGradient:
         seed = seed_for(self.state.seed, Purpose.GRADIENT, client.round, client.id)
         vector.zero_grad()
         out.zero_()
-        with self._unnoticed(client):
+        size = self.options.full_gradient_batch_size or self.source.batch_size
+        with explained_batches((client,), size, _CHANGE), self._unnoticed(client):
             seed_everywhere(seed)
-            loss = self._accumulate(client, seed, out)
+            loss = self._accumulate(client, seed, size, out)
         if self.options.full_gradient_weight_decay:
             self._add_weight_decay()
         out.add_(vector.grad)
@@ -80,12 +83,11 @@ class FullGradient:
         if moved := state.buffers.take_in_moved():
             state.buffers.live.load({**state.buffers.live.copy(), **moved})
 
-    def _accumulate(self, client: Client, seed: int, out: Tensor) -> Tensor:
+    def _accumulate(self, client: Client, seed: int, size: int, out: Tensor) -> Tensor:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
         device, vector = self.state.vector.device, self.state.vector
         total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         order = torch.arange(client.num_samples)
-        size = self.options.full_gradient_batch_size or self.source.batch_size
         for index, batch in enumerate(read_batches(self.source, client.id, order, seed, size)):
             share = min(size, client.num_samples - index * size)
             if self.transfer is not None:

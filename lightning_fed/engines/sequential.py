@@ -71,7 +71,7 @@ class SequentialEngine(Engine):
         for hook in self.client_start_hooks:
             hook(client)
         self.watch.start_client()
-        with explained_batches(client, state.source.batch_size):
+        with explained_batches((client,), state.source.batch_size):
             steps = self._run_local_steps(client)
         self.watch.end_client()
         self._take_in_moved()

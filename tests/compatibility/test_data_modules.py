@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from lightning_fed.cli import main
+from lightning_fed.client_algorithms import FedGA
 from lightning_fed.data import IID, ClientDatasets, FederatedDataModule, Shards
 from lightning_fed.data.adapters.modules import GivenLoaders
 from lightning_fed.errors import FederatedError
@@ -204,10 +205,19 @@ class Normed(Classifier):
         super().__init__(nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)))
 
 
-def test_a_last_batch_of_one_under_batch_normalisation(tmp_path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_last_batch_of_one_under_batch_normalisation(tmp_path, engine) -> None:
     with pytest.raises(FederatedError, match="client 1 in round 1 .9 samples in batches of 8.: set `--data.drop_last"):
-        federated_trainer(tmp_path).fit(Normed(), federated_data(8, 9))
-    federated_trainer(tmp_path).fit(Normed(), federated_data(8, 9, drop_last=True))
+        federated_trainer(tmp_path, engine=engine).fit(Normed(), federated_data(8, 9))
+    federated_trainer(tmp_path, engine=engine).fit(Normed(), federated_data(8, 9, drop_last=True))
+
+
+def test_a_last_batch_of_one_in_a_full_gradient(tmp_path) -> None:
+    options = {"full_gradient_mode": "train", "full_gradient_batch_size": 3}
+    with pytest.raises(FederatedError, match="client 1 .* .10 samples in batches of 3.: .*full_gradient_batch"):
+        federated_trainer(tmp_path, FedGA(), **options).fit(Normed(), federated_data(9, 10))
+    options["full_gradient_mode"] = "eval"
+    federated_trainer(tmp_path, FedGA(), **options).fit(Normed(), federated_data(9, 10, drop_last=True))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -177,6 +177,19 @@ def test_a_gradient_that_ends_later_is_told_in_a_sentence(tmp_path):
         train(tmp_path, Late, "vectorized")
 
 
+class Decides(Model):
+    """Looks at a value from the second batch on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if batch_idx == 0 or loss > 0 else -loss
+
+
+def test_what_vmap_refuses_in_a_later_step_is_told_in_a_sentence(tmp_path):
+    with pytest.raises(FederatedError, match=r"Decides does not .* each of its steps .*`--trainer.engine sequential`"):
+        train(tmp_path, Decides, "vectorized")
+
+
 class Trims(Model):
     """Its batches have as many columns as their first label says."""
 

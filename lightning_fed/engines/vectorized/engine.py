@@ -10,13 +10,13 @@ from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.client_batches import samples_in_epoch
+from lightning_fed.engines.client_batches import explained_batches, samples_in_epoch
 from lightning_fed.engines.vectorized.allocator import keep_freed_memory
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep, common_batch_sizes
 from lightning_fed.engines.vectorized.lanes import Lanes
 from lightning_fed.engines.vectorized.log import LaneLog
-from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, refusal
+from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence, refusal
 
 __all__ = ["VectorizedEngine"]
 
@@ -64,7 +64,8 @@ class VectorizedEngine(Engine):
         log = LaneLog(len(clients))
         self._start_clients(batches, clients)
         self.watch.start_client()
-        options = self._run_steps(batches, log)
+        with explained_batches(clients, self.state.source.batch_size):
+            options = self._run_steps(batches, log)
         self.watch.end_client()
         if moved := self.state.buffers.frozen.moved():
             raise refusal(CannotStack(f"training moves `{next(iter(moved))}`, which is frozen"))
@@ -135,6 +136,11 @@ class VectorizedEngine(Engine):
                 logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
             except CannotStack as reason:
                 raise refusal(reason) from reason
+            except RuntimeError as error:
+                if "vmap" not in str(error) and "atching rule" not in str(error):
+                    raise
+                where = f"{type(self.module).__name__} does not go through torch.func.vmap in each of its steps"
+                raise refusal(CannotStack(f"{where} ({first_sentence(error)})")) from error
             log.add(run.lanes, logged, totals)
 
     def _edit_gradients(self) -> None:
