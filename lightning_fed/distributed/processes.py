@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from lightning_fed.distributed.pulse import ENDED, Failure, Pulse
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LostProcess", "PeerFailure", "Processes"]
 
 _T = TypeVar("_T")
+# How often a process that waits for the others looks whether they live, and how long one that failed waits for them.
+_POLL, _LAST_WORD_S = timedelta(seconds=1), 11.0
 
 
 class PeerFailure(FederatedError):
@@ -23,7 +28,7 @@ class PeerFailure(FederatedError):
 
 
 class LostProcess(FederatedError):
-    """Another process has ended without a word."""
+    """Another process has ended without a word, or gives no sign of life."""
 
 
 class Processes:
@@ -32,18 +37,24 @@ class Processes:
     Every call but ``broadcast`` and ``working_alone`` is made by all processes, in the same order. Each begins with an
     exchange of a few bytes over sockets of the host, in which a process that has failed says so instead: all then raise
     its sentence, where a reduction would wait for it for ever. A process that died closes its sockets, which ends the
-    others' exchange too.
+    others' exchange too; one that is stopped, or fails while others are at work, is noticed by their ``pulse``.
 
     Args:
         rank: Index of this process over all nodes.
         size: Number of processes.
         find_lost: Says which process has ended, as far as this one knows.
+
+    Attributes:
+        pulse: Signs of life of the others; there from when all have joined.
     """
+
+    pulse: Pulse
 
     def __init__(self, rank: int = 0, size: int = 1, find_lost: Callable[[], str] = lambda: "another one") -> None:
         self.rank, self.size = rank, size
         self._find_lost = find_lost
         self._is_alone = False
+        self._deadline = float("inf")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
         """Returns itself: metric objects of a module refer to it, and modules are copied."""
@@ -52,6 +63,18 @@ class Processes:
     def are_together(self) -> bool:
         """Whether there are several, and all do the same now."""
         return self.size > 1 and not self._is_alone
+
+    @contextmanager
+    def at_work(self, position: Callable[[], tuple[str, str]]) -> Iterator[None]:
+        """Ends this process within the block, soon, if another one fails; for ``position`` see ``Pulse``."""
+        if self.size == 1:
+            yield
+            return
+        self.pulse.position, self.pulse.is_active = position, True
+        try:
+            yield
+        finally:
+            self.pulse.is_active = False
 
     @contextmanager
     def working_alone(self) -> Iterator[None]:
@@ -124,7 +147,7 @@ class Processes:
         if self.size > 1:
             with self._noticing_loss():
                 for tensor in tensors:
-                    dist.broadcast(tensor, source)
+                    self._finish(dist.broadcast(tensor, source, async_op=True), tensor)
 
     def gather_tensor(self, tensor: Tensor, group: Any = None) -> list[Tensor]:
         """Returns a tensor of each process, of any shape, as torchmetrics asks for it.
@@ -140,23 +163,64 @@ class Processes:
         if self.size == 1 or isinstance(error, (PeerFailure, LostProcess)) or not dist.is_initialized():
             return
         self._is_alone = False
+        self.pulse.is_active = False
         if not isinstance(error, Exception):  # a second Ctrl-C comes anywhere, perhaps amid a reduction
             dist.destroy_process_group()
             return
-        sentence = str(error)
+        sentence, (place, resume) = str(error), self.pulse.position()
         if not isinstance(error, FederatedError):
-            sentence = f"Process {self.rank} ended with {type(error).__name__}: {sentence}"
-        with suppress(LostProcess):
+            sentence = f"Process {self.rank} ended with {type(error).__name__}{place}: {sentence}; {resume}"
+        self.pulse.fail(Failure(sentence, lost=False))
+        self._deadline = time.monotonic() + _LAST_WORD_S
+        with suppress(LostProcess, PeerFailure):
             self._gather(("", sentence, None))
             if isinstance(error, FederatedError):
                 error.is_told = self.rank > 0
 
     def _gather(self, said: Any) -> list[Any]:
-        content = pickle.dumps(said, protocol=5)  # what cannot be pickled fails before the others wait for it
-        everyone: list[Any] = [None] * self.size
+        """Gives every process what each one says: how long it is, then the whole, filled up to the longest."""
+        pickled = bytearray(
+            pickle.dumps(said, protocol=5)
+        )  # what cannot be pickled fails before the others wait for it
+        content = torch.frombuffer(pickled, dtype=torch.uint8)
+        lengths = [torch.empty(1, dtype=torch.long) for _ in range(self.size)]
         with self._noticing_loss():
-            dist.all_gather_object(everyone, content)
-        return [pickle.loads(each) for each in everyone]
+            own = torch.tensor([len(content)])
+            self._finish(dist.all_gather(lengths, own, async_op=True), own)
+            everyone = [torch.empty(max(map(int, lengths)), dtype=torch.uint8) for _ in range(self.size)]
+            whole = torch.nn.functional.pad(content, (0, len(everyone[0]) - len(content)))
+            self._finish(dist.all_gather(everyone, whole, async_op=True), whole)
+        return [pickle.loads(each[: int(length)].numpy().data) for each, length in zip(everyone, lengths, strict=True)]
+
+    def _finish(self, work: Any, like: Tensor) -> None:
+        """Waits for an operation of all processes while they live.
+
+        Raises:
+            FederatedError: If one has failed, is gone or silent.
+        """
+        if like.device.type != "cpu":  # it is queued on the device; an exchange has come just before
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(_POLL)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            self._expect_signs()
+
+    def _expect_signs(self) -> None:
+        """Gives up waiting where the others do not come any more."""
+        self.pulse.expect_first()
+        failure = self.pulse.failure
+        if failure is None and time.monotonic() > self._deadline:
+            failure = Failure("", lost=True)
+        if failure is not None:
+            self.pulse.is_stuck, self.pulse.is_active = True, False
+            error = LostProcess(failure.sentence) if failure.lost else PeerFailure(failure.sentence)
+            error.is_told = not failure.lost and self.rank > 0
+            raise error
 
     def _reduce(self, tensors: tuple[Tensor, ...], how: Any, what: str | None) -> None:
         if self.size == 1 or not tensors:
@@ -166,7 +230,7 @@ class Processes:
         parts = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
         whole = parts[0] if len(parts) == 1 and parts[0].is_contiguous() else torch.cat([p.flatten() for p in parts])
         with self._noticing_loss():
-            dist.all_reduce(whole, how)
+            self._finish(dist.all_reduce(whole, how, async_op=True), whole)
         if whole is not parts[0]:
             for part, reduced in zip(parts, torch.split(whole, [p.numel() for p in parts]), strict=True):
                 part.copy_(reduced.view_as(part))
@@ -176,8 +240,8 @@ class Processes:
         """Turns what torch says when another process is gone into one sentence."""
         try:
             yield
+        except FederatedError:
+            raise
         except (RuntimeError, ValueError) as error:
-            raise LostProcess(
-                f"Expected every process of the run to go on, but {self._find_lost()} has ended without a word "
-                "(killed, or out of memory?): look at its output, and resume with `--ckpt_path last`."
-            ) from error
+            self.pulse.is_active = False
+            raise LostProcess(self.pulse.lost(self._find_lost(), ENDED)) from error

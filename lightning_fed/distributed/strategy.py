@@ -3,6 +3,7 @@
 import atexit
 import builtins
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -11,18 +12,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from signal import Signals
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.fabric.utilities.distributed import _init_dist_connection, _set_num_threads_if_needed
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not declare it
 from torch.nn import Module
 
 from lightning_fed.distributed.processes import Processes
+from lightning_fed.distributed.pulse import ENDED, Pulse
 
 __all__ = ["NAME", "ClientsStrategy", "processes_of"]
 
@@ -31,7 +35,8 @@ NAME = "clients"
 _ALONE = Processes()
 
 _T = TypeVar("_T")
-_POLL_S, _END_S = 0.5, 30.0
+_POLL_S, _END_S = 0.5, 10.0
+_PARENT = "LIGHTNING_FED_FIRST_PROCESS"
 
 
 class ClientsStrategy(DDPStrategy):
@@ -47,11 +52,15 @@ class ClientsStrategy(DDPStrategy):
 
     Attributes:
         processes: The processes of the run, as soon as Fabric has said how many they are.
+        silence_s: Seconds without a sign of life after which a process counts as lost, before all have joined too.
     """
+
+    silence_s = 1800.0
+    pulse: ClassVar[Pulse | None] = None
 
     processes: Processes
 
-    def __init__(self, timeout: timedelta = timedelta(hours=6), **kwargs: Any) -> None:
+    def __init__(self, timeout: timedelta = timedelta(days=7), **kwargs: Any) -> None:
         super().__init__(timeout=timeout, start_method="popen", **kwargs)
         self._backward_sync_control = None
 
@@ -61,13 +70,37 @@ class ClientsStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         """Waits for all processes."""
+        launcher: Any = self._launcher  # made below
+        launcher.expect_all_within(self.silence_s)
         super().setup_environment()
-        atexit.register(_part)
-        self._launcher.joined.set()  # type: ignore[union-attr]  # made below
+        launcher.joined.set()
+        if ClientsStrategy.pulse is None:  # one for all trainers of a script, as torch's group is
+            ClientsStrategy.pulse = Pulse(self.global_rank, self.world_size, dist.distributed_c10d._get_default_store())
+            atexit.register(_part, ClientsStrategy.pulse, launcher)
+        self.processes.pulse = launcher.pulse = ClientsStrategy.pulse
+        launcher.pulse.limit_s = self.silence_s
+
+    def _setup_distributed(self) -> None:
+        """Lets torch's store listen on this machine alone if all processes are here: it would on every interface."""
+        environment = self.cluster_environment
+        if dist.is_initialized() or self.num_nodes > 1 or isinstance(environment, TorchElasticEnvironment):
+            super()._setup_distributed()
+            return
+        assert environment is not None
+        self._set_world_ranks()
+        self._process_group_backend = self._get_process_group_backend()
+        host, port, first = "127.0.0.1", environment.main_port, self.global_rank == 0
+        listener = socket.create_server((host, port)).detach() if first else None
+        options: dict[str, Any] = {"timeout": self._timeout}
+        options["store"] = TCPStore(host, port, self.world_size, first, master_listen_fd=listener, **options)
+        if self.root_device.type != "cpu":
+            options["device_id"] = self.root_device
+        _init_dist_connection(environment, self._process_group_backend, **options)
 
     def find_lost(self) -> str:
         """Says which process has ended, as far as this one knows."""
-        return self._launcher.find_lost() or "another one"  # type: ignore[union-attr]  # made below
+        first = "process 0" if self.global_rank and self.world_size == 2 else "another one"
+        return self._launcher.find_lost() or first  # type: ignore[union-attr]  # made below
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Waits for all processes."""
@@ -106,22 +139,33 @@ class _Launcher(_SubprocessScriptLauncher):
     """Starts the script again for each further process, as Fabric does, and sees how they end.
 
     Fabric's kills the first process within seconds after another has failed, without a word. Here the others raise an
-    error of their own at their next exchange; only before all have joined there is none, and the first process ends.
+    error of their own at their next exchange; only before all have joined there is none, and each process ends itself.
+
+    Attributes:
+        joined: Set when all processes have found each other.
+        pulse: Tells the others of a process that has ended, from then on.
     """
+
+    pulse: Pulse | None = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.joined = threading.Event()  # set when all processes have found each other
+        self.joined = threading.Event()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Starts the processes of this node and calls a function in this one."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
+            os.environ[_PARENT] = str(os.getpid())
             self._call_children_scripts()
-            atexit.register(self._end, _END_S)
-            threading.Thread(target=self._watch, daemon=True).start()
+            del os.environ[_PARENT]
+            atexit.register(self.kill_others, _END_S)
         _set_num_threads_if_needed(self.num_processes)
         return function(*args, **kwargs)
+
+    def expect_all_within(self, seconds: float) -> None:
+        """Ends this process if another one ends before all have joined, or if that takes longer: nothing else would."""
+        threading.Thread(target=self._watch, args=(seconds,), daemon=True).start()
 
     def find_lost(self) -> str | None:
         """Says which of the processes started here has ended badly; waits a moment for its end."""
@@ -133,20 +177,8 @@ class _Launcher(_SubprocessScriptLauncher):
             time.sleep(0.05)
         return None
 
-    def _watch(self) -> None:
-        """Ends this process if another one ends before it has joined: nothing else would notice."""
-        while not self.joined.wait(_POLL_S):
-            for rank, process in enumerate(self.procs, 1):
-                if process.poll() is not None and not self.joined.is_set():
-                    sys.stderr.write(
-                        f"Expected process {rank} to join the run, but it has ended before ({_how(process.returncode)})"
-                        ": each process runs the whole script, which must come to the same call of the trainer.\n"
-                    )
-                    sys.stderr.flush()
-                    self._end(0.0)
-                    os._exit(1)
-
-    def _end(self, seconds: float) -> None:
+    def kill_others(self, seconds: float = 0.0) -> None:
+        """Ends the processes started here that do not end by themselves in time."""
         deadline = time.monotonic() + seconds
         for process in self.procs:
             with suppress(subprocess.TimeoutExpired):
@@ -154,9 +186,45 @@ class _Launcher(_SubprocessScriptLauncher):
             if process.poll() is None:
                 process.kill()
 
+    def _watch(self, seconds: float) -> None:
+        first, polls = os.environ.get(_PARENT), 0
+        while not self.joined.wait(_POLL_S):
+            polls += 1
+            for rank, process in enumerate(self.procs, 1):
+                if process.poll() is not None:
+                    self._give_up(
+                        f"process {rank} to join the run, but it has ended before ({_how(process.returncode)})"
+                    )
+            if first is not None and os.getppid() != int(first):
+                self._give_up("process 0 to join the run, but it has ended before")
+            if polls * _POLL_S > seconds:
+                self._give_up(f"all processes to join the run within {seconds / 60:.3g} minutes, but not all have")
+        while self.procs:
+            time.sleep(_POLL_S)
+            for rank, process in enumerate(self.procs, 1):
+                if process.poll() and self.pulse is not None:
+                    self.pulse.note_loss(f"process {rank} (pid {process.pid}, {_how(process.returncode)})", ENDED)
+                    return
 
-def _part() -> None:
-    """Ends torch's threads, which would end the interpreter otherwise."""
+    def _give_up(self, what: str) -> None:
+        if self.joined.is_set():
+            return
+        sys.stderr.write(
+            f"Expected {what}: each process runs the whole script, which must come to the same call of the trainer.\n"
+        )
+        sys.stderr.flush()
+        self.kill_others()
+        os._exit(1)
+
+
+def _part(pulse: Pulse, launcher: _Launcher) -> None:
+    """Ends the threads of this process, those of torch too, which would end the interpreter otherwise."""
+    pulse.end()
+    if pulse.is_stuck:  # they wait for a process that never comes, and would be waited for
+        launcher.kill_others()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
     if dist.is_initialized():
         dist.destroy_process_group()
 

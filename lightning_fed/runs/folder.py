@@ -20,7 +20,7 @@ __all__ = ["RunFolder", "create_run", "find_runs", "fingerprint", "open_run", "r
 # processes share it, and how.
 _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",
-    "strategy", "enable_model_summary", "benchmark", "detect_anomaly",
+    "strategy", "process_timeout", "enable_model_summary", "benchmark", "detect_anomaly",
 )  # fmt: skip
 # Options that are no more, with the value that the runs of today share with those that were made before.
 _REMOVED = {"cuda_graphs": False}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.core.describe import describe
@@ -195,11 +195,22 @@ class Bookkeeping:
             return
         self.interrupted = int(signum)
         trainer.state.status = TrainerStatus.INTERRUPTED
-        config = None if self.run is None else self.run.path / "config.yaml"
-        if config is not None and config.is_file():
-            resume = f"lightning-fed fit --config {shlex.quote(str(config))} --ckpt_path last"
-        else:
-            resume = "fit(model, datamodule, ckpt_path='last')"
-        self.stop_message = f"Stopped by {signal.Signals(signum).name} after round {done}; resume with: {resume}"
+        self.stop_message = f"Stopped by {signal.Signals(signum).name} after round {done}; {self._resume()}"
         if self.run_config is None and trainer.is_global_zero:
             sys.stderr.write(self.stop_message + "\n")
+
+    def position(self, trainer: LightningNames) -> tuple[str, str]:
+        """Says in which round a call is, and how to go on when it failed."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            return "", "start it again."
+        last = None if self.run is None else self.run.checkpoints / "last.ckpt"
+        return (
+            f" in round {trainer.round}",
+            self._resume() if last is not None and last.is_file() else "start it again.",
+        )
+
+    def _resume(self) -> str:
+        config = None if self.run is None else self.run.path / "config.yaml"
+        if config is not None and config.is_file():
+            return f"resume with: lightning-fed fit --config {shlex.quote(str(config))} --ckpt_path last"
+        return "resume with: fit(model, datamodule, ckpt_path='last')"

@@ -21,7 +21,9 @@ __all__ = ["announce_device", "launch", "make_fabric", "move_to_device", "set_de
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "32", "64", "bf16", 32, 64)
 
 
-def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: str, precision: Any) -> Fabric:
+def make_fabric(
+    accelerator: str, devices: Any, num_nodes: int, strategy: str, precision: Any, process_timeout: float
+) -> Fabric:
     """Builds Fabric for one process, or for several that share a cohort.
 
     Raises:
@@ -52,6 +54,8 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: str, p
             f"Expected `--trainer.strategy` to be auto or {NAME} for {fabric.world_size} processes, got {strategy!r}: "
             "others share gradients or parts of one model, but each process trains clients of its own."
         )
+    if isinstance(fabric.strategy, ClientsStrategy):
+        fabric.strategy.silence_s = 60.0 * process_timeout
     return fabric
 
 
@@ -79,6 +83,8 @@ def launch(fabric: Fabric) -> None:
         return
     try:
         fabric.launch()
+    except FederatedError:
+        raise
     except (ValueError, RuntimeError) as error:
         raise FederatedError(
             f"Expected to start {fabric.world_size} processes, but Fabric refuses: {' '.join(str(error).split())}; "

@@ -19,7 +19,7 @@ from lightning_fed.core.describe import describe
 from lightning_fed.core.overrides import lightning_class, overrides
 from lightning_fed.core.train_state import CompileMode, LocalOptions
 from lightning_fed.data.adoption import adopt
-from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count, is_number
+from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count, is_number
 from lightning_fed.sampling import ClientSampler
 
 __all__ = ["TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
@@ -55,6 +55,7 @@ class TrainerOptions:
     devices: list[int] | str | int
     num_nodes: int
     strategy: str
+    process_timeout: float
     precision: str | int
     memory_format: Literal["preserve", "channels_last"]
     logger: Logger | list[Logger] | bool | None
@@ -103,6 +104,7 @@ class TrainerOptions:
             raise FederatedError(
                 "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
             )
+        expect_number("--trainer.process_timeout", self.process_timeout, above=0)
         _expect_numbers(options)
         _expect_places(self.default_root_dir, self.name)
         _expect_parts(self.sampler, self.logger)

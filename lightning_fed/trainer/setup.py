@@ -55,8 +55,9 @@ def attached(
         part.trainer = trainer
     try:
         trainer.callbacks = add_module_callbacks(trainer.callbacks, model)
-        yield
-        trainer.processes.exchange(None, "end")
+        with trainer.processes.at_work(lambda: trainer.books.position(trainer)):
+            yield
+            trainer.processes.exchange(None, "end")
         trainer.state.status = TrainerStatus.FINISHED
     except BaseException as error:
         trainer.state.status = TrainerStatus.INTERRUPTED

@@ -53,6 +53,8 @@ class FederatedTrainer(LightningNames):
             one, or as many as torchrun has started.
         num_nodes: Machines to use.
         strategy: Fabric strategy: ``auto``, or ``clients`` for processes that share a cohort.
+        process_timeout: Minutes without a sign of life (not of work) after which a process counts as lost and the
+            others end.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
         memory_format: How ``fit`` lays out the weights of 2-D convolutions: as the module has them (``preserve``), or
             ``channels_last``, which mostly is faster and rounds otherwise; the module keeps it.
@@ -112,6 +114,7 @@ class FederatedTrainer(LightningNames):
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
         strategy: str = "auto",
+        process_timeout: float = 30.0,
         precision: str | int = "32-true",
         memory_format: Literal["preserve", "channels_last"] = "preserve",
         logger: Logger | list[Logger] | bool | None = None,
@@ -167,8 +170,8 @@ class FederatedTrainer(LightningNames):
         )  # fmt: skip
         given = TrainerOptions(
             local, accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy,
-            precision=precision, memory_format=memory_format, logger=logger, callbacks=callbacks,
-            default_root_dir=default_root_dir, name=name, seed=seed, max_rounds=max_rounds,
+            process_timeout=process_timeout, precision=precision, memory_format=memory_format, logger=logger,
+            callbacks=callbacks, default_root_dir=default_root_dir, name=name, seed=seed, max_rounds=max_rounds,
             clients_per_round=clients_per_round, sampler=sampler, client_states=client_states,
             check_val_every_n_rounds=check_val_every_n_rounds, check_test_every_n_rounds=check_test_every_n_rounds,
             limit_val_batches=limit_val_batches, limit_test_batches=limit_test_batches,
@@ -177,7 +180,7 @@ class FederatedTrainer(LightningNames):
             enable_model_summary=enable_model_summary, benchmark=benchmark, detect_anomaly=detect_anomaly,
         )  # fmt: skip
         self.options = given.shortened()
-        self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision)
+        self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision, process_timeout)
         set_determinism(deterministic, benchmark)
         self.sampler = sampler if sampler is not None else UniformSampler()
         self.callbacks = order_callbacks(

@@ -35,7 +35,7 @@ def test_a_killed_first_process_ends_the_others(tmp_path: Path) -> None:
         assert ended.stderr is not None
         said = ended.stderr.read()  # until the last process that holds it has ended
     assert ended.returncode == -9
-    assert f"{LOST} another one has ended without a word" in said
+    assert f"{LOST} process 0 has ended without a word" in said
     assert saved_rounds(tmp_path) == [1]
 
 

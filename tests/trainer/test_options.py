@@ -21,6 +21,7 @@ BAD: dict[str, list[Any]] = {
     "devices": [0, "x"],
     "num_nodes": [*COUNT, None],
     "strategy": ["ring"],
+    "process_timeout": [0, -1.0, "30", True, None, math.inf],
     "precision": ["16-mixed", "8", 7, None],
     "logger": ["wandb", 3, ["csv"]],
     "callbacks": [3, "FedAvg", [FedAvg], [FedAvg(), FedAvg()]],
