@@ -8,10 +8,11 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset, random_split
 from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
@@ -134,6 +135,47 @@ def evaluated(batches: int = 5) -> FederatedDataModule:
         TensorDataset(inputs, labels), BySizes(*counts), num_clients=6, batch_size=BATCH, eval_batch_size=8,
         val_dataset=held, test_dataset={"all": held, "few": TensorDataset(inputs[:5], labels[:5])},
     )  # fmt: skip
+
+
+class Files(LightningDataModule):
+    """A data module that knows nothing of clients: one process writes the file that all read and divide at random."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def prepare_data(self) -> None:
+        self.folder.mkdir()  # by one process, once
+        inputs = torch.randn(70, 5, generator=torch.Generator().manual_seed(0))
+        torch.save((inputs, torch.arange(70) % 3), self.folder / "samples.pt")
+
+    def setup(self, stage: str) -> None:
+        samples = TensorDataset(*torch.load(self.folder / "samples.pt"))
+        self.train, self.held = random_split(samples, [60, 10])
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, batch_size=BATCH, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.held, batch_size=4)
+
+
+def foreign(devices: int, folder: Path, bare: bool) -> Result:
+    """Data of a user's own, split here or where it is given."""
+    source = Files(folder / f"foreign-{devices}-{bare}")
+    data = source if bare else FederatedDataModule(source=source, num_clients=6)
+    return fit(devices, SCAFFOLD(), net=start(Logging), data=data)
+
+
+class Tuned(Shifted):
+    """Its first layers are a backbone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = self.layers
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
 
 
 def call(devices: int, folder: Path, what: str) -> Result:
@@ -406,6 +448,9 @@ CASES: dict[str, Case] = {
     "validate": partial(call, what="validate"),
     "test": partial(call, what="test"),
     "predict": partial(call, what="predict"),
+    "foreign data": partial(foreign, bare=False),
+    "foreign data, bare": partial(foreign, bare=True),
+    "unfrozen later": lambda devices, _: fit(devices, BackboneFinetuning(1), net=start(Tuned)),
     "shuffled": shuffled,
     "taped": taped,
     "uneven": uneven,
