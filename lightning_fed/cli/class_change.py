@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from pydoc import ErrorDuringImport, locate
 from typing import Any
 
-from jsonargparse import _typehints
+from jsonargparse import _loaders_dumpers, _typehints
+
+from lightning_fed.cli.yaml_loader import ConfigLoader
 
 __all__ = ["class_rules"]
 
@@ -49,6 +51,8 @@ def _resolve_own_first(cls: Any, name: str) -> str:
 
     ``MLP`` would else be ambiguous as soon as torchvision, which has one too, is loaded.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"Expected a dot import path string: {name}")
     try:
         return _resolve_name(cls, name)
     except ValueError:
@@ -59,24 +63,26 @@ def _resolve_own_first(cls: Any, name: str) -> str:
         return own[0]
 
 
-_RULES = {
-    "discard_init_args_on_class_path_change": _discard_former_arguments,
-    "resolve_class_path_by_name": _resolve_own_first,
-}
+_RULES: tuple[tuple[Any, str, Any], ...] = (
+    (_typehints, "discard_init_args_on_class_path_change", _discard_former_arguments),
+    (_typehints, "resolve_class_path_by_name", _resolve_own_first),
+    # Wherever jsonargparse reads a value, in files, variables and words; `set_loader` is for whole files alone.
+    (_loaders_dumpers, "yaml_default_loader", ConfigLoader),
+)
 
 
 @contextmanager
 def class_rules() -> Iterator[None]:
-    """Applies both rules to everything parsed inside.
+    """Applies the rules for classes, and those for YAML, to everything parsed inside.
 
     Raises:
         AttributeError: If this jsonargparse has no such function any more: better than building wrong baselines.
     """
-    originals = {name: getattr(_typehints, name) for name in _RULES}
+    originals = [(module, name, getattr(module, name)) for module, name, _ in _RULES]
     try:
-        for name, rule in _RULES.items():
-            setattr(_typehints, name, rule)
+        for module, name, rule in _RULES:
+            setattr(module, name, rule)
         yield
     finally:
-        for name, original in originals.items():
-            setattr(_typehints, name, original)
+        for module, name, original in originals:
+            setattr(module, name, original)

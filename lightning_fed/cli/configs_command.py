@@ -1,6 +1,7 @@
 """The configurations that come with the package, by name: ``lightning-fed configs [NAMES...] [--copy FOLDER]``."""
 
 import argparse
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ def shipped_configs() -> dict[str, Path]:
 
 def find_config(name: str) -> str:
     """Returns the file that a name given as ``--config`` means: one on disk first, else one that is shipped."""
-    if Path(name).exists():
+    if os.path.exists(name):  # False as well for a name that no file can have
         return name
     found = shipped_configs().get(name.removeprefix("configs/").removesuffix(".yaml"))
     return name if found is None else str(found)

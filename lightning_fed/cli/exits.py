@@ -1,6 +1,7 @@
 """How a mistake ends: one sentence as the last line on stderr, an exit code, no traceback unless asked for."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,10 +31,14 @@ def debugging() -> bool:
 
 
 def exit_with(sentence: str, code: int) -> NoReturn:
-    """Prints the sentence, unless it is empty, as one line on stderr after all output so far, and exits."""
+    """Prints the sentence, unless it is empty, as one line on stderr after all output so far, and exits.
+
+    What somebody gave may be of any length: of a word with hundreds of letters the first and the last are shown.
+    """
     sys.stdout.flush()
     if sentence:
-        print(" ".join(sentence.split()), file=sys.stderr, flush=True)
+        line = re.sub(r"(\S{100})\S{200,}(\S{50})", r"\1…\2", " ".join(sentence.split()))
+        print(line, file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 

@@ -5,6 +5,7 @@ from pydoc import locate
 from types import MethodType
 from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import (
@@ -15,7 +16,7 @@ from lightning.pytorch.cli import (
     _InstantiatorFn,
     instantiate_class,
 )
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import LightningEnum, rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 # Short class names (`--aggregator FedAvg`) resolve only for classes that are loaded.
@@ -57,6 +58,9 @@ _LINK_HELP = (
     "Whether the model and its backbone take num_classes, class_names, input_shape, in_channels, image_size, "
     "in_features, mean and std from the data; what is given all the same must then agree with them."
 )
+
+# Defaults of Lightning's, such as its Timer's, are words that YAML would not know how to write.
+yaml.SafeDumper.add_multi_representer(LightningEnum, lambda dumper, word: dumper.represent_str(word.value))
 
 
 class _SaveRunConfig(SaveConfigCallback):

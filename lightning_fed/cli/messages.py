@@ -20,8 +20,15 @@ _COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "configs")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>\w+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
 )
+_YAML_PLACE = r"(?: in \"<\w+ string>\",)? (?P<place>line \d+, column \d+|position \d+)"
+# What was being read and where it begins may come first, what is wrong there and where last.
 _YAML_MISTAKE = re.compile(
-    r"Problems parsing config: (?P<what>.*?)(?: in \"<\w+ string>\",)? line (?P<place>\d+, column \d+)"
+    r"(?:Problems parsing config|Parser key \"config\"|.*Invalid content in sub-config file (?P<file>.+?)): "
+    rf"(?P<what>.*?){_YAML_PLACE}(?P<also>.*?)(?:{_YAML_PLACE.replace('place', 'last')})?(?: - Expected .*)?"
+)
+_OF_A_PART = re.compile(
+    r"Parser key \"\w+\":\nUnable to load config '(?P<path>.*?)'\n +- (?P<rest>(?!Parser key \"\w+\": Unable).*)",
+    re.DOTALL,
 )
 
 # A line may name a key and a class before it says anything.
@@ -108,6 +115,9 @@ def explain(parser: ArgumentParser, message: str) -> str:
         parser: The parser that failed: of the program or of one command.
         message: Its message, any number of lines.
     """
+    if part := _OF_A_PART.fullmatch(message):
+        vars(parser)["open_files"] = [part["path"] if os.path.isfile(part["path"]) else ""]
+        message = part["rest"] if part["rest"].startswith("Parser key") else f"Problems parsing config: {part['rest']}"
     flat = " ".join(message.split())
     for explained in (_words(parser, flat), _file(parser, flat), _finding(parser, message)):
         if explained:
@@ -154,18 +164,19 @@ def _words(parser: ArgumentParser, flat: str) -> str:
 def _file(parser: ArgumentParser, flat: str) -> str:
     """Explains a configuration file that is missing or is no YAML."""
     path = _file_read(parser)
-    if match := _YAML_MISTAKE.match(flat):
-        return (
-            f"Expected {path or 'the configuration'} to be YAML, got {match['what'].rstrip(', ')} at line "
-            f"{match['place']}; correct the file given to `--config`."
-        )
+    if match := _YAML_MISTAKE.fullmatch(flat):
+        what, place = match["what"].rstrip(", ") + match["also"], match["last"] or match["place"]
+        path = match["file"] or path or "the text given to `--config`"
+        return f"Expected {path} to be YAML, got {what} at {place}; correct it there."
     if flat.startswith("Unexpected config:"):
-        return f"Expected {path or 'the configuration'} given to `--config` to hold options as `name: value`, got none."
+        got = repr(text) if (text := flat.removeprefix("Unexpected config:").strip()) else "none"
+        return f"Expected {path or 'the text'} given to `--config` to hold options as `name: value`, got {got}."
     if match := _MISSING_FILE.match(flat):
         meant = did_you_mean(os.path.basename(match["path"]), shipped_configs()) if match["key"] == "config" else ""
         ending = f"; did you mean `{meant}`?" if meant else "."
+        where = "" if match["key"] == "config" else _source(parser, (match["key"],))
         expected = f"Expected `--{match['key']}` to name a file, got {match['path']!r}"
-        return f"{expected}, which is missing or cannot be read{ending}"
+        return f"{expected}{where}, which is missing or cannot be read{ending}"
     return ""
 
 
@@ -196,6 +207,9 @@ def _option(keys: tuple[str, ...]) -> str:
 
 def _source(parser: ArgumentParser, keys: tuple[str, ...]) -> str:
     """Says where a value came from, if it stands in a file that is being read or in a variable."""
+    for count in range(len(keys) - 1, 0, -1):
+        if part := getattr(parser, "part_files", {}).get(".".join(keys[:count])):
+            return f" in {part}"
     if path := _file_read(parser):
         return f" in {path}"
     words = [word for word in getattr(parser, "args", ()) if word.startswith("--" + ".".join(keys))]

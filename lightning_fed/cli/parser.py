@@ -1,14 +1,16 @@
 """The parser: FederatedTrainer as a class of arguments, whole changes of class, mistakes in one sentence."""
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from os import PathLike
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse._actions import ActionConfigFile, _ActionConfigLoad
+from jsonargparse._subcommands import find_action, is_branch_key
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
@@ -42,6 +44,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     Attributes:
         command: The command that it parses, where it is not one of several parsers of a program.
         open_files: Configuration files being read right now, outermost first.
+        part_files: Files that options are given by in other files or mappings, by option.
     """
 
     command = ""
@@ -52,6 +55,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         super().__init__(*args, **kwargs)
         self._failure: Exception | None = None
         self.open_files: list[str] = []
+        self.part_files: dict[str, str] = {}
 
     def add_lightning_class_args(
         self,
@@ -100,7 +104,7 @@ class FederatedArgumentParser(LightningArgumentParser):
             config: Namespace = super().parse_object(*args, **kwargs)
         return config
 
-    def parse_path(self, cfg_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
+    def parse_path(self, cfg_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
         """Parses a configuration file, keeping its name for messages."""
         self.open_files.append(str(cfg_path))
         try:
@@ -111,7 +115,11 @@ class FederatedArgumentParser(LightningArgumentParser):
         return parsed
 
     def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Namespace:
-        """Leaves out what is no option any more, as a file that was saved before may name it."""
+        """Refuses what jsonargparse would pass over, and leaves out what is no option any more.
+
+        Each file is looked at for itself: a group without options would drop those of the files before it.
+        """
+        self._expect_options(cfg, f"{parent_key}." if parent_key else "")
         if dropped := drop_removed(cfg, parent_key):
             where = f" of {self.open_files[-1]}" if self.open_files else ""
             rank_zero_info(f"Left out{where}: {', '.join(dropped)}, no options any more: CHANGELOG.md says why.")
@@ -119,6 +127,28 @@ class FederatedArgumentParser(LightningArgumentParser):
             take_lightnings(cfg, parent_key)
         config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)
         return config
+
+    def _expect_options(self, config: Any, prefix: str) -> None:
+        """Refuses a group of options that is no mapping, and an empty mapping where there is no option."""
+        if not isinstance(config, dict | Namespace):
+            self._refuse("init_args", "a mapping of options", config)
+        for name, value in (vars(config) if isinstance(config, Namespace) else config).items():
+            key = f"{prefix}{name}".removesuffix("+")
+            action, is_mapping = find_action(self, key), isinstance(value, dict | Namespace)
+            if isinstance(value, str):
+                if os.path.isfile(value):
+                    self.part_files[key] = value
+            elif isinstance(config, dict) and isinstance(action, ActionConfigFile):
+                self._refuse(key, "a single file", value)
+            elif isinstance(action, _ActionConfigLoad) and not is_mapping:
+                self._refuse(key, "a mapping of options", value)
+            elif action is None and is_mapping and not value and not is_branch_key(self, key):
+                self.error(f"Option '{key}' is not accepted")
+            elif is_mapping and (action is None or isinstance(action, _ActionConfigLoad)):
+                self._expect_options(value, f"{key}.")
+
+    def _refuse(self, key: str, expected: str, value: Any) -> NoReturn:
+        self.error(f'Parser key "{key}": Expected {expected}. Got value: {"null" if value is None else value}')
 
     def add_instantiator(self, instantiator: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Adds a function that builds classes; what it raises is kept for ``instantiate_classes``."""

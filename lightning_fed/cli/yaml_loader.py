@@ -1,0 +1,80 @@
+"""YAML as a configuration means it: no key twice, no number in base 60, nothing that grows when it is read."""
+
+from typing import Any, NoReturn
+
+from jsonargparse._loaders_dumpers import get_yaml_default_loader
+from yaml import CollectionEndEvent, CollectionStartEvent, MappingNode, Node, ScalarNode, SequenceNode, parse
+from yaml.error import MarkedYAMLError
+
+__all__ = ["ConfigLoader"]
+
+_LEVELS, _ALIASED = 100, 100_000
+_TEXT, _IN_BASE_60 = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+_Loader: Any = get_yaml_default_loader()  # type: ignore[no-untyped-call]  # jsonargparse's has no annotations
+
+
+class ConfigLoader(_Loader):  # type: ignore[misc]  # a class made when jsonargparse is asked
+    """jsonargparse's loader, which refuses what is surely a mistake.
+
+    A key that a mapping has twice would silently have its last value; an alias within what it stands for, aliases of
+    aliases and thousands of brackets would take all time and memory.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        """Reads a text, unless it is nested so deeply that its making would overflow the stack."""
+        level = 0
+        for event in parse(stream, Loader=_Loader) if len(stream) > _LEVELS else ():
+            level += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if level > _LEVELS:
+                _refuse(f"values nested more than {_LEVELS} deep", event)
+        super().__init__(stream)
+
+    def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
+        """Returns a value's type; ``1:30`` is a text, not 90 as in YAML 1.1."""
+        tag: str = super().resolve(kind, value, implicit)
+        return _TEXT if kind is ScalarNode and ":" in value and tag in _IN_BASE_60 else tag
+
+    def construct_document(self, node: Node) -> Any:
+        """Makes objects of a document that is sound."""
+        sizes: dict[int, int] = {}
+        if _measure(node, sizes) > len(sizes) + _ALIASED:
+            _refuse(f"aliases that come to more than {_ALIASED:,} values", node)
+        return super().construct_document(node)
+
+
+def _measure(node: Node, sizes: dict[int, int]) -> int:
+    """Returns the number of values in a node with its aliases written out, and keeps it in ``sizes``.
+
+    Raises:
+        MarkedYAMLError: If something in it is surely a mistake.
+    """
+    if known := sizes.get(id(node)):
+        return known
+    if id(node) in sizes:
+        _refuse("an alias within the value that it stands for", node)
+    sizes[id(node)] = 0
+    parts: list[Node] = []
+    if isinstance(node, MappingNode):
+        _refuse_same_keys(node)
+        parts = [part for pair in node.value for part in pair]
+    elif isinstance(node, SequenceNode):
+        parts = node.value
+    elif "\0" in node.value:
+        _refuse("a null byte", node)
+    sizes[id(node)] = 1 + sum(_measure(part, sizes) for part in parts)
+    return sizes[id(node)]
+
+
+def _refuse_same_keys(node: MappingNode) -> None:
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        if isinstance(key, ScalarNode):
+            if key.value in lines:
+                _refuse(f"the key {key.value!r} of line {lines[key.value]} again", key)
+            lines[key.value] = key.start_mark.line + 1
+
+
+def _refuse(what: str, part: Any) -> NoReturn:
+    raise MarkedYAMLError(problem=what, problem_mark=part.start_mark)

@@ -1,0 +1,167 @@
+"""YAML that is surely a mistake is refused, each file for itself, and a sentence names the file that it stands in."""
+
+import pytest
+import yaml
+
+from lightning_fed.cli.yaml_loader import ConfigLoader
+from tests.parts import quick_first
+
+BASE = ("fit", "--model", "Plain", "--data", "Digits")
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("trainer:\n  max_rounds: 3\n  max_rounds: 4\n", "the key 'max_rounds' of line 2 again"),
+        ("trainer: {name: x}\nseed_everything: 1\n'trainer': {}\n", "the key 'trainer' of line 1 again"),
+        ("trainer: &a\n  name: *a\n", "an alias within the value that it stands for"),
+        ("&a {<<: *a}", "an alias within the value that it stands for"),
+        (BOMB, "aliases that come to more than 100,000 values"),
+        ("trainer: " + "[" * 100_000 + "]" * 100_000, "values nested more than 100 deep"),
+        ("- " * 100_000, "values nested more than 100 deep"),
+        ('name: "a\\0b"', "a null byte"),
+    ],
+)
+def test_what_is_refused(text, says):
+    with pytest.raises(yaml.YAMLError) as error:
+        yaml.load(text, Loader=ConfigLoader)
+    assert error.value.problem == says
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1:30", "1:30"),
+        ("[1:30:00, 1:30.5, 01:30]", ["1:30:00", "1:30.5", "01:30"]),
+        ("[off, yes, 1e3, 12, 0x10]", [False, True, 1000.0, 12, 16]),
+        ("{a: &a [1], b: *a}", {"a": [1], "b": [1]}),
+        ("{a: &a {c: 1}, b: {<<: *a, c: 2}}", {"a": {"c": 1}, "b": {"c": 2}}),
+        ("[" * 100 + "]" * 100, None),
+    ],
+)
+def test_what_is_read(text, value):
+    read = yaml.load(text, Loader=ConfigLoader)
+    assert value in (None, read)
+
+
+@pytest.mark.parametrize("value", quick_first(1, ["", "3", "[1]", "null", "true"]))
+def test_a_group_without_options_drops_none_of_the_files_before(cli, mistake, value):
+    good, empty = cli.file("good.yaml", "trainer: {max_rounds: 7}\n"), f"seed_everything: 1\ntrainer: {value}\n"
+    sentence = mistake(*BASE, "--config", good, "--config", cli.file("wrong.yaml", empty))
+    assert sentence.startswith("Expected `--trainer` to be a mapping of options, got ")
+    assert sentence.endswith(f"{cli.folder}/wrong.yaml.")
+
+
+def test_a_group_with_no_options_changes_none(cli):
+    good, empty = cli.file("good.yaml", "trainer: {max_rounds: 7}\n"), cli.file("empty.yaml", "trainer: {}")
+    assert cli.run("--config", good, "--config", empty).trainer.max_rounds == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    quick_first(
+        2,
+        [
+            ("trainer: {nothing: {}}", "trainer.nothing"),
+            ("aggregator: {class_path: FedAvg, init_args: {nothing: {}}}", "aggregator.nothing"),
+            ("nothing: {}", "nothing"),
+            ("aggregator: {class_path: FedAvg, nothing: {}}", "aggregator.nothing"),
+        ],
+    ),
+)
+def test_an_unknown_key_with_an_empty_mapping(cli, mistake, text, option):
+    sentence = mistake(*BASE, "--config", cli.file("wrong.yaml", text))
+    assert sentence.startswith(f"There is no option `--{option}` in {cli.folder}/wrong.yaml; ")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    quick_first(
+        2,
+        [
+            ("trainer:\n  name: a\n  name: b\n", "the key 'name' of line 2 again at line 3, column 3"),
+            (
+                "trainer: {name: a\0b}",
+                "unacceptable character #x0000: control characters are not allowed at position 17",
+            ),
+            ("trainer: {max_rounds: 1", "while parsing a flow mapping did not find expected ',' or '}' at line "),
+            ("trainer: " + "- " * 100_000, "block sequence entries are not allowed"),
+        ],
+    ),
+)
+def test_the_sentence_about_a_file(cli, mistake, text, says):
+    sentence = mistake(*BASE, "--config", cli.file("wrong.yaml", text))
+    assert sentence.startswith(f"Expected {cli.folder}/wrong.yaml to be YAML, got {says}")
+    assert sentence.endswith("; correct it there.")
+
+
+def test_the_sentence_about_a_word(mistake):
+    assert mistake(*BASE, "--config", "trainer: {name: a, name: b}") == (
+        "Expected the text given to `--config` to be YAML, got the key 'name' of line 1 again at line 1, column 20; "
+        "correct it there."
+    )
+
+
+def test_minutes_given_as_a_word_are_no_number(mistake):
+    assert "got '1:30'" in mistake(*BASE, "--trainer.max_rounds", "1:30")
+
+
+@pytest.mark.parametrize("arguments", quick_first(1, ["", "3", "[1]"]))
+def test_arguments_that_are_no_mapping(cli, mistake, arguments):
+    sentence = mistake(
+        *BASE, "--config", cli.file("wrong.yaml", f"aggregator:\n  class_path: FedAvg\n  init_args: {arguments}")
+    )
+    assert sentence.startswith("Expected `--aggregator.init_args` to be a mapping of options, got ")
+
+
+@pytest.mark.parametrize("path", quick_first(1, ["3", "null", "[a]"]))
+def test_a_class_path_that_is_no_text(cli, mistake, path):
+    sentence = mistake(*BASE, "--config", cli.file("wrong.yaml", f"model: {{class_path: {path}}}"))
+    assert sentence.startswith("Expected `--model` to name a known class or an import path, got ")
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "says"),
+    quick_first(
+        2,
+        [
+            (
+                "trainer: part.yaml",
+                "max_rounds: x",
+                "Expected `--trainer.max_rounds` to be of type int, got 'x' in part.yaml.",
+            ),
+            (
+                "trainer: part.yaml",
+                "name: a\nname: b",
+                "Expected part.yaml to be YAML, got the key 'name' of line 1 again ",
+            ),
+            ("aggregator: part.yaml", "class_path: FedAvg\ninit_args: {lr: x}", "got 'x' in part.yaml."),
+            (
+                "aggregator: part.yaml",
+                "class_path: FedAvg\nclass_path: A",
+                "Expected part.yaml to be YAML, got the key ",
+            ),
+            ("config: [part.yaml]", "", "Expected `--config` to be a single file, got \"['part.yaml']\" in "),
+            ("trainer: missing.yaml", "", "Expected `--trainer` to name a file, got 'missing.yaml' in "),
+            ("data:", "", "to hold options as `name: value`, got 'data:'."),
+        ],
+    ),
+)
+def test_the_file_that_the_mistake_is_in(cli, mistake, text, part, says):
+    cli.file("part.yaml", part)
+    assert says in mistake(*BASE, "--config", cli.file("whole.yaml", text))
+
+
+@pytest.mark.parametrize("option", quick_first(1, ["--trainer.max_rounds", "--model"]))
+@pytest.mark.parametrize("word", quick_first(1, ["[" * 3000 + "]" * 3000, "a" * 5000]))
+def test_a_word_of_thousands_of_letters_is_cut(mistake, option, word):
+    sentence = mistake(*BASE, option, word)
+    assert "…" in sentence
+    assert len(sentence) < 500
+
+
+def test_a_default_of_lightnings_that_is_no_plain_word(cli):
+    words = ("--trainer.callbacks", "lightning.pytorch.callbacks.Timer", "--trainer.callbacks.duration", "00:00:01:00")
+    (timer,) = yaml.safe_load(yaml.safe_dump(cli.config(*words)))["trainer"]["callbacks"]
+    assert timer["init_args"]["interval"] == "step"
