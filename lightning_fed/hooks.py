@@ -109,6 +109,8 @@ class TrainerLike(Protocol):
     """Passes of a client over its data in a round, None where steps are counted."""
     local_steps: int | None
     """Local steps of a client in a round, None where epochs are counted."""
+    work: Any
+    """Gives clients work of their own, None where all do the same."""
     accumulate_grad_batches: int
     """Batches whose gradients make one local step."""
     gradient_clip_val: float | None

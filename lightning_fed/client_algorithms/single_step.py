@@ -31,6 +31,11 @@ class GradAlign(FedGA):
         """Refuses more than one local step, and batches that are not all of a client's data."""
         super().check(trainer)
         name = type(self).__name__
+        if trainer.work is not None:
+            raise FederatedError(
+                f"Expected {name} with one local step at the learning rate of all, got {type(trainer.work).__name__}: "
+                "leave out `--trainer.work`, or use FedGA."
+            )
         if 1 not in (trainer.local_epochs, trainer.local_steps):
             got = f"{trainer.local_steps} steps" if trainer.local_steps else f"{trainer.local_epochs} epochs"
             raise FederatedError(

@@ -48,6 +48,9 @@ class Purpose(IntEnum):
     READ = 8
     SKEW = 9
     AUGMENT = 10
+    AVAILABLE = 11
+    SPEED = 12
+    WORK = 13
 
 
 def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0, index: int | None = None) -> int:

@@ -44,6 +44,7 @@ class LocalOptions:
     gradient_clip_algorithm: Literal["norm", "value"] | None = None
     accumulate_grad_batches: int = 1
     deterministic: bool | Literal["warn"] = False
+    work: Any = None
 
     @property
     def epochs(self) -> int | None:
@@ -51,12 +52,17 @@ class LocalOptions:
         return 1 if self.local_epochs is None and self.local_steps is None else self.local_epochs
 
     @property
+    def changes_rates(self) -> bool:
+        """Whether clients have learning rates of their own."""
+        return self.work is not None and bool(self.work.changes_rates)
+
+    @property
     def compile_mode(self) -> CompileMode | None:
         """The mode of ``torch.compile`` for ``training_step``, None where it is not compiled."""
         return "default" if self.compile is True else self.compile or None
 
 
-def no_totals() -> dict[str, int]:
+def no_totals() -> dict[str, float]:
     """Returns the totals of a run that has not begun."""
     return {"samples": 0, "gradients": 0, "comm/rounds": 0, "comm/bytes_down": 0, "comm/bytes_up": 0}
 
@@ -87,7 +93,8 @@ class TrainState:
         local_step: Local steps of the current client.
         is_last_batch: Whether its current batch is the last of a local epoch.
         steps_before_round: Local steps of the longest client of each finished round, summed.
-        totals: Counts over the run: samples seen, gradients computed, communication rounds, bytes each way.
+        totals: Sums over the run: samples seen, gradients computed, communication rounds, bytes each way, and simulated
+            seconds where there are any.
         engine_choice: The engine in use, why, and how many clients it trains at once.
         untrained: The parts of the flat vector that no client's optimizer steps in this round.
     """
@@ -113,7 +120,7 @@ class TrainState:
     local_step: int = 0
     is_last_batch: bool = False
     steps_before_round: int = 0
-    totals: dict[str, int] = field(default_factory=no_totals)
+    totals: dict[str, float] = field(default_factory=no_totals)
     engine_choice: dict[str, Any] | None = None
     untrained: list[slice] = field(init=False)
 

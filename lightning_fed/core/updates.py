@@ -20,11 +20,15 @@ class Client:
         id: Client id in [0, N).
         num_samples: Training samples of the client, s_i, at least 1 (a client without samples is skipped).
         round: Round index, from 1.
+        steps: Local steps that the client takes instead of those that all take, None for these.
+        lr_factor: Factor on the learning rate of each of its local steps.
     """
 
     id: int
     num_samples: int
     round: int
+    steps: int | None = None
+    lr_factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Cohort:
     Attributes:
         round: Round index, from 1.
         clients: Those that train, in ascending order of id.
-        skipped: Ids drawn but left out because they hold no samples.
+        skipped: Ids drawn but left out: those that hold no samples, or are not waited for.
     """
 
     round: int

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
-from torch.optim import Optimizer
+from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
@@ -121,6 +121,8 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
         raise CannotStack(f"{type(optimizer).__name__} is not known to step each weight by its own gradient alone")
     if _is_watched(optimizer):
         raise CannotStack(f"{type(optimizer).__name__} has hooks, or another `step`, which are for one client")
+    if options.changes_rates and isinstance(optimizer, (ASGD, Rprop)):
+        raise CannotStack(f"the step of {type(optimizer).__name__} is not in proportion to `--trainer.work.lr`")
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise CannotStack(f"{type(optimizer).__name__} is differentiable")
 

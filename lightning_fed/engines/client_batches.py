@@ -4,13 +4,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 
-__all__ = ["explained_batches", "read_batches", "samples_in_epoch"]
+__all__ = ["explained_batches", "local_steps", "read_batches", "samples_in_epoch"]
 
 _CHANGE = "set `--data.drop_last true`, or change `--data.batch_size`"
 
@@ -38,6 +40,20 @@ def samples_in_epoch(source: BatchSource, samples: Any) -> Any:
         samples: Samples of one client, or of several, an array.
     """
     return samples - samples % source.batch_size if getattr(source, "drop_last", False) else samples
+
+
+def local_steps(source: BatchSource, options: LocalOptions, samples: Any) -> Any:
+    """Returns how many local steps the trainer's options make of these samples.
+
+    Args:
+        source: The clients' batches.
+        options: Local epochs or steps, and batches of a step.
+        samples: Samples of each client, shape (n,); without any it takes none.
+    """
+    batches = -(-samples_in_epoch(source, samples) // source.batch_size)
+    if options.local_steps is not None:
+        return np.where(batches > 0, options.local_steps, 0)
+    return -(-batches // options.accumulate_grad_batches) * (options.epochs or 0)
 
 
 def read_batches(

@@ -42,6 +42,8 @@ class SequentialEngine(Engine):
         if self.needs_distance:  # read as a step ends: hooks change rates up to the last moment, and steps are skipped
             local = self.optimizer
             local.optimizer.register_step_post_hook(lambda *_: self.step_options.append(local.step_options))
+        if self.options.changes_rates:  # after that, which reads the client's own
+            self.optimizer.scale_rates()
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains one client after the other; see ``Engine.updates``."""
@@ -63,6 +65,7 @@ class SequentialEngine(Engine):
         vector.data.copy_(self.start)
         state.buffers.load(client)
         self.optimizer.start_client()
+        self.optimizer.lr_factor = client.lr_factor
         self.step_options.clear()
         self.start_gradients.load(client)
         state.origin, state.displacement = self.start, None
@@ -104,7 +107,7 @@ class SequentialEngine(Engine):
 
     def _run_local_steps(self, client: Client) -> int:
         """Runs local epochs or steps; returns the optimizer steps taken."""
-        most, window, steps, filled = self.options.local_steps, self.step.accumulate, 0, 0
+        most, window, steps, filled = client.steps or self.options.local_steps, self.step.accumulate, 0, 0
         skipping, steps_before = False, -1
         for batch, batch_idx, last in self._batches(client):
             if batch_idx == 0 and most is not None:
@@ -145,7 +148,8 @@ class SequentialEngine(Engine):
         size, epoch = state.source.batch_size, 0
         samples = samples_in_epoch(state.source, client.num_samples)
         last = -(-samples // size) - 1
-        while options.epochs is None or epoch < options.epochs:
+        epochs = options.epochs if client.steps is None else None
+        while epochs is None or epoch < epochs:
             order = torch.randperm(client.num_samples, generator=self.order_stream)[:samples]
             # What is random in reading samples has streams of its own, apart for each epoch; tensors need none.
             at = (client.round, client.id, epoch)

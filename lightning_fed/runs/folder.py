@@ -24,6 +24,8 @@ _LENGTH = (
 )  # fmt: skip
 # Options that are no more, with the value that the runs of today share with those that were made before.
 _REMOVED = {"cuda_graphs": False}
+# Options that are new, with the value at which a run is as it was without them.
+_NEW = {"availability": None, "stragglers": None, "work": None}
 # What the data's options are where they are None, and those that are new, both without a ``source``.
 _DATA = {
     "batch_size": 32, "num_workers": 0,
@@ -71,7 +73,8 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
     """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys."""
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
     if isinstance(kept.get("trainer"), dict):
-        kept["trainer"] = {**_REMOVED, **kept["trainer"]}
+        options = {**_REMOVED, **kept["trainer"]}
+        kept["trainer"] = {k: v for k, v in options.items() if k not in _NEW or v != _NEW[k]}
     _write_as_before(kept.get("data"))
     for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
         *parents, last = key.split(".")

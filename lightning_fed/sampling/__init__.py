@@ -1,8 +1,30 @@
 """Who takes part in a round, and how much each does."""
 
+from lightning_fed.sampling.availability import (
+    Availability,
+    BernoulliAvailability,
+    PeriodicAvailability,
+    TraceAvailability,
+)
+from lightning_fed.sampling.cohorts import CohortDraw
 from lightning_fed.sampling.samplers import ClientSampler, UniformSampler, WeightedSampler, cohort_size
+from lightning_fed.sampling.stragglers import Stragglers
+from lightning_fed.sampling.work import ClientWork, UnequalWork
 
-__all__ = ["ClientSampler", "UniformSampler", "WeightedSampler", "cohort_size"]
+__all__ = [
+    "Availability",
+    "BernoulliAvailability",
+    "ClientSampler",
+    "ClientWork",
+    "CohortDraw",
+    "PeriodicAvailability",
+    "Stragglers",
+    "TraceAvailability",
+    "UnequalWork",
+    "UniformSampler",
+    "WeightedSampler",
+    "cohort_size",
+]
 
 for _kind in (ClientSampler, UniformSampler, WeightedSampler):
     _kind.__module__ = __name__  # as saved runs name them

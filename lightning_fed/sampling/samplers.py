@@ -1,13 +1,14 @@
 """Client samplers: the cohort of a round as a pure function of (seed, round)."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError
 
-__all__ = ["ClientSampler", "UniformSampler", "WeightedSampler", "cohort_size"]
+__all__ = ["ClientSampler", "UniformSampler", "WeightedSampler", "cohort_size", "expect_ids"]
 
 
 class ClientSampler(ABC):
@@ -24,8 +25,30 @@ class ClientSampler(ABC):
             seed: The run's seed. The result must depend on the arguments alone.
 
         Returns:
-            Distinct client ids, integers of shape (count,), in any order.
+            Distinct client ids, integers, in any order: ``count`` of them, or fewer or more where the rule wants so.
         """
+
+    def sample_available(
+        self, round: int, count: int, sizes: np.ndarray, available: np.ndarray, seed: int
+    ) -> np.ndarray:
+        """Draws a cohort from the clients that are available, one at least.
+
+        As it is, ``sample`` gets the sizes of these alone, and numbers them from 0; a rule that knows clients by their
+        ids overrides it.
+
+        Args:
+            round: Round index, from 1.
+            count: Clients to draw, at most N: all that are available where there are fewer.
+            sizes: Training samples of every client, integers of shape (N,).
+            available: Whether each is, shape (N,).
+            seed: The run's seed.
+
+        Returns:
+            Distinct ids of available clients, in any order.
+        """
+        ids: np.ndarray = np.flatnonzero(available)
+        places = expect_ids(self, self.sample(round, min(count, len(ids)), sizes[ids], seed), len(ids))
+        return ids.take(places)
 
 
 class UniformSampler(ClientSampler):
@@ -54,19 +77,35 @@ class WeightedSampler(ClientSampler):
 
     def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
         """Draws ``count`` clients; those of weight 0 are never drawn."""
+        weights = self._weights_of(sizes)
+        if np.count_nonzero(weights) < count:
+            raise FederatedError(
+                f"Expected at least {count} clients with a positive weight to draw from, got "
+                f"{np.count_nonzero(weights)}: lower `--trainer.clients_per_round`."
+            )
+        return self._draw(round, count, weights, seed)
+
+    def sample_available(
+        self, round: int, count: int, sizes: np.ndarray, available: np.ndarray, seed: int
+    ) -> np.ndarray:
+        """Draws among the available clients whose weight is not 0, all of them where they are fewer."""
+        weights = np.where(available, self._weights_of(sizes), 0.0)
+        return self._draw(round, min(count, int(np.count_nonzero(weights))), weights, seed)
+
+    def _draw(self, round: int, count: int, weights: np.ndarray, seed: int) -> np.ndarray:
+        if count == 0:
+            return np.empty(0, dtype=np.int64)
+        rng = numpy_generator_for(seed, Purpose.SAMPLE, round)
+        return rng.choice(len(weights), size=count, replace=False, p=weights / weights.sum(), shuffle=False)
+
+    def _weights_of(self, sizes: np.ndarray) -> np.ndarray:
         weights = np.asarray(sizes if self.weights is None else self.weights, dtype=np.float64)
         if len(weights) != len(sizes):
             raise FederatedError(
                 f"Expected `--trainer.sampler.weights` to hold one weight for each of {len(sizes)} clients, "
                 f"got {len(weights)}."
             )
-        if np.count_nonzero(weights) < count:
-            raise FederatedError(
-                f"Expected at least {count} clients with a positive weight to draw from, got "
-                f"{np.count_nonzero(weights)}: lower `--trainer.clients_per_round`."
-            )
-        rng = numpy_generator_for(seed, Purpose.SAMPLE, round)
-        return rng.choice(len(sizes), size=count, replace=False, p=weights / weights.sum(), shuffle=False)
+        return weights
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
@@ -90,3 +129,24 @@ def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
             f"got {clients_per_round}: lower it or raise `--data.num_clients`."
         )
     return clients_per_round
+
+
+def expect_ids(sampler: ClientSampler, drawn: Any, num_clients: int) -> np.ndarray:
+    """Refuses what a sampler has drawn if it is anything but distinct client ids.
+
+    Args:
+        sampler: The sampler.
+        drawn: What it returned.
+        num_clients: Number of clients that it drew from.
+
+    Returns:
+        The ids, shape (n,).
+    """
+    ids = np.asarray(drawn)
+    of_ids = ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids))
+    if not of_ids or len(np.unique(ids)) != len(ids) or ids.min(initial=0) < 0 or ids.max(initial=0) >= num_clients:
+        raise FederatedError(
+            f"Expected `--trainer.sampler` {type(sampler).__name__} to draw distinct client ids in [0, {num_clients}), "
+            f"got {ids.ravel()[:10].tolist()}."
+        )
+    return ids.astype(np.int64)

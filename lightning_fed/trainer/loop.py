@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,12 +13,14 @@ from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.updates import Client, Cohort, ReducedUpdate
+from lightning_fed.core.updates import Cohort, ReducedUpdate
 from lightning_fed.distributed.consistency import Standing, checksum, expect_same_standing
 from lightning_fed.distributed.reducer import make_reducer
 from lightning_fed.engines import make_engine
+from lightning_fed.engines.client_batches import local_steps
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.log import RunLog
+from lightning_fed.sampling import CohortDraw
 from lightning_fed.trainer.costs import round_costs
 from lightning_fed.trainer.evaluation import evaluate
 from lightning_fed.trainer.lightning_names import LightningNames
@@ -38,15 +41,16 @@ class RoundLoop:
     def __init__(self, trainer: LightningNames, log: RunLog, stop: StopRequest) -> None:
         self.trainer, self.options, self.state = trainer, trainer.options, trainer.train_state
         self.module, self.log, self.stop = trainer.lightning_module, log, stop
-        self.sizes = np.asarray(self.state.source.sizes)
         few = max(2, trainer.aggregator.min_clients)
         self.cohort_size = min(trainer.cohort_size, few) if self.options.fast_dev_run else trainer.cohort_size
+        self.cohorts = self._make_draw()
         self.agreed: int | None = None  # the signal after which all processes stop
         self.row: dict[str, float] = {}
         self.recorder = self.state.recorder
         needs, averages = trainer.aggregator.all_needs, trainer.aggregator.buffers == "average"
+        num_clients = len(self.state.source.sizes)
         averaged = self.state.buffers.live.tensors if averages else dict
-        self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, len(self.sizes))
+        self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, num_clients)
         self.engine = make_engine(self.state, self.options.local, trainer.hooks, self.reducer)
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
@@ -80,7 +84,8 @@ class RoundLoop:
         self.state.round += 1
         trainer.state.stage = RunningStage.TRAINING
         self._seed(at=1)
-        cohort = self._draw_cohort()
+        cohort = self.cohorts.draw(trainer.round, self.cohort_size)
+        self._note(LoggedMetrics(self.cohorts.facts, {}, {}))
         with recording(self.module, self.recorder):
             trainer.hooks("on_train_epoch_start")
             trainer.hooks("on_round_start", cohort, module=False)
@@ -105,18 +110,20 @@ class RoundLoop:
         """Seeds the global streams, for hooks outside local training that draw: a resumed run draws the same."""
         seed_everywhere(seed_for(self.trainer.seed, Purpose.ROUND, self.trainer.round, at))
 
-    def _draw_cohort(self) -> Cohort:
-        trainer = self.trainer
-        drawn = np.asarray(trainer.sampler.sample(trainer.round, self.cohort_size, self.sizes, trainer.seed))
-        ids = drawn.ndim == 1 and drawn.dtype.kind in "iu" and len(drawn) == self.cohort_size
-        if not ids or len(np.unique(drawn)) != len(drawn) or drawn.min() < 0 or drawn.max() >= len(self.sizes):
-            raise FederatedError(
-                f"Expected `--trainer.sampler` {type(trainer.sampler).__name__} to draw {self.cohort_size} distinct "
-                f"client ids in [0, {len(self.sizes)}), got {drawn.ravel()[:10].tolist()}."
-            )
-        drawn = np.sort(drawn)
-        clients = tuple(Client(int(i), int(self.sizes[i]), trainer.round) for i in drawn if self.sizes[i] > 0)
-        return Cohort(trainer.round, clients, tuple(int(i) for i in drawn if self.sizes[i] == 0))
+    def _make_draw(self) -> CohortDraw:
+        trainer, options, source = self.trainer, self.options, self.state.source
+        sizes = np.asarray(source.sizes)
+        return CohortDraw(
+            trainer.seed,
+            sizes,
+            local_steps(source, options.local, sizes),
+            local_steps(source, replace(options.local, local_epochs=1, local_steps=None), sizes),
+            trainer.aggregator.min_clients,
+            trainer.sampler,
+            options.availability,
+            options.stragglers,
+            options.local.work,
+        )
 
     @torch.no_grad()
     def _step_server(self, update: ReducedUpdate) -> None:
@@ -143,6 +150,8 @@ class RoundLoop:
         totals = self.trainer.totals
         for name, count in round_costs(self.trainer, self.engine, update).items():
             totals[name] += count
+        if self.options.stragglers is not None:
+            totals["simulated/time"] = totals.get("simulated/time", 0.0) + self.cohorts.seconds
         entered = float(update.num_clients)
         drawn = len(cohort.clients) + len(cohort.skipped)
         counts = {

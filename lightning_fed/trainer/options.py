@@ -20,7 +20,7 @@ from lightning_fed.core.overrides import lightning_class, overrides
 from lightning_fed.core.train_state import CompileMode, LocalOptions
 from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count, is_number
-from lightning_fed.sampling import ClientSampler
+from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
 
 __all__ = ["TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
 
@@ -66,6 +66,8 @@ class TrainerOptions:
     max_rounds: int
     clients_per_round: int | float
     sampler: ClientSampler | None
+    availability: Availability | None
+    stragglers: Stragglers | None
     client_states: Literal["device", "host", "disk"]
     check_val_every_n_rounds: int
     check_test_every_n_rounds: int | None
@@ -107,7 +109,7 @@ class TrainerOptions:
         expect_number("--trainer.process_timeout", self.process_timeout, above=0)
         _expect_numbers(options)
         _expect_places(self.default_root_dir, self.name)
-        _expect_parts(self.sampler, self.logger)
+        _expect_parts(options)
         if self.max_time is not None:
             _expect_duration(self.max_time)
 
@@ -132,8 +134,9 @@ class TrainerOptions:
         steps = min(count, self.local.local_steps or count)
         limits = dict.fromkeys(("limit_val_batches", "limit_test_batches", "limit_predict_batches"), count)
         return self.changed(
-            max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False, **limits
-        )
+            max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False,
+            availability=None, stragglers=None, work=None, **limits,
+        )  # fmt: skip
 
 
 def known_length(loader: Any) -> int | None:
@@ -201,9 +204,16 @@ def _expect_places(root: Any, name: Any) -> None:
         raise _error("name", "a folder name below `--trainer.default_root_dir`", name)
 
 
-def _expect_parts(sampler: Any, logger: Any) -> None:
-    if sampler is not None and not isinstance(sampler, ClientSampler):
-        raise _error("sampler", "a ClientSampler, such as UniformSampler", sampler)
+def _expect_parts(options: dict[str, Any]) -> None:
+    logger = options["logger"]
+    for name, kind, example in (
+        ("sampler", ClientSampler, "a ClientSampler, such as UniformSampler"),
+        ("availability", Availability, "an Availability, such as BernoulliAvailability"),
+        ("stragglers", Stragglers, "Stragglers"),
+        ("work", ClientWork, "a ClientWork, such as UnequalWork"),
+    ):
+        if options[name] is not None and not isinstance(options[name], kind):
+            raise _error(name, example, options[name])
     loggers = logger if isinstance(logger, (list, tuple)) else [] if logger in (None, True, False) else [logger]
     for item in loggers:
         if not isinstance(item, Logger):

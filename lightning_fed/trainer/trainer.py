@@ -26,7 +26,7 @@ from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
-from lightning_fed.sampling import ClientSampler, UniformSampler
+from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers, UniformSampler
 from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
@@ -75,6 +75,9 @@ class FederatedTrainer(LightningNames):
         local_steps: Optimizer steps of a client in a round, instead of epochs.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
         sampler: Draws the cohort of a round; uniformly by default.
+        availability: Says which clients can be drawn in a round; all by default.
+        stragglers: Gives clients a speed and rounds a deadline in simulated time; none of them by default.
+        work: Gives clients numbers of local steps, and learning rates, of their own; the same by default.
         max_diverged: Share of a round's clients, in [0, 1), that may end with NaN or infinity: they are left out,
             counted and named. One more ends the run with the last good model saved; by default the first one does.
         full_gradient_mode: Whether the module is in ``eval`` or ``train`` mode where a method asks for the gradient
@@ -94,7 +97,7 @@ class FederatedTrainer(LightningNames):
         accumulate_grad_batches: Batches whose gradients make one local step.
         deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns where there is none.
         fast_dev_run: Runs one round (or n) of one batch for two clients (more if the aggregator needs them), without
-            logging or checkpoints.
+            logging, checkpoints, or any of ``availability``, ``stragglers`` and ``work``.
         enable_progress_bar: Whether to show bars; without a terminal there are none.
         enable_checkpointing: Whether to write ``last`` and ``best`` checkpoints.
         max_time: Time after which no further round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.
@@ -131,6 +134,9 @@ class FederatedTrainer(LightningNames):
         local_steps: int | None = None,
         local_schedule: Literal["restart", "continue"] = "restart",
         sampler: ClientSampler | None = None,
+        availability: Availability | None = None,
+        stragglers: Stragglers | None = None,
+        work: ClientWork | None = None,
         max_diverged: float = 0.0,
         full_gradient_mode: Literal["eval", "train"] = "eval",
         full_gradient_batch_size: int | None = None,
@@ -166,13 +172,14 @@ class FederatedTrainer(LightningNames):
             full_gradient_mode=full_gradient_mode, full_gradient_batch_size=full_gradient_batch_size,
             full_gradient_weight_decay=full_gradient_weight_decay, gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm=gradient_clip_algorithm, accumulate_grad_batches=accumulate_grad_batches,
-            deterministic=deterministic,
+            deterministic=deterministic, work=work,
         )  # fmt: skip
         given = TrainerOptions(
             local, accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy,
             process_timeout=process_timeout, precision=precision, memory_format=memory_format, logger=logger,
             callbacks=callbacks, default_root_dir=default_root_dir, name=name, seed=seed, max_rounds=max_rounds,
-            clients_per_round=clients_per_round, sampler=sampler, client_states=client_states,
+            clients_per_round=clients_per_round, sampler=sampler, availability=availability, stragglers=stragglers,
+            client_states=client_states,
             check_val_every_n_rounds=check_val_every_n_rounds, check_test_every_n_rounds=check_test_every_n_rounds,
             limit_val_batches=limit_val_batches, limit_test_batches=limit_test_batches,
             limit_predict_batches=limit_predict_batches, fast_dev_run=fast_dev_run,

@@ -68,6 +68,7 @@ class FedAvgByHand:
         w: The global model, shape (d,).
         p: Aggregation weights p_i of the round's clients.
         updates: δ_i of the round's clients.
+        factors: Factors on the clients' learning rates, where they have any.
     """
 
     pull = 0.0
@@ -77,6 +78,7 @@ class FedAvgByHand:
     ) -> None:
         self.problem, self.optimizer, self.weighting, self.clip = problem, optimizer, weighting, clip
         self.round, self.w = 0, problem.start
+        self.factors: dict[int, float] = {}
         self.decays = optimizer in ("decay", "adamw")
 
     def run(self, batches: dict[int, list[np.ndarray]]) -> np.ndarray:
@@ -99,15 +101,19 @@ class FedAvgByHand:
             gradient = self.problem.gradient(w - self.shift(i), rows) + self.term(i, w - start)
             if self.clip is not None:
                 gradient = gradient * min(1, self.clip / (np.linalg.norm(gradient) + 1e-6))
-            w = step(w, gradient)
+            w = self.step(i, step, w, gradient)
         return w
 
-    def distance(self, steps: int) -> float:
-        """How far the optimizer moves a scalar of gradient 1, without decay."""
+    def step(self, i: int, step: Any, w: Any, gradient: Any) -> Any:
+        """A step at the client's own rate: what it changes is in proportion to it."""
+        return w + self.factors.get(i, 1.0) * (step(w, gradient) - w)
+
+    def distance(self, i: int, steps: int) -> float:
+        """How far the client's optimizer moves a scalar of gradient 1, without decay."""
         x, step = 0.0, OPTIMIZERS[self.optimizer]()
         step.decay = 0
         for _ in range(steps):
-            x = step(x, 1 + self.pull * x)
+            x = self.step(i, step, x, 1 + self.pull * x)
         return -x
 
     def mean_gradient(self) -> np.ndarray:
@@ -162,7 +168,7 @@ class ScaffoldByHand(FedAvgByHand):
         share = uniform if self.weighting == "uniform" else {i: sizes[i] / sum(sizes) for i in self.p}
         change = np.zeros_like(self.c)
         for i in self.p:
-            new = self.own[i] - self.c + (self.w - self.ends[i]) / self.distance(steps[i])
+            new = self.own[i] - self.c + (self.w - self.ends[i]) / self.distance(i, steps[i])
             new = self.problem.full(self.w, i) if self.option == "I" else new
             change += share[i] * (new - self.own[i])
             self.own[i] = new
@@ -237,6 +243,6 @@ class FedNovaByHand(FedProxByHand):
     """Wang et al., eq. 6, over clients with a proximal term."""
 
     def server(self, steps: dict[int, int]) -> np.ndarray:
-        a = {i: self.distance(steps[i]) for i in self.p}
+        a = {i: self.distance(i, steps[i]) for i in self.p}
         mean = sum(p * self.updates[i] / a[i] for i, p in self.p.items())
         return self.w + sum(p * a[i] for i, p in self.p.items()) * mean

@@ -22,6 +22,7 @@ from lightning_fed.callbacks.diagnostics import GradientDissimilarity
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.vectorized import engine as vectorized
+from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 from tests.composition.composition_parts import (
     BATCH,
@@ -401,6 +402,12 @@ EVERYTHING = [
 # Each aggregator, mask and client algorithm once; each pair of them is slow.
 PARITY = [("none", "FedAvg", "none"), ("none", "FedAvg", "soft"), *cover(EVERYTHING, 1)]
 Case = Callable[[int, Path], Result]
+# Clients away, late and unequal, and rounds that few or none take part in.
+FAULTY: dict[str, Any] = {
+    "client": "SCAFFOLD", "rule": "FedNova", "max_rounds": 6, "availability": BernoulliAvailability(0.4),
+    "stragglers": Stragglers(3.0, "partial", over_selection=1.5), "clients_per_round": 3,
+    "work": UnequalWork(steps=[1, 5], lr=[0.5, 1.5]),
+}  # fmt: skip
 
 
 def grid(cases: list[tuple[str, str, str]]) -> dict[str, Case]:
@@ -424,6 +431,7 @@ CASES: dict[str, Case] = {
     "float32": partial(compose, client="SCAFFOLD", rule="FedAdam", mask="soft", precision="32-true"),
     "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
     "local steps": lambda devices, _: fit(devices, local_steps=3),
+    **{f"faults | {engine}": partial(compose, engine=engine, **FAULTY) for engine in ("sequential", "vectorized")},
     "schedule": scheduled,
     "plateau": plateau,
     "one client": lambda devices, _: fit(

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.errors import FederatedError
-from lightning_fed.sampling import UniformSampler
+from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork, UniformSampler
 from lightning_fed.trainer.options import batch_limit
 
 COUNT = [0, -1, 1.5, "3", True]
@@ -34,6 +34,9 @@ BAD: dict[str, list[Any]] = {
     "local_steps": COUNT,
     "local_schedule": ["never", None],
     "sampler": ["uniform", 3, UniformSampler],
+    "availability": ["always", 0.5, BernoulliAvailability],
+    "stragglers": ["slow", 3, Stragglers],
+    "work": ["more", 3, UnequalWork],
     "check_val_every_n_rounds": [*COUNT, None],
     "check_test_every_n_rounds": COUNT,
     "limit_val_batches": SHARE,
@@ -95,6 +98,7 @@ GOOD: list[dict[str, Any]] = [
     {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3}, {"compile": True},
     {"compile": "default"}, {"compile": "reduce-overhead"}, {"compile": "max-autotune"},
     {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
+    {"work": UnequalWork([1, 2])}, {"stragglers": Stragglers()}, {"availability": BernoulliAvailability()},
     {"full_gradient_weight_decay": True}, {"memory_format": "channels_last"},
 ]  # fmt: skip
 

@@ -138,14 +138,14 @@ class Draws(ClientSampler):
 @pytest.mark.parametrize(
     "drawn",
     [
-        np.array([0.0, 1.0]), [0.5, 1.5], [1, 1], [0], [0, 1, 2], [], [[0, 1]], [[0], [1]], [-1, 0], [0, 3],
+        np.array([0.0, 1.0]), [0.5, 1.5], [1, 1], [[0, 1]], [[0], [1]], [-1, 0], [0, 3],
         [True, False], ["0", "1"], None, 1,
     ],
     ids=str,
 )  # fmt: skip
 def test_cohorts_that_are_none_are_refused(tmp_path, drawn):
     trainer = federated_trainer(tmp_path, sampler=Draws(drawn), clients_per_round=2)
-    message = r"`--trainer\.sampler` Draws to draw 2 distinct client ids in \[0, 3\), got .*\.$"
+    message = r"`--trainer\.sampler` Draws to draw distinct client ids in \[0, 3\), got .*\.$"
     with pytest.raises(FederatedError, match=message) as error:
         trainer.fit(Classifier(), federated_data(8, 8, 8))
     assert "\n" not in str(error.value)

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
-from torch.optim import LBFGS
+from torch.optim import LBFGS, Optimizer
 
 from lightning_fed.core.optimizer.configured import expect_own_parameters, parse_configured
 from lightning_fed.core.optimizer.flat_step import FlatStep
@@ -31,6 +31,7 @@ class LocalOptimizer:
         schedulers: All schedules, in the order in which the module returns them.
         step_schedulers: Schedules that step with each local step, or whenever the module steps them.
         round_schedulers: Schedules that step with each round.
+        lr_factor: The client's own factor on the learning rates, after ``scale_rates``.
         flat_step: What steps the flat vector at once for ``step``; None until ``step_flat``.
         needs_closure: Whether the optimizer evaluates the loss itself, as LBFGS and optimizers from elsewhere may.
     """
@@ -55,6 +56,8 @@ class LocalOptimizer:
         # Most optimizers start with no state, but some, such as Adagrad, fill it when they are built.
         self._initial = [{p: deepcopy(state) for p, state in each.state.items()} for each in self.optimizers]
         self.flat_step: FlatStep | None = None
+        self.lr_factor = 1.0
+        self._rates: list[tuple[dict[str, Any], Any, Any]] = []
         self.start_round()
         self._built = [{k: repr(v) for k, v in group.items()} for group in self._groups]
         self._num_built = [len(each.param_groups) for each in self.optimizers]
@@ -91,8 +94,28 @@ class LocalOptimizer:
         if self.flat_step is None or not self.flat_step.step():
             self.optimizer.step()
 
+    def scale_rates(self) -> None:
+        """Lets every step have the learning rates times ``lr_factor``, whatever schedules and hooks make of them."""
+        for optimizer in self.optimizers:
+            optimizer.register_step_pre_hook(self._scale)
+            optimizer.register_step_post_hook(self._scale_back)
+
+    def _scale(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._rates:  # the step of a base class, which torch hooks too
+            return
+        self._rates = [(group, group["lr"], group["lr"] * self.lr_factor) for group in optimizer.param_groups]
+        for group, _, own in self._rates:
+            group["lr"] = own
+
+    def _scale_back(self, *_: Any) -> None:
+        for group, rate, own in self._rates:
+            if group["lr"] is own:  # nobody has set it within the step
+                group["lr"] = rate
+        self._rates = []
+
     def start_client(self) -> None:
         """Forgets the last client: puts state, hyper-parameters and step schedules back."""
+        self.lr_factor, self._rates = 1.0, []
         if self.flat_step is None or not self.flat_step.start_client():
             for optimizer, initial in zip(self.optimizers, self._initial, strict=True):
                 optimizer.state.clear()

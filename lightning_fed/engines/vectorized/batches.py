@@ -15,7 +15,7 @@ from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.data import TensorSource
-from lightning_fed.engines.client_batches import read_batches, samples_in_epoch
+from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch
 
 __all__ = ["BatchGroup", "LaneBatches"]
 
@@ -58,10 +58,12 @@ class LaneBatches:
     def __init__(self, state: TrainState, options: LocalOptions, clients: tuple[Client, ...], by_index: bool) -> None:
         source, transfer = state.source, state.transfer
         self._seed, self._source, self._transfer, self._by_index = state.seed, source, transfer, by_index
-        samples = samples_in_epoch(source, np.array([client.num_samples for client in clients]))
+        sizes = np.array([client.num_samples for client in clients])
+        samples = samples_in_epoch(source, sizes)
         in_epoch = -(-samples // source.batch_size)
-        steps = in_epoch * (options.epochs or 0)
-        steps = steps if options.local_steps is None else np.full_like(in_epoch, options.local_steps)
+        steps = local_steps(source, options, sizes)
+        own = [client.steps for client in clients]
+        steps = np.where([s is not None for s in own], [s or 0 for s in own], steps)
         last = samples - (in_epoch - 1) * source.batch_size
         order = np.lexsort((np.arange(len(clients)), -last, -in_epoch, -steps))
         self.clients = tuple(clients[at] for at in order)

@@ -110,6 +110,7 @@ class VectorizedEngine(Engine):
         first = min(client.id for client in batches.clients)
         seed_everywhere(seed_for(state.seed, Purpose.LOCAL, batches.clients[0].round, first))
         lanes.optimizer.start(len(batches.clients))
+        lanes.take_rates([client.lr_factor for client in batches.clients])
         # Code of the user's own may run between steps, which graphs have to follow.
         may_change = bool(self.gradient_hooks) or not batches.gathers
         for step in range(batches.steps[0]):
@@ -119,7 +120,7 @@ class VectorizedEngine(Engine):
             self._edit_gradients()
             if self.needs_distance:
                 options.append(self.optimizer.step_options)
-            lanes.optimizer.step()
+            lanes.step()
             self.optimizer.after_step(step + 1)
         state.local_step = 0
         return options
@@ -214,5 +215,5 @@ class VectorizedEngine(Engine):
             return None
         update.buffers = state.buffers.live.tensors() if lanes.buffers else {}
         if self.needs_distance:
-            update.distance = self._distance(options)
+            update.distance = self._distance([(lr * client.lr_factor, momentum) for lr, momentum in options])
         return update

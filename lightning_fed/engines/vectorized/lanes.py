@@ -64,6 +64,8 @@ class Lanes:
         self._start = self._origin = state.weights
         self._displacement: Tensor | None = None
         self._deltas, self._measured = self.matrix(), False
+        self._factors: Tensor | None = None
+        self._before = self.weights.new_empty(0)
 
     def matrix(self) -> Tensor:
         """Returns a new matrix of one vector for each lane, in the dtype of the global vector."""
@@ -122,6 +124,24 @@ class Lanes:
     def origin_of(self, lane: int) -> Tensor:
         """Returns the point from which a client's update is measured, shape (d,)."""
         return self._origins.get(lane, self._start)
+
+    def take_rates(self, factors: list[float]) -> None:
+        """Takes over the clients' factors on the learning rate."""
+        self._factors = None
+        if any(factor != 1 for factor in factors):
+            self._factors = self.weights.new_tensor(factors)[:, None]
+            if not len(self._before):
+                self._before = torch.empty_like(self.weights)
+
+    def step(self) -> None:
+        """Steps the active lanes, each by its own factor: the steps of these optimizers are in proportion to it."""
+        if self._factors is None:
+            self.optimizer.step()
+            return
+        weights, before = self.weights[: self.active], self._before[: self.active]
+        before.copy_(weights)
+        self.optimizer.step()
+        torch.lerp(before, weights, self._factors[: self.active], out=weights)
 
     def narrow(self, count: int) -> None:
         """Leaves the next steps to the first ``count`` lanes."""

@@ -34,7 +34,7 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
-from lightning_fed.sampling import ClientSampler
+from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
 from lightning_fed.trainer.lightning_names.forwarding import Refused, fixed, forwarded, option
 from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
 
@@ -80,7 +80,7 @@ class LightningNames:
     local_step: int = forwarded("train_state.local_step", "Local steps of the current client.")
     round: int = forwarded("train_state.round", "Index of the round, 0 before training.")
     finished_round: int = forwarded("train_state.finished_round", "The last round that was kept.")
-    totals: dict[str, int] = forwarded("train_state.totals", "Counts over the run.")
+    totals: dict[str, float] = forwarded("train_state.totals", "Counts over the run.")
     buffers: GlobalBuffers = forwarded("train_state.buffers", "The global model's buffers.")
     local_optimizer: LocalOptimizer = forwarded("train_state.optimizer", "The clients' optimizer and schedules.")
     source: Any = forwarded("train_state.source", "The clients' batches, on the device.")
@@ -113,6 +113,9 @@ class LightningNames:
     gradient_clip_algorithm: Literal["norm", "value"] | None = option("gradient_clip_algorithm")
     accumulate_grad_batches: int = option("accumulate_grad_batches")
     deterministic: bool | Literal["warn"] = option("deterministic")
+    availability: Availability | None = option("availability")
+    stragglers: Stragglers | None = option("stragglers")
+    work: ClientWork | None = option("work")
     compile: CompileMode | None = option("compile", at="options.local.compile_mode")
     full_gradient_mode: str = option("full_gradient_mode")
     full_gradient_batch_size: int | None = option("full_gradient_batch_size")

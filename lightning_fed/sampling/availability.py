@@ -1,0 +1,131 @@
+"""Which clients can be reached in a round, as a pure function of (seed, round)."""
+
+import csv
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
+from lightning_fed.errors import FederatedError, expect_count, expect_number, is_number
+
+__all__ = ["Availability", "BernoulliAvailability", "PeriodicAvailability", "TraceAvailability"]
+
+
+class Availability(ABC):
+    """Says whom the sampler draws from; subclass it and name the class under ``trainer.availability``."""
+
+    @abstractmethod
+    def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
+        """Says which clients can be reached.
+
+        Args:
+            round: Round index, from 1.
+            num_clients: N.
+            seed: The run's seed. The result must depend on the arguments alone.
+
+        Returns:
+            True for each client that can be drawn, shape (N,).
+        """
+
+
+class BernoulliAvailability(Availability):
+    """Each client is there with a probability, in each round anew and independently of the others.
+
+    Args:
+        p: The probability, in [0, 1]; a list has one for each client.
+
+    Raises:
+        FederatedError: If it is no probability.
+    """
+
+    def __init__(self, p: float | list[float] = 0.9) -> None:
+        if not all(is_number(each, least=0, most=1) for each in (p if isinstance(p, list) else [p])):
+            raise FederatedError(
+                f"Expected `--trainer.availability.p` to be a probability in [0, 1], or a list of them, got {p!r}."
+            )
+        self.p = p
+
+    def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
+        """Draws for every client, whoever is drawn for the cohort."""
+        if isinstance(self.p, list) and len(self.p) != num_clients:
+            raise FederatedError(
+                f"Expected `--trainer.availability.p` to hold one probability for each of {num_clients} clients, got "
+                f"{len(self.p)}."
+            )
+        draws = numpy_generator_for(seed, Purpose.AVAILABLE, round).random(num_clients)
+        there: npt.NDArray[np.bool_] = draws < np.asarray(self.p)
+        return there
+
+
+class PeriodicAvailability(Availability):
+    """Each client is there for the same part of every period, such as the nights of its time zone.
+
+    Args:
+        period: Rounds in a period.
+        share: Part of the period in which a client is there, above 0 and at most 1.
+        spread: Part of the period over which the clients' phases are spread: with 1 about as many are there in every
+            round, with 0 all come and go together.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    def __init__(self, period: int, share: float = 0.5, spread: float = 1.0) -> None:
+        expect_count("--trainer.availability.period", period)
+        expect_number("--trainer.availability.share", share, above=0, most=1)
+        expect_number("--trainer.availability.spread", spread, least=0, most=1)
+        self.period, self.share, self.spread = period, share, spread
+
+    def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
+        """Compares where in its period each client is; phases are drawn once, from the seed."""
+        phases = numpy_generator_for(seed, Purpose.AVAILABLE).random(num_clients) * self.spread * self.period
+        there: npt.NDArray[np.bool_] = (round - 1 + phases) % self.period < self.share * self.period
+        return there
+
+
+class TraceAvailability(Availability):
+    """Each client is there in the rounds that a file says, and in no other.
+
+    Args:
+        path: A CSV file with the columns ``client``, ``from_round`` and ``to_round``, the latter included; a client may
+            have any number of rows.
+
+    Raises:
+        FederatedError: If the file cannot be read, or a row is not as it must be.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._rows = _read_trace(path)
+
+    def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
+        """Looks up the round."""
+        clients, first, last = self._rows
+        if len(clients) and clients.max() >= num_clients:
+            raise FederatedError(
+                f"Expected the clients of {self.path}, given as `--trainer.availability.path`, to be in "
+                f"[0, {num_clients}), got {clients.max()}."
+            )
+        there = np.zeros(num_clients, dtype=np.bool_)
+        there[clients[(first <= round) & (round <= last)]] = True
+        return there
+
+
+def _read_trace(path: str) -> tuple[npt.NDArray[np.int64], ...]:
+    """Returns the columns of a trace."""
+    names, rows = ("client", "from_round", "to_round"), []
+    wrong = f"Expected {path}, given as `--trainer.availability.path`, to be a CSV file with the columns"
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            for line, row in enumerate(csv.DictReader(file), start=2):
+                rows.append([int(row[name]) for name in names])
+                if rows[-1][0] < 0 or not 1 <= rows[-1][1] <= rows[-1][2]:
+                    raise ValueError(f"{rows[-1]} in line {line}")
+        return tuple(np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
+        got = error.strerror if isinstance(error, OSError) else f"{type(error).__name__} {error}"
+        raise FederatedError(
+            f"{wrong} {', '.join(names)}: client ids from 0, and rounds from 1 on of which the first is not after the "
+            f"last; got {got}."
+        ) from error

@@ -1,0 +1,113 @@
+"""The cohort of a round: who is there, who is drawn, what each does, and who is waited for."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_fed.core.updates import Client, Cohort
+from lightning_fed.errors import FederatedError
+from lightning_fed.sampling.availability import Availability
+from lightning_fed.sampling.samplers import ClientSampler, expect_ids
+from lightning_fed.sampling.stragglers import Stragglers
+from lightning_fed.sampling.work import ClientWork
+
+__all__ = ["CohortDraw"]
+
+
+@dataclass
+class CohortDraw:
+    """Draws cohorts; each is a function of the seed and the round alone.
+
+    Attributes:
+        seed: The run's seed.
+        sizes: Training samples of every client, shape (N,).
+        steps: Local steps that each takes by the trainer's options, shape (N,).
+        steps_per_epoch: The same for one local epoch.
+        fewest: Fewest clients with which the aggregator can work: with fewer nobody trains.
+        sampler: Draws.
+        availability: Says whom from; all by default.
+        stragglers: Says who is late; nobody by default.
+        work: Says what each does; the same by default.
+        facts: What the last draw adds to the row of its round.
+        seconds: Simulated time of its round.
+    """
+
+    seed: int
+    sizes: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+    steps_per_epoch: npt.NDArray[np.int64]
+    fewest: int
+    sampler: ClientSampler
+    availability: Availability | None = None
+    stragglers: Stragglers | None = None
+    work: ClientWork | None = None
+    facts: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    _warned: bool = False
+
+    def draw(self, round: int, count: int) -> Cohort:
+        """Draws the cohort of a round for which ``count`` clients are wanted."""
+        self.facts, self.seconds = {}, 0.0
+        more = count if self.stragglers is None else min(self.stragglers.selected(count), len(self.sizes))
+        drawn = np.sort(self._sample(round, more))
+        clients = self._with_work(round, drawn[self.sizes[drawn] > 0])
+        if self.stragglers is not None:
+            clients = self._wait(self.stragglers, clients, count if more > count else len(clients))
+        if len(clients) < max(self.fewest, 1):
+            self._warn(round, len(clients))
+            clients = []
+        train = {client.id for client in clients}
+        return Cohort(round, tuple(clients), tuple(id for id in drawn.tolist() if id not in train))
+
+    def _sample(self, round: int, count: int) -> npt.NDArray[np.int64]:
+        sampler, sizes = self.sampler, self.sizes
+        if self.availability is None:
+            return expect_ids(sampler, sampler.sample(round, count, sizes, self.seed), len(sizes))
+        available = np.asarray(self.availability.available(round, len(sizes), self.seed))
+        if available.shape != sizes.shape or available.dtype != np.bool_:
+            raise FederatedError(
+                f"Expected `--trainer.availability` {type(self.availability).__name__} to say true or false of each of "
+                f"{len(sizes)} clients, got an array of {available.dtype} of shape {available.shape}."
+            )
+        self.facts["clients/available"] = float(np.count_nonzero(available))
+        if not available.any():
+            return np.empty(0, dtype=np.int64)
+        drawn = sampler.sample_available(round, count, sizes, available, self.seed)
+        return expect_ids(sampler, drawn, len(sizes))
+
+    def _with_work(self, round: int, ids: npt.NDArray[np.int64]) -> list[Client]:
+        """Returns clients with what each of them does; those that do as all do say nothing of it."""
+        pairs = list(zip(ids.tolist(), self.sizes[ids].tolist(), strict=True))
+        if self.work is None:
+            return [Client(id, size, round) for id, size in pairs]
+        steps, factors = map(np.asarray, self.work.assign(round, self.steps, self.steps_per_epoch, self.seed))
+        integers = steps.shape == factors.shape == self.sizes.shape and steps.dtype.kind in "iu"
+        if not integers or (steps[ids] < 1).any() or not ((factors[ids] > 0) & np.isfinite(factors[ids])).all():
+            raise FederatedError(
+                f"Expected `--trainer.work` {type(self.work).__name__} to give each of {len(self.sizes)} clients an "
+                "integer number of local steps of at least 1, and a finite factor above 0 on the learning rate, got "
+                f"{steps.ravel()[:5].tolist()} and {factors.ravel()[:5].tolist()}."
+            )
+        own = np.where(steps == self.steps, 0, steps)
+        return [Client(id, size, round, int(own[id]) or None, float(factors[id])) for id, size in pairs]
+
+    def _wait(self, stragglers: Stragglers, clients: list[Client], wanted: int) -> list[Client]:
+        """Returns those that the server waits for, with the steps that they take until then."""
+        ids = np.array([client.id for client in clients], dtype=np.int64)
+        steps = np.array([client.steps or self.steps[client.id] for client in clients], dtype=np.int64)
+        arrivals = stragglers.arrive(steps, stragglers.step_times(len(self.sizes), self.seed)[ids], wanted)
+        self.facts["clients/late"], self.seconds = float(arrivals.late), arrivals.seconds
+        return [
+            clients[at] if taken == steps[at] else replace(clients[at], steps=int(taken))
+            for at, taken in zip(arrivals.kept, arrivals.steps, strict=True)
+        ]
+
+    def _warn(self, round: int, count: int) -> None:
+        if not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"Round {round} passes without training: {count} clients take part in it, and {max(self.fewest, 1)} at "
+                "least must; the column `clients/trained` says which other rounds do."
+            )

@@ -1,0 +1,101 @@
+"""How many local steps each client takes in a round, and at which learning rate."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
+from lightning_fed.errors import FederatedError, expect_number, is_count, is_number
+
+__all__ = ["ClientWork", "UnequalWork"]
+
+
+class ClientWork(ABC):
+    """Gives clients work of their own; subclass it and name the class under ``trainer.work``.
+
+    Attributes:
+        changes_rates: Whether a factor is ever another than 1.
+    """
+
+    changes_rates: bool = True
+
+    @abstractmethod
+    def assign(
+        self, round: int, steps: npt.NDArray[np.int64], steps_per_epoch: npt.NDArray[np.int64], seed: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Says what each client would do if it were drawn.
+
+        Args:
+            round: Round index, from 1.
+            steps: Local steps that each client takes by ``local_epochs`` or ``local_steps``, shape (N,); 0 without
+                batches.
+            steps_per_epoch: The same for one local epoch.
+            seed: The run's seed. The result must depend on the arguments alone.
+
+        Returns:
+            Local steps, shape (N,); a factor on every learning rate of the client's optimizer, above 0, shape (N,).
+        """
+
+
+class UnequalWork(ClientWork):
+    """Draws each client's steps or epochs, and its learning rate, uniformly from a range.
+
+    ``epochs=[1, 20], share=0.9`` are the 90 % of stragglers of FedProx (Li et al., MLSys 2020, section 5.2), and
+    ``epochs=[2, 5]`` the unequal epochs of FedNova (Wang et al., NeurIPS 2020, section 6).
+
+    Args:
+        steps: Fewest and most local steps, [LOW, HIGH].
+        epochs: Fewest and most local epochs, instead of steps.
+        lr: Least and largest factor on the learning rate.
+        share: Probability in [0, 1] that a client is one of those that this is for; the others do as all do.
+        redraw: Whether it is drawn in each round anew; else a client keeps its own for the whole run.
+
+    Raises:
+        FederatedError: If an argument is out of range, or none is given.
+    """
+
+    def __init__(
+        self,
+        steps: list[int] | None = None,
+        epochs: list[int] | None = None,
+        lr: list[float] | None = None,
+        share: float = 1.0,
+        redraw: bool = True,
+    ) -> None:
+        if (steps is not None and epochs is not None) or (steps is None and epochs is None and lr is None):
+            raise FederatedError(
+                "Expected either `--trainer.work.steps` or `--trainer.work.epochs`, or `--trainer.work.lr` alone, got "
+                f"{'none of them' if steps is None else 'both'}."
+            )
+        for name, given in (("steps", steps), ("epochs", epochs)):
+            if given is not None and not (_is_range(given) and all(map(is_count, given))):
+                raise _wrong_range(name, "two integers [LOW, HIGH] of at least 1", given)
+        if lr is not None and not (_is_range(lr) and is_number(lr[0], above=0)):
+            raise _wrong_range("lr", "two numbers [LOW, HIGH] above 0", lr)
+        expect_number("--trainer.work.share", share, least=0, most=1)
+        self.steps, self.epochs, self.lr, self.share, self.redraw = steps, epochs, lr, share, redraw
+        self.changes_rates = lr is not None
+
+    def assign(
+        self, round: int, steps: npt.NDArray[np.int64], steps_per_epoch: npt.NDArray[np.int64], seed: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Draws for every client, whoever is drawn for the cohort."""
+        stream = numpy_generator_for(seed, Purpose.WORK, round if self.redraw else 0)
+        chosen, count, rate = stream.random((len(steps), 3)).T
+        meant, given = chosen < self.share, self.steps or self.epochs
+        if given is not None:
+            drawn = given[0] + (count * (given[1] - given[0] + 1)).astype(np.int64)
+            drawn = drawn if self.epochs is None else drawn * steps_per_epoch
+            steps = np.where(meant & (steps > 0), drawn, steps)
+        low, high = self.lr or (1.0, 1.0)
+        return steps, np.where(meant, low + rate * (high - low), 1.0)
+
+
+def _is_range(given: Sequence[float]) -> bool:
+    return len(given) == 2 and all(map(is_number, given)) and given[0] <= given[1]
+
+
+def _wrong_range(name: str, expected: str, got: object) -> FederatedError:
+    return FederatedError(f"Expected `--trainer.work.{name}` to be {expected}, LOW at most HIGH, got {got!r}.")

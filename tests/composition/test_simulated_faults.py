@@ -1,0 +1,35 @@
+"""Every aggregator and client algorithm with clients away, late, over-selected and unequal, in both engines."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fed.sampling import BernoulliAvailability, PeriodicAvailability, Stragglers, UnequalWork
+from tests.composition.test_engines import EVERY_CLIENT, METHODS, trained_alike
+from tests.parts import graded
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "away": {"availability": BernoulliAvailability(0.6)},
+    "dropped": {"availability": PeriodicAvailability(3, 0.7), "stragglers": Stragglers(3.0)},
+    "partial": {"stragglers": Stragglers(2.5, "partial"), "local_epochs": 2},
+    "over-selected": {"stragglers": Stragglers(over_selection=1.3), "clients_per_round": 4},
+    "unequal": {"work": UnequalWork(epochs=[1, 3], lr=[0.5, 1.5])},
+    "everything": {
+        "availability": BernoulliAvailability(0.8), "stragglers": Stragglers(2.5, "partial", over_selection=1.5),
+        "work": UnequalWork(steps=[1, 5], lr=[0.5, 1.5], share=0.7, redraw=False), "clients_per_round": 4,
+    },
+}  # fmt: skip
+# What takes one step on all of a client's data has no other work.
+GRID = [
+    (rule, client, faults)
+    for rule, client in METHODS
+    for faults in FAULTS
+    if not (EVERY_CLIENT[client].full_batch and ("work" in FAULTS[faults] or "local_epochs" in FAULTS[faults]))
+]
+
+
+@pytest.mark.filterwarnings("ignore:Round .* passes without training")
+@pytest.mark.parametrize(("rule", "client", "faults"), graded(GRID, quick=24))
+def test_every_method_trains_through_faults_alike(rule: str, client: str, faults: str, tmp_path: Path) -> None:
+    trained_alike(tmp_path, "Net", rule, client, **FAULTS[faults])
