@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
+from lightning_fed.core.files import WriteError
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.hooks import FederatedCallback, TrainerLike
 
@@ -87,13 +88,22 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         Args:
             trainer: The trainer, between two rounds.
             final: Whether no round follows, so that ``last`` is due whatever the round.
+
+        Raises:
+            WriteError: If the system refuses; what was not written is due again.
         """
         # ``best`` first: a run that dies between the two resumes from an earlier ``last``, finds the same best again
         # and writes it again; the other way round it would believe that ``best`` had been written.
+        before = self.best_score, self.best_round
         names = ["best"] if self._improved(trainer) else []
         if (final or trainer.round % self.every_n_rounds == 0) and self.saved_round != trainer.round:
             names.append("last")
-        trainer.save_checkpoints(*names)
+        try:
+            trainer.save_checkpoints(*names)
+        except WriteError as error:
+            if "best" not in {path.stem for path in error.written}:
+                self.best_score, self.best_round = before
+            raise
         if "last" in names:
             self.saved_round = trainer.round
         if trainer.run is not None:
@@ -102,6 +112,8 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
 
     def on_exception(self, trainer: SavingTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # our trainer stands in
         """Has ``last_good.ckpt`` written, the model of the last finished round, if there is no checkpoint of it."""
+        if isinstance(exception, WriteError):  # the disk takes no more
+            return
         if trainer.finished_round not in (0, self.saved_round, self._resumed_from):
             trainer.save_last_good()
 

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightning_fed.core.files import WriteError
 from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback, is_stock
@@ -147,15 +148,19 @@ class StockCallbacks(FederatedCallback):
 
         Raises:
             FederatedError: If one monitors what is not logged.
+            WriteError: If the system refuses to write one, which then knows of the former ones alone.
         """
         for callback in _of(trainer, "ModelCheckpoint"):
-            view = _RoundView(trainer)
+            view, before = _RoundView(trainer), deepcopy(vars(callback))
             try:
                 if trainer.validated:
                     callback.on_validation_end(view, pl_module)
                 callback.on_train_epoch_end(view, pl_module)
             except MisconfigurationException as error:
                 raise FederatedError(f"ModelCheckpoint cannot go on: {' '.join(str(error).split())}") from error
+            except WriteError:
+                vars(callback).update(before)
+                raise
 
     def _monitoring(self, trainer: Any, pl_module: LightningModule) -> _RoundView:
         accelerator = _ACCELERATORS[trainer.strategy.root_device.type]()

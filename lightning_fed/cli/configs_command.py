@@ -2,11 +2,11 @@
 
 import argparse
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import lightning_fed
+from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 
 __all__ = ["find_config", "main", "shipped_configs", "with_found_configs"]
@@ -91,6 +91,5 @@ def _first_sentence(path: Path) -> str:
 def _copy(source: Path, target: Path) -> Path:
     if target.exists():
         raise FederatedError(f"Expected to copy to {target}, which is there already: give another folder as `--copy`.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    write_atomically(target, source.read_bytes(), "--copy")
     return target

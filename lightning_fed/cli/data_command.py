@@ -89,11 +89,5 @@ def _write(datamodule: FederatedDataModule, folder: Path) -> Iterator[Path]:
     for name, figure in split_figures(datamodule, datamodule.train_source()):
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=150)
-        try:
-            write_atomically(folder / f"{name}.png", picture.getvalue())
-        except OSError as error:
-            raise FederatedError(
-                f"Expected a folder to write the pictures to, got {folder} ({error.strerror}): name another with "
-                "`--output`."
-            ) from error
+        write_atomically(folder / f"{name}.png", picture.getvalue(), "--output")
         yield folder / f"{name}.png"

@@ -1,6 +1,7 @@
 """LightningCLI for a FederatedTrainer, with two more groups: ``aggregator`` and ``client``."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from pydoc import locate
 from types import MethodType
 from typing import Any
@@ -32,9 +33,11 @@ from lightning_fed.cli.data_links import fill_from_data, linked_arguments
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.files import write_atomically
 from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.trainer.bookkeeping import going_on
 
 __all__ = ["FederatedCLI"]
 
@@ -78,6 +81,13 @@ class _SaveRunConfig(SaveConfigCallback):
         for path in linked:
             config.pop(path)
         super().__init__(parser, config, **kwargs)
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Writes the file as every other of a run is written."""
+        if trainer.is_global_zero and trainer.log_dir is not None:
+            with going_on(trainer):
+                text = self.parser.dump(self.config, skip_none=False)
+                write_atomically(Path(trainer.log_dir) / self.config_filename, text.encode())
 
 
 class _DataInstantiator(_InstantiatorFn):

@@ -1,6 +1,7 @@
 """The command ``lightning-fed report RUNS... [--metric NAME] [--x NAME] [--output DIR]``."""
 
 import argparse
+import io
 import shlex
 import shutil
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.load import MeasuredRun, Method, group_runs, load_runs
 from lightning_fed.runs.report.plots import curves_figure
@@ -88,15 +90,10 @@ def _write(options: argparse.Namespace, methods: Sequence[Method], rows: Sequenc
     stem = "-".join(part.replace("/", "_") for part in parts if part)
     folder: Path = options.output or (options.runs[0] if len(options.runs) == 1 else Path())
     picture, table = folder / f"{stem}.png", folder / f"{stem}.csv"
-    figure = curves_figure(methods, metric, options.x)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_csv(rows, metric, table)
-        figure.savefig(picture, dpi=150)
-    except OSError as error:
-        raise FederatedError(
-            f"Expected a folder to write the report to, got {folder} ({error}): name another with `--output`."
-        ) from error
+    drawn = io.BytesIO()
+    curves_figure(methods, metric, options.x).savefig(drawn, format="png", dpi=150)
+    write_csv(rows, metric, table)
+    write_atomically(picture, drawn.getvalue(), "--output")
     return [picture, table]
 
 

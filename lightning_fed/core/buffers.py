@@ -275,7 +275,18 @@ class GlobalBuffers:
         return {"values": self.values, "of_client": of_client}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restores what ``state_dict`` returned.
+
+        Raises:
+            FederatedError: If a buffer is none of this module's, or of another shape.
+        """
+        everyone = dict(self._module.named_parameters()) | dict(self.live.tensors())
+        for name, value in (item for held in (state["values"], *state["of_client"].values()) for item in held.items()):
+            if name not in everyone or everyone[name].shape != value.shape:
+                raise FederatedError(
+                    f"Expected the checkpoint to hold buffers of this {type(self._module).__name__}, but `{name}` is "
+                    f"none of them or has another shape than {tuple(value.shape)}: change `--model` or `--ckpt_path`."
+                )
         for name, value in state["values"].items():
             if name not in self.values:
                 self._take_in(name, value)

@@ -2,17 +2,19 @@
 
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import zlib
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO, Literal
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import WriteError, write_atomically, writing
 from lightning_fed.errors import FederatedError
 
 __all__ = ["FOLDER", "ClientStates"]
@@ -38,6 +40,7 @@ class ClientStates:
         pinned: Files that each checkpoint in the run's folder refers to, by the checkpoint's name, with None for one
             that cannot be read, which keeps every file there; None if the run makes no checkpoints and nothing of
             it is kept.
+        tolerant: Whether a record that the disk refuses waits in memory until ``dump``, and nothing is raised before.
     """
 
     def __init__(
@@ -46,10 +49,12 @@ class ClientStates:
         like: Tensor,
         run: Path | None = None,
         pinned: Mapping[str, list[str] | None] | None = None,
+        tolerant: bool = False,
     ) -> None:
         self.location, self._run = location, None if run is None else run.absolute()
         self._shape, self._dtype = like.shape, like.dtype
         self._device = like.device if location == "device" else torch.device("cpu")
+        self._tolerant = tolerant
         self._keeps = run is not None and pinned is not None
         self._temporary: TemporaryDirectory[str] | None = None
         self._held: dict[str, Tensor] = {}
@@ -79,17 +84,22 @@ class ClientStates:
         """Keeps a copy of ``value``, shape (d,), as a client's record; ``key`` is a plain identifier.
 
         Raises:
-            FederatedError: If the disk refuses it.
+            WriteError: If the disk refuses it.
         """
         if not key.isidentifier() or value.shape != self._shape:
             raise ValueError(f"expected a plain key and shape {tuple(self._shape)}, got {key!r}, {tuple(value.shape)}")
         record = f"{key}/{client}"
         self._keys.add(key)
-        if self.location == "disk":
-            self._write(record, value)
-        else:
-            self._hold(record, value)
         self._changed.add(record)
+        if self.location != "disk":
+            self._hold(record, value)
+            return
+        try:
+            self._write(record, value)
+        except WriteError:
+            if not self._tolerant:
+                raise
+            self._hold(record, value)
 
     @property
     def in_use(self) -> bool:
@@ -121,25 +131,38 @@ class ClientStates:
         names = [f"{key}/{client}" for key in sorted(self._keys)]
         return [name for name in names if name in self._held or name in self._files]
 
-    def dump(self, gather: Callable[[list[str]], list[list[str]]] = lambda own: [own]) -> list[str]:
+    def dump(self, gather: Callable[[Any], list[Any]] = lambda own: [own]) -> list[str]:
         """Makes the records changed since the last call durable, for a checkpoint that is about to be written.
 
         Args:
-            gather: Returns the lists of all processes, each of which holds the records of some clients.
+            gather: Returns what all processes say, each of which holds the records of some clients.
 
         Returns:
             The files that the checkpoint refers to, as KEY/CLIENT-VERSION.npy.
+
+        Raises:
+            WriteError: If the disk of a process refuses one; all is tried again with the next call.
         """
-        for record in sorted(self._changed):
-            if record in self._held:
-                self._write(record, self._held[record])
-            with _writing(self._files[record], "rb+") as file:
-                os.fsync(file.fileno())
+        try:
+            for record in sorted(self._changed):
+                self._make_durable(record)
+            said: list[str] | WriteError = self._current()
+        except WriteError as error:
+            said = error
+        everyone = gather(said)
+        for refusal in everyone:
+            if isinstance(refusal, WriteError):
+                raise refusal
         self._changed.clear()
         self._version += 1
-        everyone = gather(self._current())
         self._dumped = everyone[0] if len(everyone) == 1 else sorted(set().union(*everyone))
         return self._dumped
+
+    def _make_durable(self, record: str) -> None:
+        if record in self._held:
+            self._write(record, self._held[record])
+        with writing(self._files[record]), open(self._files[record], "rb+") as file:
+            os.fsync(file.fileno())
 
     def saved(self, name: str, present: Container[str] | None = None) -> None:
         """Takes note that the checkpoint ``name`` of the last dump is durable; removes files that none refers to.
@@ -165,9 +188,14 @@ class ClientStates:
             source: The folder that they lie in.
 
         Raises:
-            FederatedError: If one is missing.
+            FederatedError: If one is missing, or is no file of client state.
         """
         for file in files:
+            if not _FILE.fullmatch(file):  # whoever made the checkpoint could name any file of this machine
+                raise FederatedError(
+                    f"Expected the checkpoint to name client states as KEY/CLIENT-VERSION.npy, got {file[:100]!r}: it "
+                    "was not made by this package, give another `--ckpt_path`."
+                )
             path = source / file
             if not path.is_file():
                 raise _refusal(path, "there is no such file")
@@ -196,21 +224,38 @@ class ClientStates:
             assert self._run is not None
             return self._run / FOLDER
         if self._temporary is None:
-            self._temporary = TemporaryDirectory(prefix=f"{FOLDER}-", dir=self._run, ignore_cleanup_errors=True)
+            with writing(self._run or Path(gettempdir())):
+                self._temporary = TemporaryDirectory(prefix=f"{FOLDER}-", dir=self._run, ignore_cleanup_errors=True)
         return Path(self._temporary.name)
 
     def _write(self, record: str, value: Tensor) -> None:
         """Writes a record of the version that no checkpoint refers to yet, hence neither atomically nor at once."""
         path = self._folder() / f"{record}-{self._version}.npy"
-        with _writing(path, "wb") as file:
-            np.save(file, value.detach().to("cpu", self._dtype).numpy())
+        array = value.detach().to("cpu", self._dtype).contiguous().numpy()
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(path, "wb") as file:
+                    np.save(file, array)
+                    file.write(_checksum(array))
+            except OSError:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                raise
         self._files[record] = path
+        if self.location == "disk":
+            self._held.pop(record, None)
 
     def _read(self, path: Path) -> Tensor:
         try:
-            value = torch.from_numpy(np.load(path))
+            with open(path, "rb") as file:
+                array, rest = np.load(file), file.read()
+            damaged = rest not in (b"", _checksum(array))  # files of former versions end with the array
+            value = torch.from_numpy(array)
         except Exception as error:  # whatever NumPy raises on a damaged file
             raise _refusal(path, f"it cannot be read ({type(error).__name__})") from error
+        if damaged:
+            raise _refusal(path, "it cannot be read (its checksum is another one)")
         if value.shape != self._shape:
             raise _refusal(path, f"it has the shape {tuple(value.shape)} instead of {tuple(self._shape)}")
         return value
@@ -228,22 +273,16 @@ class ClientStates:
         self._version = max([self._version, *(version + 1 for version in found)])
 
 
-@contextmanager
-def _writing(path: Path, mode: str) -> Iterator[IO[bytes]]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, mode) as file:
-            yield file
-    except OSError as error:
-        raise FederatedError(
-            f"Expected to write the client state {path}, but the system refuses ({error.strerror or error}): make room "
-            "or change `--trainer.default_root_dir`."
-        ) from error
+def _checksum(array: npt.NDArray[Any]) -> bytes:
+    """Returns what ends a file: it tells an array from any that differs in its numbers, dtype or shape."""
+    kind = zlib.crc32(f"{array.dtype.str}{array.shape}".encode())
+    return b"crc:" + zlib.crc32(array.data, kind).to_bytes(4, "little")
 
 
 def _take_over(source: Path, target: Path) -> Path:
     """Links a file of another run, which is never written again, or copies it where there are no links."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
     except FileExistsError:  # another process of the run has linked it

@@ -166,7 +166,15 @@ class TrainState:
         Args:
             state: The state.
             folder: Where the clients' records lie.
+
+        Raises:
+            FederatedError: If a vector is of another model, or a file of client state is missing.
         """
+        if state["weights"] is not None and state["weights"].shape != self.weights.shape:
+            raise FederatedError(
+                f"Expected the checkpoint to hold a global vector of shape {tuple(self.weights.shape)}, got "
+                f"{tuple(state['weights'].shape)}: change `--model` or `--ckpt_path`."
+            )
         self.weights.copy_(self.vector.data if state["weights"] is None else state["weights"])
         self.buffers.load_state_dict(state["buffers"])
         self.optimizer.load_state_dict(state["optimizer"])

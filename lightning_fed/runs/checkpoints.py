@@ -1,13 +1,15 @@
 """The files of checkpoints: written whole, read as tensors and primitives alone, and found again."""
 
 import io
-import pickle
+import zipfile
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.rank_zero import WarningCache
 from torch import Tensor
 
@@ -15,9 +17,11 @@ from lightning_fed.core.client_states import FOLDER
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, find_runs, open_run
+from lightning_fed.runs.lock import RunLock
 
 __all__ = [
     "find_checkpoint",
+    "find_newest",
     "read_checkpoint",
     "records_of_checkpoints",
     "save_checkpoint",
@@ -27,11 +31,15 @@ __all__ = [
 _warnings = WarningCache()
 
 
-def save_checkpoint(checkpoint: Any, path: Path) -> None:
-    """Writes a checkpoint, or predictions, so that the file is whole at every moment."""
+def save_checkpoint(checkpoint: Any, path: Path, option: str = "--trainer.default_root_dir") -> None:
+    """Writes a checkpoint, or predictions, so that the file is whole at every moment.
+
+    Raises:
+        WriteError: If the system refuses; ``option`` names the place.
+    """
     content = io.BytesIO()
     torch.save(checkpoint, content)
-    write_atomically(path, content.getvalue())
+    write_atomically(path, content.getvalue(), option)
 
 
 def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
@@ -47,8 +55,10 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
     if not path.is_file():
         raise FederatedError(f"Expected a checkpoint at {path}, but there is no such file: change `{option}`.")
     try:
+        if zipfile.is_zipfile(path):  # torch's own format before version 1.6 was another one
+            _expect_checksums(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except Exception as error:  # whatever the two raise on a damaged file
         raise FederatedError(
             f"Expected {path} to be a checkpoint of tensors and primitives, but it cannot be read "
             f"({type(error).__name__}): it is damaged or of another kind, give another `{option}`."
@@ -58,15 +68,23 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
     return checkpoint
 
 
+def _expect_checksums(path: Path) -> None:
+    """Compares the checksums that torch writes and does not read: a file is as it was written, or refused."""
+    with zipfile.ZipFile(path) as file:
+        if (damaged := file.testzip()) is not None:
+            raise zipfile.BadZipFile(damaged)
+
+
 def records_of_checkpoints(run: RunFolder) -> dict[str, list[str] | None]:
     """Returns the files of client state that each checkpoint of a run refers to, by name, None if unreadable."""
     records: dict[str, list[str] | None] = {}
     if not (run.path / FOLDER).is_dir():
         return records
-    for path in run.checkpoints.glob("*.ckpt"):
+    for path in run.kept():
         try:
-            records[path.stem] = read_checkpoint(path, "--ckpt_path")["federated"]["client_states"]
-        except (FederatedError, KeyError, TypeError):
+            state = read_checkpoint(path, "--ckpt_path").get("federated", {})  # none in weights alone
+            records[path.stem] = [str(file) for file in state.get("client_states", [])]
+        except (FederatedError, AttributeError, TypeError):
             records[path.stem] = None
     return records
 
@@ -85,6 +103,71 @@ def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> 
         return None, None
     path = Path(ckpt_path)
     return path, open_run(path.parent.parent)
+
+
+def find_newest(root: Path, name: str, fingerprint: str, lock: RunLock) -> tuple[Path | None, RunFolder | None]:
+    """Finds the run to go on with in its own folder, and its newest checkpoint that is whole.
+
+    Args:
+        root: Where run folders are made.
+        name: The run's name.
+        fingerprint: Of its config.
+        lock: Takes the folder, so that no other process trains in it.
+
+    Returns:
+        The checkpoint and the run; None for both if there is none that has trained, which a new run would lose.
+
+    Raises:
+        FederatedError: If another process trains the run, or what it has trained cannot be gone on from.
+    """
+    runs = find_runs(root, name, fingerprint)
+    begun = [run for run in runs if run.kept() or _rows(run) > 1]
+    unknown = [path for path in sorted((root / name).glob("version_*")) if open_run(path) is None and _holds_run(path)]
+    if not begun:
+        for path in unknown:
+            raise FederatedError(
+                f"Expected {path / 'run.json'} to say which run lies there, but it cannot be read: restore it, give "
+                "the checkpoint in its folder as `--ckpt_path`, or move the folder away to start anew."
+            )
+        for run in runs:
+            with RunLock() as other:
+                other.take(run.path)  # another process may be about to train it
+        return None, None
+    run = begun[0]
+    lock.take(run.path)
+    for path in unknown + [other.path for other in begun if not other.kept() and other.created > run.created]:
+        rank_zero_warn(f"Passed over {path}: it has no checkpoint to go on from, or no run.json that can be read.")
+    return _newest_whole(run), run
+
+
+def _rows(run: RunFolder) -> int:
+    """Counts the rows of a run, whatever has become of them; the first one is there before any training."""
+    return run.metrics.read_bytes().count(b"\n") - 1 if run.metrics.is_file() else 0
+
+
+def _holds_run(path: Path) -> bool:
+    return (path / "metrics.csv").exists() or any(path.glob("checkpoints/*.ckpt"))
+
+
+def _newest_whole(run: RunFolder) -> Path:
+    """Returns ``last``, or where it is missing or damaged the checkpoint of the latest round, and says what is lost."""
+    last, usable = run.checkpoints / "last.ckpt", []
+    for path in [last, *(path for path in run.kept() if path != last)]:
+        with suppress(FederatedError):
+            checkpoint = read_checkpoint(path, "--ckpt_path")
+            if path == last:
+                return last
+            if "federated" in checkpoint and isinstance(checkpoint.get("epoch"), int):
+                usable.append((checkpoint["epoch"], path))
+    trouble = f"{last} {'cannot be read' if last.exists() else 'is missing'}"
+    if not usable:
+        raise FederatedError(
+            f"Expected a checkpoint to go on from in {run.path}, which has {_rows(run)} rows, but {trouble}, and there "
+            "is no other: restore it, or leave out `--ckpt_path` to start anew."
+        )
+    at, path = max(usable)
+    rank_zero_warn(f"{trouble}: going on from {path.name} of round {at}, what came after it is trained again.")
+    return path
 
 
 def primitives_of(values: dict[str, Any], place: str, say: bool = True) -> dict[str, Any]:

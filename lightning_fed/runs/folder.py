@@ -2,9 +2,11 @@
 
 import csv
 import hashlib
+import io
 import json
 import secrets
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -12,15 +14,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import write_atomically, writing
 
-__all__ = ["RunFolder", "create_run", "find_runs", "fingerprint", "open_run", "read_rows", "read_run"]
+__all__ = ["LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "open_run", "read_rows", "read_run"]
+
+# The checkpoint that a failed run leaves: weights alone, and no state that a run could go on from.
+LAST_GOOD = "last_good"
 
 # What does not change the numbers of a round: how long the run is, where it is kept, what is shown of it, how many
 # processes share it, and how.
 _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",
-    "strategy", "process_timeout", "enable_model_summary", "benchmark", "detect_anomaly",
+    "strategy", "process_timeout", "enable_model_summary", "benchmark", "detect_anomaly", "on_write_error",
 )  # fmt: skip
 # Options that are no more, with the value that the runs of today share with those that were made before.
 _REMOVED = {"cuda_graphs": False}
@@ -68,6 +73,10 @@ class RunFolder:
         """The table of rounds."""
         return self.path / "metrics.csv"
 
+    def kept(self) -> list[Path]:
+        """Returns the checkpoints that a run may go on from."""
+        return [path for path in self.checkpoints.glob("*.ckpt") if path.is_file() and path.stem != LAST_GOOD]
+
 
 def fingerprint(config: dict[str, Any], *without: str) -> str:
     """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys."""
@@ -99,15 +108,20 @@ def _write_as_before(data: Any) -> None:
 
 
 def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int) -> RunFolder:
-    """Makes a new folder ``root/name/version_K`` with the smallest free K and writes its ``run.json``."""
+    """Makes a new folder ``root/name/version_K`` with the smallest free K and writes its ``run.json``.
+
+    Raises:
+        WriteError: If the system refuses.
+    """
     parent = root / name
-    parent.mkdir(parents=True, exist_ok=True)
-    taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdigit()]
-    for version in count(max(taken, default=-1) + 1):
-        path = parent / f"version_{version}"
-        with suppress(FileExistsError):  # another process may take the same number at the same time
-            path.mkdir()
-            break
+    with writing(parent, what="a run folder in "):
+        parent.mkdir(parents=True, exist_ok=True)
+        taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdigit()]
+        for version in count(max(taken, default=-1) + 1):
+            path = parent / f"version_{version}"
+            with suppress(FileExistsError):  # another process may take the same number at the same time
+                path.mkdir(mode=0o770)  # it may hold pictures of samples, which are not for everybody
+                break
     run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),
@@ -119,17 +133,29 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
         created=time.time(),
     )
     facts = {key: value for key, value in asdict(run).items() if key != "path"}
-    write_atomically(path / "run.json", json.dumps(facts, indent=2).encode())
+    write_atomically(path / "run.json", json.dumps({**facts, "crc32": _crc32(facts)}, indent=2).encode())
     return run
+
+
+def _crc32(facts: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def read_run(path: Path) -> RunFolder:
     """Reads a run folder.
 
     Raises:
-        OSError, ValueError, TypeError: If it is not one.
+        OSError, ValueError, TypeError: If it is not one, or its ``run.json`` is damaged.
     """
-    return RunFolder(path=path, **json.loads((path / "run.json").read_text()))
+    facts = dict(json.loads((path / "run.json").read_text()))
+    crc32 = facts.pop("crc32", None)  # those of former versions have none
+    if crc32 not in (None, _crc32(facts)):
+        raise ValueError("it has been changed or damaged")
+    run = RunFolder(path=path, **facts)
+    kinds: dict[str, Any] = {**RunFolder.__annotations__, "created": (int, float)}
+    if wrong := [name for name, kind in kinds.items() if not isinstance(getattr(run, name), kind)]:
+        raise TypeError(f"{', '.join(wrong)} of a wrong type")
+    return run
 
 
 def open_run(path: Path) -> RunFolder | None:
@@ -141,13 +167,12 @@ def open_run(path: Path) -> RunFolder | None:
 
 
 def find_runs(root: Path, name: str, fingerprint: str) -> list[RunFolder]:
-    """Finds the runs of a name with a fingerprint, those with the newest ``last`` checkpoint first."""
+    """Finds the runs of a name with a fingerprint, those with the newest checkpoint first."""
     runs = [run for path in (root / name).glob("version_*") if (run := open_run(path)) is not None]
     same = [run for run in runs if run.fingerprint == fingerprint]
 
     def newest(run: RunFolder) -> tuple[float, float]:
-        last = run.checkpoints / "last.ckpt"
-        return (last.stat().st_mtime if last.is_file() else 0.0, run.created)
+        return (max((path.stat().st_mtime for path in run.kept()), default=0.0), run.created)
 
     return sorted(same, key=newest, reverse=True)
 
@@ -157,13 +182,16 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
 
     A row with another number of cells than the header is left out, as is a last line without its end.
     """
-    if not path.exists():
+    if not path.is_file():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     # A killed process can leave a block of zeros, which the csv module refuses, and half a number at the end.
-    rows = csv.reader(line for line in text[: text.rfind("\n") + 1].splitlines() if "\0" not in line)
-    header = next(rows, [])
-    for cells in rows:
-        row = dict(zip(header, cells, strict=False))
-        if len(cells) == len(header) and row.get("round", "").isdigit():
-            yield row
+    lines = io.StringIO(text[: text.rfind("\n") + 1], newline="")
+    rows = csv.reader(line for line in lines if "\0" not in line)
+    with suppress(csv.Error):  # a damaged cell without an end
+        header = next(rows, [])
+        for cells in rows:
+            row = dict(zip(header, cells, strict=False))
+            at = row.get("round", "")
+            if len(cells) == len(header) and at.isascii() and at.isdigit() and len(at) < 10:
+                yield row

@@ -5,7 +5,10 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_fed.core.files import WriteError, writing
+from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, read_rows
 from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, show_picture
 
@@ -19,11 +22,22 @@ class RunLog:
         choice: The trainer's ``logger``: None or True for W&B, False for none, or the user's own. Whatever loggers
             there are, metrics.csv is written too.
         run: The run, None to log nothing.
-        resumed_at: Round of the checkpoint that the run resumes from; later rows of metrics.csv are cut off.
+        checkpoint: What the run goes on from, None for a new one; later rows of metrics.csv are cut off.
+        former: The run that the checkpoint is of, None if it is of none.
         writes: Whether this process writes; another one has loggers that take everything and keep nothing.
+
+    Raises:
+        FederatedError: If the run goes on in its folder, and rows are missing there or have changed.
     """
 
-    def __init__(self, choice: Any, run: RunFolder | None, resumed_at: int | None, writes: bool = True) -> None:
+    def __init__(
+        self,
+        choice: Any,
+        run: RunFolder | None,
+        checkpoint: dict[str, Any] | None = None,
+        former: RunFolder | None = None,
+        writes: bool = True,
+    ) -> None:
         self.loggers: list[Logger] = []
         if run is None or choice is False:
             return
@@ -31,12 +45,12 @@ class RunLog:
             self.loggers = [DummyLogger()]
             return
         csv_logger = RoundCSVLogger(run.metrics)
-        if resumed_at is not None:
-            csv_logger.cut_back(resumed_at)
+        if checkpoint is not None and former is not None:
+            _take_over_rows(csv_logger, run, checkpoint, former)
         if choice is None or choice is True:
             choice = RoundWandbLogger(run)
         self.loggers = [*(choice if isinstance(choice, (list, tuple)) else [choice]), csv_logger]
-        if resumed_at is not None:
+        if checkpoint is not None:
             self._replay(run)
 
     def _replay(self, run: RunFolder) -> None:
@@ -57,12 +71,37 @@ class RunLog:
             show_picture(logger, key, path)
 
     def log_round(self, row: dict[str, float]) -> None:
-        """Records the row of a finished round."""
+        """Records the row of a finished round.
+
+        Raises:
+            WriteError: If the system refuses it to a logger; the others have it.
+        """
+        refused: WriteError | None = None
         for logger in self.loggers:
-            logger.log_metrics(row, step=int(row["round"]))
+            try:
+                with writing(Path(logger.save_dir or type(logger).__name__), "--trainer.logger"):
+                    logger.log_metrics(row, step=int(row["round"]))
+            except WriteError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def close(self, status: str) -> None:
         """Flushes and closes every logger."""
         for logger in self.loggers:
             logger.save()
             logger.finalize(status)
+
+
+def _take_over_rows(logger: RoundCSVLogger, run: RunFolder, checkpoint: dict[str, Any], former: RunFolder) -> None:
+    at, checksum = checkpoint["epoch"], checkpoint["federated"].get("rows")
+    if logger.go_on_from(former.metrics, at, checksum):
+        return
+    trouble = f"{former.metrics} does not hold the rows of all rounds up to {at} as they were written"
+    if former.path == run.path:
+        raise FederatedError(
+            f"Expected all rows of the run to go on with, but {trouble}: restore the file, or give the path of the "
+            "checkpoint as `--ckpt_path`, which goes on in a new folder without them."
+        )
+    if former.metrics.exists():
+        rank_zero_warn(f"{trouble}: {run.metrics} begins with round {at + 1}.")

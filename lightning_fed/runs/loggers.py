@@ -4,8 +4,11 @@ import csv
 import io
 import netrc
 import os
+import zlib
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -13,26 +16,28 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import append_whole, write_atomically
 from lightning_fed.runs.folder import RunFolder, read_rows
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "show_picture"]
 
 
 class RoundCSVLogger(Logger):
-    """Appends one row for each round to a CSV file and flushes it; a new column rewrites the file atomically.
+    """Appends one row for each round to a CSV file, at once; a new column rewrites the file atomically.
 
     Args:
         path: The file; rows that it already holds are kept.
+
+    Attributes:
+        checksum: Of all rows so far, by which a resumed run knows that they are as they were written.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self._columns: list[str] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                self._columns = next(csv.reader(file), [])
+        self.checksum = 0
+        self._columns = list(next(read_rows(path), {}))
+        self._waiting: list[Mapping[str, Any]] = []
 
     @property
     def name(self) -> str:
@@ -54,29 +59,80 @@ class RoundCSVLogger(Logger):
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the config is saved beside the file."""
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Appends a round's row, ``round`` first; what a module logs by itself has no row here."""
-        if "round" not in metrics:
-            return
-        new = [key for key in metrics if key not in self._columns]
-        if new:
-            self._columns = sorted({*self._columns, *new}, key=lambda key: (key != "round", key))
-            self._rewrite(list(read_rows(self.path)))
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns, restval="").writerow(metrics)
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Appends a round's row, ``round`` first; what a module logs by itself has no row here.
 
-    def cut_back(self, round: int) -> None:
-        """Drops the rows of later rounds, and a line that a killed process left half written."""
-        rows = [row for row in read_rows(self.path) if int(row["round"]) <= round]
-        self._columns = [c for c in self._columns if c == "round" or any(row.get(c) for row in rows)]
-        self._rewrite(rows)
+        Raises:
+            WriteError: If the system refuses; the row waits for the next ``flush``.
+        """
+        if "round" in metrics:
+            self._waiting.append(metrics)
+            self.checksum = _checksum(self.checksum, metrics)
+            self.flush()
 
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore")
+    def flush(self) -> None:
+        """Writes the rows that wait.
+
+        Raises:
+            WriteError: If the system refuses; they wait on.
+        """
+        if new := {key for row in self._waiting for key in row}.difference(self._columns):
+            columns = sorted({*self._columns, *new}, key=lambda key: (key != "round", key))
+            self._rewrite(columns, [*read_rows(self.path), *self._waiting])
+        elif self._waiting:
+            append_whole(self.path, _csv(self._columns, self._waiting))
+        self._waiting = []
+
+    def go_on_from(self, table: Path, round: int, checksum: int | None) -> bool:
+        """Takes over the rows up to a round, of its own file or another run's; later ones are cut off.
+
+        Args:
+            table: The file with the rows.
+            round: The round of the checkpoint.
+            checksum: What the checkpoint says of them, None if it is of a former version, which said nothing.
+
+        Returns:
+            Whether they are all there, as they were written; nothing is taken over otherwise.
+
+        Raises:
+            WriteError: If the system refuses to write them.
+        """
+        rows = [row for row in read_rows(table) if int(row["round"]) <= round]
+        found = reduce(_checksum, rows, 0)
+        if checksum is None:
+            numbers = [int(row["round"]) for row in rows]
+            whole = numbers == list(range(round + 1 - len(rows), round + 1)) and all(map(_is_measured, rows))
+        else:
+            whole = found == checksum
+        if rows and whole:
+            self.checksum = found
+            self._rewrite([c for c in rows[0] if c == "round" or any(row[c] for row in rows)], rows)
+        return bool(rows) and whole
+
+    def _rewrite(self, columns: list[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        write_atomically(self.path, _csv(columns, rows, header=True))
+        self._columns = columns
+
+
+def _csv(columns: list[str], rows: Iterable[Mapping[str, Any]], header: bool = False) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore")
+    if header:
         writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.path, text.getvalue().encode())
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _checksum(before: int, row: Mapping[str, Any]) -> int:
+    """Adds a row to the checksum of those before it, without times, which differ when a round is trained again."""
+    cells = sorted((k, str(value)) for k, value in row.items() if value not in ("", None) and not k.startswith("time/"))
+    return zlib.crc32(repr(cells).encode(), before)
+
+
+def _is_measured(row: Mapping[str, str]) -> bool:
+    with suppress(ValueError):
+        return all(cell == "" or isinstance(float(cell), float) for cell in row.values())
+    return False
 
 
 def _logged_in() -> bool:

@@ -1,25 +1,40 @@
 """What a trainer keeps of a run: its folder, found again or made, its config, and how it ended."""
 
+import io
 import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.core.describe import describe
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import find_checkpoint
+from lightning_fed.runs.checkpoints import find_checkpoint, find_newest
 from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
+from lightning_fed.runs.lock import RunLock, remove_leftovers
 from lightning_fed.runs.log import RunLog
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import TrainerOptions
 
-__all__ = ["Bookkeeping"]
+__all__ = ["Bookkeeping", "going_on"]
+
+
+@contextmanager
+def going_on(trainer: LightningNames) -> Iterator[None]:
+    """Lets a run go on without what the system refuses to write in the block, if ``on_write_error`` says so."""
+    try:
+        yield
+    except WriteError as error:
+        if trainer.options.on_write_error == "stop":
+            raise
+        rank_zero_warn(f"Round {trainer.round} goes on as `--trainer.on_write_error` says: {error}")
 
 
 class Bookkeeping:
@@ -38,6 +53,7 @@ class Bookkeeping:
         ckpt_path: The checkpoint that the last call went on from or evaluated.
         interrupted: The signal that ended the last call early, None for none.
         stop_message: How to resume after it.
+        lock: Keeps the run's folder to this process while it trains.
     """
 
     def __init__(self, given: TrainerOptions, label: str) -> None:
@@ -50,6 +66,7 @@ class Bookkeeping:
         self.ckpt_path: str | None = None
         self.interrupted: int | None = None
         self.stop_message = ""
+        self.lock = RunLock()
 
     def config(self, trainer: LightningNames) -> dict[str, Any]:
         """Returns the resolved config: the command line's, or one described from the objects given in Python."""
@@ -72,6 +89,19 @@ class Bookkeeping:
         path, run = trainer.processes.from_first(
             lambda: find_checkpoint(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path), "run"
         )
+        self.ckpt_path = None if path is None else str(path)
+        return path, run
+
+    def find_newest(self, trainer: LightningNames) -> tuple[Path | None, RunFolder | None]:
+        """Finds the run that ``last`` goes on with, for this process alone, and its newest checkpoint that is whole."""
+        if trainer.checkpoint_callback is None:  # nothing will be written that another process could write too
+            return self.find(trainer, "last")
+
+        def find() -> tuple[Path | None, RunFolder | None]:
+            remove_leftovers(self.root / self.name)
+            return find_newest(self.root, self.name, fingerprint(self.config(trainer)), self.lock)
+
+        path, run = trainer.processes.from_first(find, "run")
         self.ckpt_path = None if path is None else str(path)
         return path, run
 
@@ -128,26 +158,16 @@ class Bookkeeping:
         self.run = trainer.processes.from_first(lambda: self._create_run(trainer), "run")
 
     def _create_run(self, trainer: LightningNames) -> RunFolder:
-        try:
-            return create_run(self.root, self.name, self.config(trainer), self.label, trainer.seed)
-        except OSError as error:
-            raise FederatedError(
-                f"Expected to make a run folder in {self.root / self.name}, but the system refuses "
-                f"({error.strerror}): change `--trainer.default_root_dir`."
-            ) from error
+        remove_leftovers(self.root / self.name)
+        run = create_run(self.root, self.name, self.config(trainer), self.label, trainer.seed)
+        self.lock.take(run.path)
+        return run
 
     def clear_away(self, trainer: LightningNames) -> None:
         """Removes the folder of a run that ended before its first row: it holds nothing but its own name."""
         run = self.run
         if run is not None and trainer.is_global_zero and not run.metrics.exists() and not run.checkpoints.exists():
             shutil.rmtree(run.path, ignore_errors=True)
-
-    def keep_rows(self, trainer: LightningNames, former: RunFolder | None) -> None:
-        """Takes over the rows of the run that this one goes on from, if it has a folder of its own."""
-        if former is None or self.run is None or former.path == self.run.path:
-            return
-        if former.metrics.is_file() and trainer.is_global_zero:
-            shutil.copyfile(former.metrics, self.run.metrics)
 
     def log_start(self, trainer: LightningNames, log: RunLog) -> None:
         """Records config, split and size before the first round."""
@@ -160,7 +180,8 @@ class Bookkeeping:
         if trainer.engine == "auto" and choice is not None:
             notes.append("# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in choice.items()))
         log.log_config({**self.config(trainer), **facts})
-        self._note_below_config(notes)
+        with going_on(trainer):
+            self._note_below_config(notes)
         if self.run is not None and log.loggers and trainer.is_global_zero:
             self._draw_split(trainer, self.run, log)
 
@@ -181,9 +202,11 @@ class Bookkeeping:
         if not isinstance(trainer.datamodule, FederatedDataModule):
             return
         for name, figure in split_figures(trainer.datamodule, trainer.source):
-            path = run.path / f"{name}.png"
-            figure.savefig(path)
-            log.log_picture(name, path)
+            path, picture = run.path / f"{name}.png", io.BytesIO()
+            figure.savefig(picture, format="png")
+            with going_on(trainer):
+                write_atomically(path, picture.getvalue())
+                log.log_picture(name, path)
 
     def report_end(self, trainer: LightningNames, signum: int | None) -> None:
         """Says where a finished run lies, or how to resume one that a signal stopped."""

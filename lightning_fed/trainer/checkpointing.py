@@ -1,6 +1,7 @@
 """Checkpoints: what a run must remember between two rounds, as tensors and primitives only."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,17 @@ from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.client_states import FOLDER
+from lightning_fed.core.files import WriteError
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import is_stock
 from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
-from lightning_fed.runs.folder import RunFolder
+from lightning_fed.runs.folder import LAST_GOOD, RunFolder
+from lightning_fed.runs.layout import FORMAT
+from lightning_fed.runs.loggers import RoundCSVLogger
 from lightning_fed.trainer.lightning_names import LightningNames
 
 __all__ = ["load_weights", "restore_state", "save_checkpoints", "save_last_good", "save_model"]
-
-_FORMAT = 1
 
 
 def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Path]) -> None:
@@ -31,16 +33,32 @@ def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Pa
         trainer: The trainer, between two rounds.
         run: The run's folder.
         paths: The files, in the order in which they are written.
+
+    Raises:
+        WriteError: On all processes, if the system refuses one; its ``written`` has those before it.
     """
     checkpoint = _dump(trainer)
+    written: list[Path] = []
 
-    def write() -> None:
-        for path in paths:
-            save_checkpoint(checkpoint, path)
-            if path.parent.absolute() == run.checkpoints.absolute():
-                trainer.client_states.saved(path.stem, {file.stem for file in run.checkpoints.glob("*.ckpt")})
+    def write() -> WriteError | None:
+        try:
+            for table in (logger for logger in trainer.loggers if isinstance(logger, RoundCSVLogger)):
+                table.flush()  # a checkpoint counts on the rows up to its round
+            for path in paths:
+                save_checkpoint(checkpoint, path)
+                written.append(path)
+                if path.parent.absolute() == run.checkpoints.absolute():
+                    trainer.client_states.saved(path.stem, {file.stem for file in run.kept()})
+                    with suppress(OSError):  # of an earlier round, and of no more use
+                        (run.checkpoints / f"{LAST_GOOD}.ckpt").unlink(missing_ok=True)
+        except WriteError as error:
+            error.written = written
+            return error
+        return None
 
-    trainer.processes.from_first(write, "checkpoint")
+    refused = trainer.processes.from_first(write, "checkpoint")
+    if refused is not None:
+        raise refused
 
 
 def save_model(trainer: LightningNames, path: Path) -> None:
@@ -71,8 +89,8 @@ def save_last_good(trainer: LightningNames, folder: Path) -> None:
     trainer.train_state.load_global_model()
     weights = {name: value.detach().clone() for name, value in trainer.lightning_module.state_dict().items()}
     try:
-        save_checkpoint(weights, folder / "last_good.ckpt")
-    except OSError as error:  # the failure that brought us here is the one to be seen
+        save_checkpoint(weights, folder / f"{LAST_GOOD}.ckpt")
+    except (OSError, WriteError) as error:  # the failure that brought us here is the one to be seen
         at = trainer.finished_round
         rank_zero_warn(f"The model of round {at} could not be written to last_good.ckpt: {error}")
 
@@ -98,12 +116,13 @@ def _dump(trainer: LightningNames) -> dict[str, Any]:
         **_model_of(trainer),
         "callbacks": {cb.state_key: state for cb in trainer.callbacks if (state := cb.state_dict())},
         "federated": {
-            "format": _FORMAT,
+            "format": FORMAT,
             **trainer.train_state.state_dict(trainer.processes.exchange),
             "metrics": vars(trainer.metrics),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "methods": _methods(trainer),
             "should_stop": bool(trainer.should_stop) and not _out_of_time(trainer),
+            "rows": next((log.checksum for log in trainer.loggers if isinstance(log, RoundCSVLogger)), None),
         },
     }
     trainer.hooks("on_save_checkpoint", checkpoint)
@@ -146,10 +165,14 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
         module.on_load_checkpoint(checkpoint)
     state: dict[str, Tensor] = checkpoint.get("state_dict", checkpoint)
     own = module.state_dict()
+    if not isinstance(state, dict):
+        raise FederatedError(
+            f"Expected {source} to hold weights by name, got a {type(state).__name__}: change `{option}`."
+        )
     if not module.strict_loading:
         state = {name: value for name, value in state.items() if name in own}
         own = {name: value for name, value in own.items() if name in state}
-    wrong = sorted(set(own) ^ set(state)) + [
+    wrong = sorted(map(str, set(own) ^ set(state))) + [
         name for name in own if name in state and getattr(state[name], "shape", None) != own[name].shape
     ]
     if wrong:
@@ -161,17 +184,12 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
 
 
 def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: str) -> None:
-    """Restores a run from a checkpoint, in place; weights must have been loaded before.
+    """Restores a run from a checkpoint whose layout is right, in place; weights must have been loaded before.
 
     Raises:
-        FederatedError: If it is no checkpoint of federated training, or lacks a part of this run.
+        FederatedError: If it is of another run.
     """
-    state = checkpoint.get("federated")
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise FederatedError(
-            f"Expected {source} to be a checkpoint of federated training to resume from: to start a new run from its "
-            "weights give it as `--weights` instead of `--ckpt_path`."
-        )
+    state = checkpoint["federated"]
     split = getattr(trainer.datamodule, "split_hash", None)
     if state["split_hash"] != split:
         raise FederatedError(
@@ -200,6 +218,19 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
     for callback in trainer.callbacks:
         callback.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
         if callback.state_key in checkpoint["callbacks"]:
-            callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
+            _restore_callback(callback, checkpoint["callbacks"][callback.state_key], source)
     trainer.train_state.load_global_model()
     trainer.train_state.finished_round = trainer.round  # at last: until here nothing of this run could be kept
+
+
+def _restore_callback(callback: Any, state: Any, source: str) -> None:
+    """Gives a callback its state, which it alone knows: what it makes of a wrong one is said in a sentence."""
+    try:
+        callback.load_state_dict(state)
+    except FederatedError:
+        raise
+    except Exception as error:
+        raise FederatedError(
+            f"Expected {source} to hold the state of {type(callback).__name__}, which cannot take it "
+            f"({type(error).__name__}: {error}): give another `--ckpt_path`, or the same callback as before."
+        ) from error

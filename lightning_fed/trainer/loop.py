@@ -21,6 +21,7 @@ from lightning_fed.engines.client_batches import local_steps
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.log import RunLog
 from lightning_fed.sampling import CohortDraw
+from lightning_fed.trainer.bookkeeping import going_on
 from lightning_fed.trainer.costs import round_costs
 from lightning_fed.trainer.evaluation import evaluate
 from lightning_fed.trainer.lightning_names import LightningNames
@@ -190,10 +191,12 @@ class RoundLoop:
             self.state.optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
             self.state.steps_before_round += self.engine.max_steps
         self._agree()
-        self.log.log_round({"round": trainer.round, **self.row, "time/round": time.perf_counter() - started})
+        with going_on(trainer):
+            self.log.log_round({"round": trainer.round, **self.row, "time/round": time.perf_counter() - started})
         self.state.finished_round = trainer.round
         if self.stock is not None:
-            self.stock.save(trainer, self.module)
+            with going_on(trainer):
+                self.stock.save(trainer, self.module)
         self._save(final=not self._continues())
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 
@@ -212,4 +215,5 @@ class RoundLoop:
     def _save(self, final: bool) -> None:
         """Writes the checkpoints that are due."""
         if self.checkpoint is not None:
-            self.checkpoint.save(cast(Any, self.trainer), final)
+            with going_on(self.trainer):
+                self.checkpoint.save(cast(Any, self.trainer), final)

@@ -36,6 +36,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "engine": ("sequential", "vectorized", "auto"),
     "memory_format": ("preserve", "channels_last"),
     "client_states": ("device", "host", "disk"),
+    "on_write_error": ("stop", "continue"),
 }
 
 
@@ -81,6 +82,7 @@ class TrainerOptions:
     enable_model_summary: bool
     benchmark: bool | None
     detect_anomaly: bool
+    on_write_error: Literal["stop", "continue"]
 
     def __post_init__(self) -> None:
         """Checks every option."""

@@ -24,6 +24,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
 from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
 from lightning_fed.runs.folder import RunFolder
+from lightning_fed.runs.layout import expect_layout
 from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers, UniformSampler
@@ -104,6 +105,8 @@ class FederatedTrainer(LightningNames):
         enable_model_summary: Whether to show the module's layers before the first round.
         benchmark: Whether cuDNN measures which of its algorithms is fastest; as torch is set by default.
         detect_anomaly: Whether to name the operation of the forward pass that a NaN in the backward pass comes from.
+        on_write_error: Whether a run whose disk is full or refuses a file ends (``stop``), to be resumed, or goes on
+            without it (``continue``): with a warning for each round, and all is tried again with the next one.
         **lightning: Other arguments of Lightning's Trainer: taken under its name where ours has another, and else
             answered by one sentence.
 
@@ -158,6 +161,7 @@ class FederatedTrainer(LightningNames):
         enable_model_summary: bool = True,
         benchmark: bool | None = None,
         detect_anomaly: bool = False,
+        on_write_error: Literal["stop", "continue"] = "stop",
         **lightning: Any,
     ) -> None:
         max_rounds, check_val_every_n_rounds = with_aliases(
@@ -185,6 +189,7 @@ class FederatedTrainer(LightningNames):
             limit_predict_batches=limit_predict_batches, fast_dev_run=fast_dev_run,
             enable_progress_bar=enable_progress_bar, enable_checkpointing=enable_checkpointing, max_time=max_time,
             enable_model_summary=enable_model_summary, benchmark=benchmark, detect_anomaly=detect_anomaly,
+            on_write_error=on_write_error,
         )  # fmt: skip
         self.options = given.shortened()
         self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision, process_timeout)
@@ -284,7 +289,7 @@ class FederatedTrainer(LightningNames):
         data = expect_datamodule(model, datamodule, train=train_dataloaders, val=val_dataloaders)
         books = self.books
         books.initial_weights, books.interrupted, books.stop_message = weights, None, ""
-        with graceful_stop(self.is_global_zero) as stop:
+        with graceful_stop(self.is_global_zero) as stop, books.lock:
             try:
                 with attached(self, model, data, TrainerFn.FITTING):
                     self._fit(stop, ckpt_path, weights)
@@ -294,8 +299,10 @@ class FederatedTrainer(LightningNames):
     def _fit(self, stop: StopRequest, ckpt_path: str | None, weights: str | None) -> None:
         books = self.books
         set_up_data(self, "fit")
-        path, former = books.find(self, ckpt_path)
-        checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
+        path, former = books.find_newest(self) if ckpt_path == "last" else books.find(self, ckpt_path)
+        checkpoint = None if path is None else read_checkpoint(path, "--ckpt_path")
+        if checkpoint is not None:
+            expect_layout(checkpoint, str(path))
         books.open_run(self, ckpt_path, former, found=path is not None)
         try:
             call_setups(self, "fit")
@@ -303,10 +310,8 @@ class FederatedTrainer(LightningNames):
         except BaseException:
             books.clear_away(self)
             raise
-        books.keep_rows(self, former)
         self._expect_work(ckpt_path)
-        resumed_at = checkpoint.get("epoch") if checkpoint is not None else None
-        log = RunLog(self.options.logger, books.run, resumed_at, self.is_global_zero)
+        log = RunLog(self.options.logger, books.run, checkpoint, former, self.is_global_zero)
         self.loggers, status = log.loggers, "failed"
         try:
             loop = RoundLoop(self, log, stop)
@@ -408,7 +413,7 @@ class FederatedTrainer(LightningNames):
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
             predictions = predict(self, loaders, self.options.limit_predict_batches)
         if output is not None and self.is_global_zero:
-            save_checkpoint(predictions, Path(output))
+            save_checkpoint(predictions, Path(output), "--output")
         elif self.run_config is not None:
             rank_zero_info("The predictions were not kept: give a file as `--output` to save them.")
         return predictions

@@ -61,6 +61,7 @@ BAD: dict[str, list[Any]] = {
     "enable_model_summary": ["x", None, 3],
     "benchmark": ["x", 3],
     "detect_anomaly": ["x", None, 3],
+    "on_write_error": ["skip", True, None],
     "max_time": ["x", "1:2", "", 3, [1], {"foo": 1}, {"minutes": "x"}, timedelta(seconds=-1)],
 }
 CASES = [(name, value) for name, bad in BAD.items() for value in bad]

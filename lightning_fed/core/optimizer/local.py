@@ -204,7 +204,14 @@ class LocalOptimizer:
         named = dict(self._module.named_parameters())
         for optimizer, groups in zip(self.optimizers, state.get("added", ()), strict=False):
             for names in groups:
-                optimizer.add_param_group({"params": [named[name] for name in names]})
+                optimizer.add_param_group({"params": [named[name] for name in names if name in named]})
+        schedulers = {"step_schedulers": len(self.step_schedulers), "round_schedulers": len(self.round_schedulers)}
+        for name, count in {"groups": len(self._param_groups), **schedulers}.items():
+            if len(state[name]) != count:
+                raise FederatedError(
+                    f"Expected the checkpoint to hold {count} {name.replace('_', ' ')} of the optimizer, got "
+                    f"{len(state[name])}: a resumed run keeps them, start a new one with `--weights`."
+                )
         self._groups = state["groups"]
         self._has_tensors = True  # looked for again with the next round
         self._step_states = state["step_schedulers"]

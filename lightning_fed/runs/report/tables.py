@@ -1,12 +1,14 @@
 """The table of methods: final, best and mean of the last rounds, over seeds."""
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
+from lightning_fed.core.files import write_atomically
 from lightning_fed.runs.report.load import Method
 
 __all__ = [
@@ -120,11 +122,12 @@ def _text(summary: Summary, percent: bool) -> str:
 def write_csv(rows: Sequence[Row], metric: str, path: Path) -> None:
     """Writes the table with values as measured; an empty cell for the deviation of one seed."""
     names = ["final", "best", f"last{LAST}"]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            ["metric", "method", "seeds", "rounds", *(f"{n}_{part}" for n in names for part in ("mean", "std"))]
-        )
-        for row in rows:
-            cells = [cell for summary in (row.final, row.best, row.last) for cell in (summary.mean, summary.std)]
-            writer.writerow([metric, row.method, row.seeds, max(row.last_rounds), *cells])
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(
+        ["metric", "method", "seeds", "rounds", *(f"{n}_{part}" for n in names for part in ("mean", "std"))]
+    )
+    for row in rows:
+        cells = [cell for summary in (row.final, row.best, row.last) for cell in (summary.mean, summary.std)]
+        writer.writerow([metric, row.method, row.seeds, max(row.last_rounds), *cells])
+    write_atomically(path, text.getvalue().encode(), "--output")

@@ -1,0 +1,88 @@
+"""What a checkpoint must hold for a run to go on from it: checked once, before anything is taken from it."""
+
+from typing import Any
+
+from torch import Tensor
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["FORMAT", "expect_layout"]
+
+FORMAT = 1
+
+_NUMBERS = {str: (int, float)}
+# A type or several; [x] for any number of x; {type: x} for a dict of x; {name: x} for these names, with ? for those
+# that former versions did not write.
+_FEDERATED = {
+    "round": int,
+    "weights": (Tensor, type(None)),
+    "buffers": {"values": {str: Tensor}, "of_client": {int: {str: Tensor}}},
+    "optimizer": {
+        "built": [{str: str}],
+        "groups": [{str: object}],
+        "step_schedulers": [{str: object}],
+        "round_schedulers": [{str: object}],
+        "added?": [[[str]]],
+    },
+    "totals": {str: int},
+    "client_states?": [str],
+    "layout?": [[int]],
+    "metrics": {"logged": _NUMBERS, "callback": _NUMBERS, "progress_bar": _NUMBERS},
+    "split_hash": (str, type(None)),
+    "methods?": [str],
+    "should_stop": bool,
+    "rows?": (int, type(None)),
+}
+_CHECKPOINT = {
+    "epoch": int,
+    "global_step": int,
+    "state_dict": {str: object},
+    "callbacks": {str: object},
+    "federated": _FEDERATED,
+}
+
+
+def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
+    """Refuses a checkpoint that a run cannot go on from, whatever its numbers are.
+
+    Raises:
+        FederatedError: If it is none of federated training, or something in it is missing or of another type.
+    """
+    state = checkpoint.get("federated")
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise FederatedError(
+            f"Expected {source} to be a checkpoint of federated training to resume from: to start a new run from its "
+            "weights give it as `--weights` instead of `--ckpt_path`."
+        )
+    wrong = _wrong(checkpoint, _CHECKPOINT, "")
+    if wrong is None and not 0 <= checkpoint["epoch"] == state["round"]:
+        wrong = f"`epoch` is {checkpoint['epoch']} and `federated.round` {state['round']}"
+    if wrong is not None:
+        raise FederatedError(
+            f"Expected {source} to hold all that a run goes on from, but {wrong}: it was changed or made by another "
+            "program, give another `--ckpt_path`."
+        )
+
+
+def _wrong(value: Any, like: Any, place: str) -> str | None:
+    """Says what is not as it must be, None if nothing is."""
+    if isinstance(like, (type, tuple)):
+        return None if isinstance(value, like) else f"`{place}` is of type {type(value).__name__}"
+    if not isinstance(value, type(like)):
+        return f"`{place}` is of type {type(value).__name__}"
+    parts: list[tuple[str, Any, Any]] = []
+    if isinstance(like, list):
+        parts = [(str(at), item, like[0]) for at, item in enumerate(value)]
+    elif isinstance(kind := next(iter(like)), type):
+        if any(not isinstance(key, kind) for key in value):
+            return f"`{place}` has keys of another type than {kind.__name__}"
+        parts = [(str(key), item, like[kind]) for key, item in value.items()]
+    else:
+        for name, inner in like.items():
+            key = name.rstrip("?")
+            if key in value:
+                parts.append((key, value[key], inner))
+            elif key == name:
+                return f"`{f'{place}.{key}'.lstrip('.')}` is missing"
+    found = (_wrong(item, inner, f"{place}.{key}".lstrip(".")) for key, item, inner in parts)
+    return next((wrong for wrong in found if wrong is not None), None)
