@@ -36,8 +36,8 @@ def writing(path: Path, option: str = _RUNS, what: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(
-            f"Expected to write {what}{path}, but the system refuses ({error.strerror or error}): make room, see that it "
-            f"may be written to, or change `{option}`."
+            f"Expected to write {what}{path}, but the system refuses ({error.strerror or error}): make room, see that "
+            f"it may be written to, or change `{option}`."
         ) from error
 
 

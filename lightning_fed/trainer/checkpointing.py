@@ -19,7 +19,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import is_stock
 from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
 from lightning_fed.runs.folder import LAST_GOOD, RunFolder
-from lightning_fed.runs.layout import FORMAT
+from lightning_fed.runs.layout import FORMAT, expect_layout
 from lightning_fed.runs.loggers import RoundCSVLogger
 from lightning_fed.trainer.lightning_names import LightningNames
 
@@ -184,11 +184,12 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
 
 
 def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: str) -> None:
-    """Restores a run from a checkpoint whose layout is right, in place; weights must have been loaded before.
+    """Restores a run from a checkpoint, in place; weights must have been loaded before.
 
     Raises:
-        FederatedError: If it is of another run.
+        FederatedError: If it is no checkpoint of federated training, or of another run.
     """
+    expect_layout(checkpoint, source)
     state = checkpoint["federated"]
     split = getattr(trainer.datamodule, "split_hash", None)
     if state["split_hash"] != split:

@@ -24,7 +24,6 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
 from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
 from lightning_fed.runs.folder import RunFolder
-from lightning_fed.runs.layout import expect_layout
 from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers, UniformSampler
@@ -300,9 +299,7 @@ class FederatedTrainer(LightningNames):
         books = self.books
         set_up_data(self, "fit")
         path, former = books.find_newest(self) if ckpt_path == "last" else books.find(self, ckpt_path)
-        checkpoint = None if path is None else read_checkpoint(path, "--ckpt_path")
-        if checkpoint is not None:
-            expect_layout(checkpoint, str(path))
+        checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
         books.open_run(self, ckpt_path, former, found=path is not None)
         try:
             call_setups(self, "fit")
