@@ -11,11 +11,11 @@ change.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pydoc import ErrorDuringImport, locate
 from typing import Any
 
 from jsonargparse import _loaders_dumpers, _typehints
 
+from lightning_fed.cli.suggestions import find_class
 from lightning_fed.cli.yaml_loader import ConfigLoader
 
 __all__ = ["class_rules"]
@@ -27,11 +27,8 @@ def _same_class(former: str, new: str) -> bool:
     """Whether two import paths name one class: a class can be reached by several."""
     if former == new:
         return True
-    try:
-        found = locate(former)
-        return found is not None and found is locate(new)
-    except ErrorDuringImport:
-        return False
+    found = find_class(former)
+    return found is not None and found is find_class(new)
 
 
 def _discard_former_arguments(parser_or_action: Any, prev_val: Any, value: Any) -> None:

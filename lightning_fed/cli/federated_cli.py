@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from pydoc import locate
 from types import MethodType
 from typing import Any
 
@@ -32,6 +31,7 @@ from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.cli.data_links import fill_from_data, linked_arguments
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.cli.parser import FederatedArgumentParser
+from lightning_fed.cli.suggestions import find_class
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.files import write_atomically
 from lightning_fed.data.adoption import adopt
@@ -50,8 +50,9 @@ _DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from
 _EPILOG = (
     "Three further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
     "`lightning-fed report RUNS` makes tables and plots over finished runs, `lightning-fed configs` lists the "
-    "configurations that come with the package. Add --debug to any command for the "
-    "traceback of a mistake."
+    "configurations that come with the package. Add --debug to any command for the traceback of a mistake, and "
+    "--safe_imports PACKAGES, as in `torch,my_package`, to one with a configuration of somebody else's: options name "
+    "classes of these packages and of lightning_fed alone."
 )
 _CLIENT_HELP = (
     "What clients do differently in local training: one client algorithm or a list of them, in order "
@@ -96,7 +97,7 @@ class _DataInstantiator(_InstantiatorFn):
     def __call__(self, class_type: Any, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
         self.cli._dump_config()
         named = self.cli.config_dump.get(self.key, {}).get("class_path")
-        if named is None or locate(named) is class_type:
+        if named is None or find_class(named) is class_type:
             # By its name: with `super()` Lightning 2.5 would take this frame for that of a constructor with `hparams`.
             return _InstantiatorFn.__call__(
                 self, class_type, *args, applied_instantiation_links=applied_instantiation_links, **kwargs
@@ -252,7 +253,7 @@ class FederatedCLI(LightningCLI):
 
 def _brings_data(model: Any, command: str | None) -> bool:
     """Whether the class of the model, as it was given, may have the loaders of a command itself."""
-    found = locate(model.class_path) if isinstance(model, Namespace) and "class_path" in model else None
+    found = find_class(model.class_path) if isinstance(model, Namespace) and "class_path" in model else None
     stage = {None: "train", "fit": "train", "validate": "val"}.get(command, command)
     loader = f"{stage}_dataloader"
     return not isinstance(found, type) or getattr(found, loader, None) is not getattr(LightningModule, loader)

@@ -4,10 +4,16 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from lightning_fed.cli.exits import debug_mode, mistakes_in_one_sentence
+from lightning_fed.cli.exits import debug_mode, exit_with, mistakes_in_one_sentence
 
 __all__ = ["main"]
+
+_SAFE_IMPORTS = "--safe_imports"
+# Within packages that are allowed as a whole: what runs code that it is told to fetch or to read.
+_RUN_CODE = ("lightning_fed.cli", "torch.hub", "torch.load", "torch.package", "torch.utils.cpp_extension")
 
 
 def main(args: list[str] | None = None) -> None:
@@ -15,7 +21,8 @@ def main(args: list[str] | None = None) -> None:
 
     Args:
         args: Words of the command line, None for those of the process. ``--debug`` anywhere, or the variable
-            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes.
+            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes; ``--safe_imports PACKAGES`` anywhere lets options
+            name classes of these packages and of this one alone.
 
     Raises:
         SystemExit: With 2 after a mistake on the command line or in a config file, 1 after one found later, 130 after
@@ -23,7 +30,9 @@ def main(args: list[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if args is None else args)
     with debug_mode("--debug" in words), mistakes_in_one_sentence():
-        _run([word for word in words if word != "--debug"])
+        words, packages = _without_safe_imports([word for word in words if word != "--debug"])
+        with _imports_from(packages):
+            _run(words)
 
 
 def _run(words: list[str]) -> None:
@@ -44,6 +53,36 @@ def _run(words: list[str]) -> None:
     from lightning_fed.cli.federated_cli import FederatedCLI
 
     FederatedCLI(words)
+
+
+def _without_safe_imports(words: list[str]) -> tuple[list[str], list[str] | None]:
+    """Returns the words without the option, and the packages that it was given, None if it is not there."""
+    kept, packages, rest = [], None, iter(words)
+    for word in rest:
+        option, equals, value = word.partition("=")
+        if option != _SAFE_IMPORTS:
+            kept.append(word)
+            continue
+        packages = (value if equals else next(rest, "")).split(",")
+        if not all(name.isidentifier() for package in packages for name in package.split(".")):
+            exit_with(f"Expected packages after `{_SAFE_IMPORTS}`, as in `torch,my_package`, got {packages}.", 2)
+    return kept, packages
+
+
+@contextmanager
+def _imports_from(packages: list[str] | None) -> Iterator[None]:
+    """Refuses, while open, options that name what is not of the packages or of this one, before it is imported."""
+    if packages is None:
+        yield
+        return
+    from jsonargparse import _common, set_parsing_settings
+
+    former = dict(_common.parsing_settings)
+    set_parsing_settings(import_path_denylist=["*", *_RUN_CODE], import_path_allowlist=["lightning_fed", *packages])
+    try:
+        yield
+    finally:
+        _common.parsing_settings.update(former)
 
 
 def _hide_parser_deprecations() -> None:

@@ -49,6 +49,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("abstract class", r"Expected an instantiatable class, but (?:(?P<name>\S+) )?is abstract"),
         ("wrong class", r"Import path (?:(?P<name>\S+) )?does not correspond to a subclass of (?P<detail>\w+)"),
         ("wrong class", r"Expected '(?P<name>\S+)' to be a subclass of (?P<detail>\S+?)\.?"),
+        ("denied import", r"Importing '(?P<name>[^']+)' is not allowed, .*"),
         # Any other line of a class or of a union: what an import in the user's code raised.
         ("broken import", r"(?!Expected a|Does not|Not a valid subclass|a class path|a dict |Unable)(?P<detail>.+)"),
         ("wrong type", r"Expected an? (?P<detail>(?!path but).+?)"),
@@ -146,6 +147,8 @@ def _words(parser: ArgumentParser, flat: str) -> str:
         if match[1]:
             return _unknown_option(parser, (match[2],))
         return f"Expected options as `--name value`, got the word {match[2]!r}; see `{_help(parser)}`."
+    if match := re.match(r"--(\S+).help: Importing '(.*?)' is not allowed", flat):
+        return _wrong_class(parser, _Finding("denied import", tuple(match[1].split(".")), "", match[2]))
     if match := re.match(r"argument (?:-c/)?(--\S+): expected one argument", flat):
         return f"Expected a value after `{match[1]}`, got none."
     if match := re.match(r"argument subcommand: invalid choice: '(.*?)' \(", flat):
@@ -269,6 +272,11 @@ def _wrong_class(parser: ArgumentParser, finding: _Finding) -> str:
     if finding.kind == "ambiguous class":
         paths = listing(finding.detail.split(", "))
         return f"Expected {option} to name one class, got {name!r}{where}; give its import path, one of {paths}."
+    if finding.kind == "denied import":
+        return (
+            f"Expected {option} to name a class of the packages that `--safe_imports` gives, got {name!r}{where}: add "
+            "its package there, if you trust it."
+        )
     if finding.kind == "broken import":
         return (
             f"Expected {option} to name a class that can be imported, got {name!r}{where} "

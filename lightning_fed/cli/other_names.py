@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 
+from lightning_fed.cli.yaml_loader import ConfigLoader
 from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments
 
 __all__ = ["REMOVED", "drop_removed", "own_words", "take_lightnings"]
@@ -50,10 +51,17 @@ def own_words(words: Sequence[str]) -> list[str]:
         if name in ALIASES and name != option:
             kept.append(f"--trainer.{ALIASES[name]}{equals}{value}")
         elif name in FOREIGN and name != option:
-            own_arguments({name: yaml.safe_load(value if equals else next(rest, ""))})
+            own_arguments({name: _value(value if equals else next(rest, ""))})
         else:
             kept.append(word)
     return kept
+
+
+def _value(word: str) -> Any:
+    try:
+        return yaml.load(word, Loader=ConfigLoader)
+    except yaml.YAMLError:
+        return word
 
 
 def _find(config: Any, parent: str, option: str) -> Iterator[tuple[_Place, str]]:

@@ -5,10 +5,11 @@ from argparse import Action
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
-from pydoc import locate
+from pydoc import ErrorDuringImport, locate
 from typing import Any, get_args, get_origin
 
 from jsonargparse import ArgumentParser
+from jsonargparse._common import ImportDenied, check_import_path
 from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,6 +20,7 @@ __all__ = [
     "classes_for",
     "command_options",
     "did_you_mean",
+    "find_class",
     "listing",
     "own_first",
 ]
@@ -33,10 +35,19 @@ def command_options(parser: ArgumentParser) -> list[str]:
     return sorted({name.lstrip("-") for name in names if name.startswith("--") and not name.endswith((".help", "+"))})
 
 
+def find_class(path: str) -> Any:
+    """Returns what an import path names, None if nothing does or ``--safe_imports`` does not allow to look."""
+    try:
+        check_import_path(path)
+        return locate(path)
+    except (ImportDenied, ErrorDuringImport):
+        return None
+
+
 def _class_parser(class_path: str) -> ArgumentParser:
     """Builds a parser for the arguments of a class or function, empty if they cannot be read."""
     parser = ArgumentParser(exit_on_error=False)
-    found = locate(class_path)
+    found = find_class(class_path)
     with suppress(Exception):  # a suggestion must never fail where the message itself would have helped
         if isinstance(found, type):
             filled = {"params", "optimizer"} if issubclass(found, Optimizer | LRScheduler) else set()
