@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback
 from lightning_fed.runs.folder import read_rows
 from tests.parts import FEATURES, Classifier, built, federated_data, federated_trainer, lightning_trainer, points
 
@@ -180,6 +181,28 @@ def test_other_methods_go_with_it_or_refuse_rates_that_differ(tmp_path) -> None:
     trainer = federated_trainer(tmp_path, BackboneFinetuning(1), SCAFFOLD(option="II"), max_rounds=3)
     with pytest.raises(FederatedError, match="every parameter group of the clients' SGD to have the same lr"):
         trainer.fit(built(Tuned), data)
+
+
+class Looks(FederatedCallback):
+    """Keeps the clients' gradients at w of the first layer."""
+
+    def __init__(self) -> None:
+        self.sizes: list[float] = []
+
+    def start_gradients(self, round: int) -> Any:
+        return "client"
+
+    def on_client_start(self, trainer: Any, pl_module: Any, client: Any) -> None:
+        weight = pl_module.backbone[0].weight
+        self.sizes.append(float(trainer.start_gradients.gradient[trainer.vector.places()[weight]].norm()))
+
+
+@pytest.mark.parametrize("choose", [CHOICES["filter"], CHOICES["head"]], ids=["filter", "head"])
+def test_gradients_over_all_data_are_zero_while_it_is_frozen(tmp_path, choose: Any) -> None:
+    looks = Looks()
+    trainer = federated_trainer(tmp_path, BackboneFinetuning(2), looks, max_rounds=4)
+    trainer.fit(built(lambda: Tuned(choose)), federated_data(20))
+    assert [size > 0 for size in looks.sizes] == [False, False, True, True]
 
 
 def test_a_module_without_a_backbone_is_refused(tmp_path) -> None:
