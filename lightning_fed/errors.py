@@ -1,11 +1,12 @@
 """A user's mistake as one sentence: the exception, and the checks of single options."""
 
+import sys
 from collections.abc import Sequence
 from math import inf
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["FederatedError", "expect_choice", "expect_count", "expect_number", "is_count", "is_number"]
+__all__ = ["FederatedError", "add_note", "expect_choice", "expect_count", "expect_number", "is_count", "is_number"]
 
 
 class FederatedError(ValueError):
@@ -19,6 +20,14 @@ class FederatedError(ValueError):
     """
 
     is_told: bool = False
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Shows a line below the traceback of an exception; Python 3.10, which has no notes, shows it at once."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        sys.stderr.write(f"{note}\n")
 
 
 def is_count(value: Any, least: int = 1) -> bool:

@@ -37,6 +37,7 @@ class LocalOptions:
     local_steps: int | None = None
     local_schedule: Literal["restart", "continue"] = "restart"
     max_diverged: float = 0.0
+    on_client_error: Literal["raise", "skip"] = "raise"
     full_gradient_mode: Literal["eval", "train"] = "eval"
     full_gradient_batch_size: int | None = None
     full_gradient_weight_decay: bool = False

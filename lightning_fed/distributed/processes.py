@@ -70,7 +70,7 @@ class Processes:
         if self.size == 1:
             yield
             return
-        self.pulse.position, self.pulse.is_active = position, True
+        self.pulse.begin(position)
         try:
             yield
         finally:
@@ -169,13 +169,15 @@ class Processes:
             return
         sentence, (place, resume) = str(error), self.pulse.position()
         if not isinstance(error, FederatedError):
-            sentence = f"Process {self.rank} ended with {type(error).__name__}{place}: {sentence}; {resume}"
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            sentence = f"Process {self.rank} ended with {type(error).__name__}: {sentence}{place}{notes}; {resume}"
         self.pulse.fail(Failure(sentence, lost=False))
         self._deadline = time.monotonic() + _LAST_WORD_S
         with suppress(LostProcess, PeerFailure):
             self._gather(("", sentence, None))
             if isinstance(error, FederatedError):
                 error.is_told = self.rank > 0
+        self._deadline = float("inf")
 
     def _gather(self, said: Any) -> list[Any]:
         """Gives every process what each one says: how long it is, then the whole, filled up to the longest."""

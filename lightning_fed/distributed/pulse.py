@@ -14,7 +14,6 @@ __all__ = ["ENDED", "Failure", "Pulse"]
 ENDED = "has ended without a word (killed, or out of memory?)"
 
 _PERIOD_S, _GRACE_S = 1.0, 8.0
-_KEY = "failure"
 
 
 class Failure(NamedTuple):
@@ -45,7 +44,7 @@ class Pulse:
 
     Attributes:
         limit_s: Seconds of silence after which a process counts as lost.
-        failure: Why the run cannot go on, None while it can.
+        failure: Why the call of the trainer cannot go on, None while it can.
         is_active: Whether a call of the trainer runs, which a failure ends.
         is_stuck: Whether an exchange was left that torch's threads still wait in.
         position: Says in which round the run is, and how it goes on after a failure.
@@ -59,7 +58,7 @@ class Pulse:
         self._rank = rank
         self._store = PrefixStore("pulse", store)
         self._heard = dict.fromkeys(range(1, size) if rank == 0 else range(1), (-1, 0))
-        self._passes = self._noticed = 0
+        self._calls = self._passes = self._noticed = 0
         self._polls = (0, 0)
         self._saying: Failure | None = None
         self._said = threading.Event()
@@ -67,6 +66,13 @@ class Pulse:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
+
+    def begin(self, position: Callable[[], tuple[str, str]]) -> None:
+        """Begins a call of the trainer, which all processes make; a failure of the one before does not concern it."""
+        self._calls += 1
+        self.failure = self._saying = None
+        self._said.clear()
+        self.position, self.is_active = position, True
 
     def fail(self, failure: Failure) -> None:
         """Tells all processes why the run cannot go on; only the first reason counts."""
@@ -108,7 +114,7 @@ class Pulse:
                 self._end_process(self.failure)
 
     def _listen(self) -> None:
-        used = self._clock()
+        used, key = self._clock(), f"failure {self._calls}"
         if used != self._used:
             self._used = used
             self._store.add(str(self._rank), 1)
@@ -119,10 +125,10 @@ class Pulse:
             elif (self._passes - heard) * _PERIOD_S > self.limit_s and self.is_active:
                 self._saying = self._silent(other)
         if self._saying is not None:
-            self._store.compare_set(_KEY, "", f"{self._saying.lost:d}{self._saying.sentence}")
+            self._store.compare_set(key, "", f"{self._saying.lost:d}{self._saying.sentence}")
             self._said.set()
-        if self._store.check([_KEY]):
-            said = self._store.get(_KEY).decode()
+        if self._store.check([key]):
+            said = self._store.get(key).decode()
             self.failure = Failure(said[1:], lost=said[0] == "1")
 
     def _silent(self, rank: int) -> Failure:

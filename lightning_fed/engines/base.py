@@ -19,6 +19,7 @@ from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.start_gradients import ComputedStartGradients
 from lightning_fed.engines.watch import ModuleWatch
+from lightning_fed.errors import add_note
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.hooks import HookCaller
 
@@ -38,6 +39,7 @@ class Engine(ABC):
         max_steps: Local steps of the client that took most, in this round.
         samples: Samples that went through local steps in this round.
         divergence: Who was left out in this round.
+        at_work: Clients that train at once now, or the one whose update enters the round.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller, reducer: RoundReducer) -> None:
@@ -50,6 +52,7 @@ class Engine(ABC):
         self.client_entered_hooks = hooks.bound("on_client_entered")
         self.step_start_hooks = hooks.bound("on_local_step_start")
         self.max_steps = self.samples = self.end_samples = 0
+        self.at_work: tuple[Client, ...] = ()
         self.divergence = DivergenceWatch(state, options, self.processes)
         most = state.source.batch_size if options.local_steps is not None else None
         self.assignment = Assignment(self.processes, (state.client_states, state.buffers), most)
@@ -107,16 +110,30 @@ class Engine(ABC):
         self.watch.expect_parameters()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start = state.weights.to(state.vector.dtype)
-        clients = self._exchange(cohort, own)
-        with logging_alone(self.processes, self.recorder):
-            for update in self.updates(clients):
-                self._enter(update)
-            self.recorder.position = self.reducer.last_id
+        try:
+            clients = self._exchange(cohort, own)
+            with logging_alone(self.processes, self.recorder):
+                for update in self.updates(clients):
+                    self._enter(update)
+                self.recorder.position = self.reducer.last_id
+        except Exception as error:
+            self._note_place(error)
+            raise
         self.watch.expect_parameters()
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
         if self.processes.size > 1:
             self._gather_training()
         return self.reducer.reduce(cohort.round)
+
+    def _note_place(self, error: Exception) -> None:
+        """Says below the traceback of an exception in the training of clients who it was, and where."""
+        state = self.state
+        ids = [c.id for c in self.at_work] if state.client is None else [state.client.id]
+        if not ids:
+            return
+        who = f"client {ids[0]}" if len(ids) == 1 else f"one of clients {', '.join(map(str, ids))}"
+        rank = f", process {self.processes.rank}" if self.processes.size > 1 else ""
+        add_note(error, f"In the training of {who}: round {state.round}, local step {state.local_step}{rank}.")
 
     def _gather_training(self) -> None:
         """Brings together what each process has found out about its own clients of a round, in one exchange."""
@@ -124,12 +141,14 @@ class Engine(ABC):
         start, kept = self.start_gradients, self.assignment.keeps
         counts = (self.samples, self.end_samples, start.samples, self.max_steps)
         logged = logged_here(self.recorder, self.module)
-        own = (counts, self.divergence.clients, kept, self.reducer.entries(), logged)
+        left_out = self.divergence.clients, self.divergence.failed
+        own = (counts, left_out, kept, self.reducer.entries(), logged)
         everyone = self.processes.exchange(own, "training")
-        numbers, diverged, keep, entries, all_logged = zip(*everyone, strict=True)
+        numbers, all_left_out, keep, entries, all_logged = zip(*everyone, strict=True)
         self.samples, self.end_samples, start.samples = (sum(part[at] for part in numbers) for at in range(3))
         self.max_steps = max(part[3] for part in numbers)
-        self.divergence.settle(sorted(client for part in diverged for client in part))
+        failed = {client: what for _, part in all_left_out for client, what in part.items()}
+        self.divergence.settle(sorted(client for part, _ in all_left_out for client in part), failed)
         self.assignment.take_note(keep)
         self.reducer.everyone = list(entries)
         merge_logged(all_logged, self.recorder, self.module)
@@ -152,6 +171,7 @@ class Engine(ABC):
     def _enter(self, update: Update) -> None:
         """Lets callbacks edit an update, adds it to the round's sums and says so."""
         state, client = self.state, update.client
+        self.at_work = (client,)
         update.weight = self.aggregator.client_weight(client)
         for hook in self.client_end_hooks:
             hook(update)
@@ -162,6 +182,7 @@ class Engine(ABC):
         for hook in self.client_entered_hooks:
             hook(update)
         self.max_steps = max(self.max_steps, update.num_steps)
+        self.at_work = ()
 
     def _take_gradient(self, update: Update) -> bool:
         """Adds the gradient that the aggregator asks for; False if the client is left out for it."""

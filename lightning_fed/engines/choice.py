@@ -114,6 +114,8 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
             owner = getattr(method, "__self__", None)
             if not (isinstance(owner, FederatedCallback) and owner.stacks):
                 raise CannotStack(f"{_owner(method)} overrides `{hook}` without saying `stacks = True`")
+    if options.on_client_error == "skip":
+        raise CannotStack("`--trainer.on_client_error` is skip, and clients that train at once also fail at once")
     if options.accumulate_grad_batches > 1:
         raise CannotStack(f"`--trainer.accumulate_grad_batches` is {options.accumulate_grad_batches}")
     optimizer = state.optimizer.optimizer

@@ -1,4 +1,4 @@
-"""Which clients of a round ended with NaN or infinity, and when that ends the run."""
+"""Which clients of a round ended with NaN, infinity or an exception, and when that ends the run."""
 
 import math
 
@@ -24,18 +24,20 @@ class DivergenceWatch:
 
     Attributes:
         clients: Ids of those left out in this round.
+        failed: What was raised in the training of some of them, by id.
         finite_buffers: Names of the buffers that were finite when the round began.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, processes: Processes) -> None:
         self.state, self.options, self.processes, self.recorder = state, options, processes, state.recorder
         self.clients: list[int] = []
+        self.failed: dict[int, str] = {}
         self._cohort_size = 0
         self.finite_buffers: list[str] = []
 
     def start_round(self, cohort_size: int) -> None:
         """Begins a round of so many clients."""
-        self.clients, self._cohort_size = [], cohort_size
+        self.clients, self.failed, self._cohort_size = [], {}, cohort_size
         # A buffer that holds infinity by design, such as an attention mask, says nothing about divergence.
         values = self.state.buffers.values
         self.finite_buffers = [name for name, b in values.items() if b.is_floating_point() and bool(b.isfinite().all())]
@@ -61,32 +63,49 @@ class DivergenceWatch:
         self.recorder.roll_back()
         return True
 
-    def leave_out(self, client: Client) -> None:
-        """Counts a client that diverged.
+    def leave_out(self, client: Client, error: Exception | None = None) -> None:
+        """Counts a client that diverged, or whose training raised an exception.
 
         Raises:
-            FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
+            FederatedError: If more of the cohort is left out than ``max_diverged`` allows; the exception itself where
+                there is one.
         """
         self.clients.append(client.id)
+        if error is not None:
+            self.failed[client.id] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if self.processes.size == 1 and len(self.clients) > self._allowed:
+                raise error
         if self.processes.size == 1:  # several count together, at the round's end
             self._judge(client.id)
 
-    def settle(self, clients: list[int]) -> None:
+    def settle(self, clients: list[int], failed: dict[int, str]) -> None:
         """Takes over who was left out by all processes, in ascending order of id.
 
         Raises:
-            FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
+            FederatedError: If more of the cohort is left out than ``max_diverged`` allows.
         """
-        self.clients = clients
+        self.clients, self.failed = clients, failed
         self._judge(*clients)
 
+    @property
+    def _allowed(self) -> int:
+        return int(self.options.max_diverged * self._cohort_size)
+
     def _judge(self, *new: int) -> None:
-        allowed = int(self.options.max_diverged * self._cohort_size)
-        if len(self.clients) > allowed:
+        if len(self.clients) > self._allowed:
+            one = self.clients[self._allowed]
+            if one in self.failed:
+                raise FederatedError(
+                    f"Expected at most {self._allowed} clients of a round to fail, but client {one} is one more in "
+                    f"round {self.state.round} ({self.failed[one]}): correct the module or the client's data, or raise "
+                    "`--trainer.max_diverged`."
+                )
             raise FederatedError(
-                f"Expected finite losses and updates, but client {self.clients[allowed]} diverged in round "
+                f"Expected finite losses and updates, but client {one} diverged in round "
                 f"{self.state.round}: lower the learning rate in the model's optimizer, set "
                 "`--trainer.gradient_clip_val`, check its data, or let `--trainer.max_diverged` leave out such clients."
             )
         for client in new:
-            rank_zero_warn(f"Client {client} diverged in round {self.state.round} and is left out of it.")
+            failed = f" ({self.failed[client]})" if client in self.failed else ""
+            what = "failed" if failed else "diverged"
+            rank_zero_warn(f"Client {client} {what} in round {self.state.round} and is left out of it{failed}.")

@@ -12,6 +12,7 @@ from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import explained_batches, read_batches, samples_in_epoch
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.manual_step import ManualStep
+from lightning_fed.engines.trial import Attributes
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import difference
 
@@ -59,9 +60,10 @@ class SequentialEngine(Engine):
             if update is not None and update.num_steps and update.distance:
                 yield update
 
-    def _train_client(self, client: Client, seed: int) -> Update | None:
-        """Trains one client, whose streams have a seed; None if it diverged and is left out."""
+    def _run_client(self, client: Client, seed: int) -> int:
+        """Lets one client, whose streams have a seed, take its local steps; returns how many."""
         state, vector = self.state, self.state.vector
+        state.client = client
         vector.data.copy_(self.start)
         state.buffers.load(client)
         self.optimizer.start_client()
@@ -70,17 +72,43 @@ class SequentialEngine(Engine):
         self.start_gradients.load(client)
         state.origin, state.displacement = self.start, None
         seed_everywhere(seed)
-        state.client = client
         for hook in self.client_start_hooks:
             hook(client)
         self.watch.start_client()
         with explained_batches((client,), state.source.batch_size):
             steps = self._run_local_steps(client)
         self.watch.end_client()
+        self._leave_client()
+        return steps
+
+    def _leave_client(self) -> None:
+        """Stands between two clients again."""
+        state = self.state
         self._take_in_moved()
         state.client, state.local_step, self.recorder.batch_size = None, 0, 1
         state.displacement = None
-        vector.refresh()
+        state.vector.refresh()
+
+    def _run_or_skip(self, client: Client, seed: int) -> int | None:
+        """Does the same, but leaves a client out whose training raises, without a trace; None is returned for it."""
+        if self.options.on_client_error == "raise":
+            return self._run_client(client, seed)
+        before = Attributes(self.module)
+        try:
+            return self._run_client(client, seed)
+        except Exception as error:
+            self.divergence.leave_out(client, error)
+            before.put_back()
+            self._leave_client()
+            self.recorder.roll_back()
+            return None
+
+    def _train_client(self, client: Client, seed: int) -> Update | None:
+        """Trains one client and measures its update; None if it is left out."""
+        state, vector = self.state, self.state.vector
+        steps = self._run_or_skip(client, seed)
+        if steps is None:
+            return None
         difference(vector.data, state.origin, self.delta)
         start = self.start_gradients
         gradient = [start.gradient, start.loss] if start.method_level == "client" else []

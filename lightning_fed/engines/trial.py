@@ -11,7 +11,39 @@ from torch import Tensor, nn
 
 from lightning_fed.core.seeding import isolated_streams
 
-__all__ = ["agree", "holds_stacked_tensors", "random_states", "without_trace"]
+__all__ = ["Attributes", "agree", "holds_stacked_tensors", "random_states", "without_trace"]
+
+
+class Attributes:
+    """The attributes of a module and of its parts as they are now, to be put back.
+
+    They get their objects back, lists, dicts and sets their entries, parameters whether they require a gradient; what
+    other objects hold is not followed.
+
+    Args:
+        module: The module.
+
+    Attributes:
+        values: All that the attributes hold.
+        containers: Lists, dicts and sets among it, each with what is in it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._kept = [(part, dict(vars(part))) for part in module.modules()]
+        self._trained = [(p, p.requires_grad) for p in module.parameters()]
+        self.values = [value for _, attributes in self._kept for value in attributes.values()]
+        self.containers = [(value, value.copy()) for value in self.values if isinstance(value, (list, dict, set))]
+
+    def put_back(self) -> None:
+        """Makes them what they were."""
+        for part, attributes in self._kept:
+            vars(part).clear()
+            vars(part).update(attributes)
+        for container, content in self.containers:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(content)
+        for parameter, requires_grad in self._trained:
+            parameter.requires_grad = requires_grad
 
 
 @contextmanager
@@ -22,27 +54,21 @@ def without_trace(module: nn.Module, frozen: Iterable[Tensor] = ()) -> Iterator[
         module: The module.
         frozen: Parameters of it that training moves: they get their values back as well.
 
-    Attributes get their objects back, lists, dicts and sets their entries, tensors that are no parameters their values;
-    what other objects hold is not followed.
+    Attributes are put back as ``Attributes`` says, and tensors that are no parameters get their values back.
     """
-    kept = [(part, dict(vars(part))) for part in module.modules()]
-    values = [value for _, attributes in kept for value in attributes.values()]
-    containers = [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
+    kept = Attributes(module)
     buffers = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
-    loose = [value for value in values if isinstance(value, Tensor)]
-    loose += [part for value, _ in containers if isinstance(value, list) for part in value if isinstance(part, Tensor)]
+    loose = [value for value in kept.values if isinstance(value, Tensor)]
+    loose += [
+        part for value, _ in kept.containers if isinstance(value, list) for part in value if isinstance(part, Tensor)
+    ]
     tensors = [(t, t.detach().clone()) for t in (*buffers, *loose) if _may_change(t)]
     tensors += [(p, p.detach().clone()) for p in frozen]
     try:
         with isolated_streams():
             yield
     finally:
-        for part, attributes in kept:
-            vars(part).clear()
-            vars(part).update(attributes)
-        for container, content in containers:
-            container.clear()
-            (container.extend if isinstance(container, list) else container.update)(content)
+        kept.put_back()
         for tensor, value in tensors:
             tensor.detach().copy_(value)
 

@@ -30,7 +30,7 @@ _LENGTH = (
 # Options that are no more, with the value that the runs of today share with those that were made before.
 _REMOVED = {"cuda_graphs": False}
 # Options that are new, with the value at which a run is as it was without them.
-_NEW = {"availability": None, "stragglers": None, "work": None}
+_NEW = {"availability": None, "stragglers": None, "work": None, "on_client_error": "raise"}
 # What the data's options are where they are None, and those that are new, both without a ``source``.
 _DATA = {
     "batch_size": 32, "num_workers": 0,

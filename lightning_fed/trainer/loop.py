@@ -153,14 +153,16 @@ class RoundLoop:
             totals[name] += count
         if self.options.stragglers is not None:
             totals["simulated/time"] = totals.get("simulated/time", 0.0) + self.cohorts.seconds
-        entered = float(update.num_clients)
+        entered, left_out = float(update.num_clients), self.engine.divergence
         drawn = len(cohort.clients) + len(cohort.skipped)
         counts = {
             "clients/trained": entered,
             "clients/skipped": drawn - entered,
-            "clients/diverged": float(len(self.engine.divergence.clients)),
+            "clients/diverged": float(len(left_out.clients) - len(left_out.failed)),
             "time/clients": trained,
         }
+        if self.options.local.on_client_error == "skip":
+            counts["clients/failed"] = float(len(left_out.failed))
         self._note(LoggedMetrics({**counts, **totals}, {}, {}))
 
     def _evaluate(self) -> None:

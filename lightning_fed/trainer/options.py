@@ -33,6 +33,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "benchmark": (True, False, None),
     "compile": (True, False, *get_args(CompileMode)),
     "full_gradient_mode": ("eval", "train"),
+    "on_client_error": ("raise", "skip"),
     "engine": ("sequential", "vectorized", "auto"),
     "memory_format": ("preserve", "channels_last"),
     "client_states": ("device", "host", "disk"),
@@ -104,6 +105,8 @@ class TrainerOptions:
         share = self.local.max_diverged
         if not is_number(share, least=0, below=1):
             raise _error("max_diverged", "a share in [0, 1)", share)
+        if self.local.on_client_error == "skip" and not share:
+            raise _error("max_diverged", "above 0 with `--trainer.on_client_error skip`, which it bounds", share)
         if self.local.local_epochs is not None and self.local.local_steps is not None:
             raise FederatedError(
                 "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."

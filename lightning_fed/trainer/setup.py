@@ -59,12 +59,15 @@ def attached(
             yield
             trainer.processes.exchange(None, "end")
         trainer.state.status = TrainerStatus.FINISHED
-    except BaseException as error:
+    except BaseException as raised:
         trainer.state.status = TrainerStatus.INTERRUPTED
+        error = _exit_refused(trainer, raised) if isinstance(raised, SystemExit) else raised
         trainer.processes.tell(error)
         if not isinstance(error, KeyboardInterrupt):
             trainer.hooks("on_exception", error, module=False)
             datamodule.on_exception(error)
+        if error is not raised:
+            raise error from raised
         raise
     finally:
         stage = "fit" if fn == TrainerFn.FITTING else fn.value
@@ -72,6 +75,16 @@ def attached(
         trainer.hooks("teardown", stage)
         if isinstance(trainer.train_state, TrainState):
             trainer.train_state = cast(TrainState, trainer.train_state.close())
+
+
+def _exit_refused(trainer: LightningNames, error: SystemExit) -> FederatedError:
+    """Makes a failure of an exit in the midst of a call, which would look like the end of a script."""
+    place = f" in round {trainer.round}" if trainer.state.fn == TrainerFn.FITTING else ""
+    whose = f", in the training of client {trainer.client.id}" if trainer.client is not None else ""
+    return FederatedError(
+        f"Expected {type(trainer.lightning_module).__name__}, its data and callbacks to raise an exception where they "
+        f"cannot go on, got an exit ({error.code!r}){place}{whose}: set `trainer.should_stop` to end after a round."
+    )
 
 
 def set_up_data(trainer: LightningNames, stage: str) -> None:

@@ -80,6 +80,8 @@ class FederatedTrainer(LightningNames):
         work: Gives clients numbers of local steps, and learning rates, of their own; the same by default.
         max_diverged: Share of a round's clients, in [0, 1), that may end with NaN or infinity: they are left out,
             counted and named. One more ends the run with the last good model saved; by default the first one does.
+        on_client_error: Whether an exception in a client's training ends the run (``raise``), or the client is left
+            out like one that diverged, and counts against the same share (``skip``, in the sequential engine).
         full_gradient_mode: Whether the module is in ``eval`` or ``train`` mode where a method asks for the gradient
             over a client's full data; without dropout and batch statistics the two agree.
         full_gradient_batch_size: Samples that such a gradient takes at once; those of the data's batches by default.
@@ -140,6 +142,7 @@ class FederatedTrainer(LightningNames):
         stragglers: Stragglers | None = None,
         work: ClientWork | None = None,
         max_diverged: float = 0.0,
+        on_client_error: Literal["raise", "skip"] = "raise",
         full_gradient_mode: Literal["eval", "train"] = "eval",
         full_gradient_batch_size: int | None = None,
         full_gradient_weight_decay: bool = False,
@@ -172,7 +175,8 @@ class FederatedTrainer(LightningNames):
         local = LocalOptions(
             engine=engine, chunk_size=chunk_size, compile=compile, local_epochs=local_epochs,
             local_steps=local_steps, local_schedule=local_schedule, max_diverged=max_diverged,
-            full_gradient_mode=full_gradient_mode, full_gradient_batch_size=full_gradient_batch_size,
+            on_client_error=on_client_error, full_gradient_mode=full_gradient_mode,
+            full_gradient_batch_size=full_gradient_batch_size,
             full_gradient_weight_decay=full_gradient_weight_decay, gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm=gradient_clip_algorithm, accumulate_grad_batches=accumulate_grad_batches,
             deterministic=deterministic, work=work,

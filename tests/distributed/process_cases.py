@@ -301,6 +301,15 @@ class Diverging(Shifted):
         return loss * float("nan") if self.trainer.client.id in (1, 4) else loss
 
 
+class Failing(Shifted):
+    """Two clients raise in their second step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.trainer.client.id in (1, 4) and self.trainer.local_step:
+            raise ValueError("a bad sample")
+        return super().training_step(batch, batch_idx)
+
+
 class Dropping(Shifted):
     """Draws random numbers in forward."""
 
@@ -445,6 +454,8 @@ CASES: dict[str, Case] = {
     "prose": lambda devices, _: fit(devices, FedGMA(p=0.6, p_means="prose")),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),
     "diverged": lambda devices, _: fit(devices, FedGA(0.5), net=start(Diverging), max_diverged=0.5),
+    "skipped": lambda devices, _: fit(devices, net=start(Failing), on_client_error="skip", max_diverged=0.5),
+    "too many failed": lambda devices, _: fit(devices, net=start(Failing), on_client_error="skip", max_diverged=0.3),
     "too many diverged": lambda devices, _: fit(devices, net=start(Diverging), max_diverged=0.3),
     "one diverged": lambda devices, _: fit(devices, net=start(Diverging)),
     "early stopping": lambda devices, _: fit(

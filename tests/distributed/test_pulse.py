@@ -19,8 +19,8 @@ def pair() -> Pair:
     with patch.object(module.threading.Thread, "start"):
         pulses = Pulse(0, 2, store), Pulse(1, 2, store)
     for pulse in pulses:
-        pulse.limit_s, pulse.is_active = 2.0, True
-        pulse.position = lambda: (" in round 7", "resume.")
+        pulse.limit_s = 2.0
+        pulse.begin(lambda: (" in round 7", "resume."))
     return pulses
 
 
@@ -83,6 +83,16 @@ def test_the_first_failure_is_told_to_all(pair: Pair) -> None:
     passes(pair[0])
     passes(pair[1])
     assert pair[0].failure == pair[1].failure == Failure("the first", lost=False)
+
+
+def test_a_failure_of_a_call_does_not_concern_the_next_one(pair: Pair) -> None:
+    with patch.object(pair[0]._said, "wait"):
+        pair[0].fail(Failure("the first", lost=False))
+    passes(pair[0])
+    for pulse in pair:
+        pulse.begin(lambda: ("", ""))
+        passes(pulse)
+        assert pulse.failure is None
 
 
 @pytest.mark.parametrize(("rank", "lost", "says"), [(0, False, True), (1, False, False), (1, True, True)])

@@ -15,7 +15,7 @@ from tests.parts import cover
 pytestmark = pytest.mark.slow
 
 DOUBLE, SINGLE = 1e-10, 1e-5
-APART = ("taped", "uneven", "shuffled", "begun", "too many diverged", "one diverged")  # see below
+APART = ("taped", "uneven", "shuffled", "begun", "too many diverged", "one diverged", "too many failed")  # see below
 ALIKE = [name for name in CASES if name not in APART]
 
 
@@ -123,6 +123,14 @@ def test_clients_that_diverge_are_counted_over_all_processes(pair: Pair, name: s
         CASES[name](1, pair.folder)
     for found in pair.everyone:
         assert found[name]["error"].partition(": ")[2] == str(alone.value)
+
+
+def test_clients_that_fail_are_counted_over_all_processes(pair: Pair) -> None:
+    for found in pair.everyone:
+        assert (
+            "1 clients of a round to fail, but client 4 is one more in round 1 (ValueError: a bad"
+            in (found["too many failed"]["error"])
+        )
 
 
 ENDS = {

@@ -15,7 +15,7 @@ from lightning_fed.distributed import ClientsStrategy  # noqa: E402  # the same
 from lightning_fed.distributed.processes import Processes  # noqa: E402  # the same
 from tests.distributed.process_cases import SCAFFOLD, FederatedCallback, FederatedError, fit  # noqa: E402  # the same
 
-ASKED = json.loads(sys.argv[1])
+ASKED = {"moment": "", "rank": -1, "at": 0, **json.loads(sys.argv[1])}
 RANK = int(os.environ.get("LOCAL_RANK", "0"))
 ROUND = 2
 
@@ -56,6 +56,9 @@ class AtHooks(FederatedCallback):
         if ASKED["moment"] == "training alone" and trainer.round == ROUND and ASKED["rank"] != RANK:
             time.sleep(60)
 
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.at(trainer, "training")
+
     def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
         self.at(trainer, "evaluating")
 
@@ -84,7 +87,7 @@ def run(folder: str, *callbacks: Any) -> None:
 def main() -> None:
     if "resume" in ASKED:
         for folder in ASKED["resume"]:
-            run(folder)
+            run(folder, AtHooks(Hurt()))  # a run is known by its callbacks too
         return
     Path(ASKED["folder"], f"pid{RANK}").write_text(str(os.getpid()))
     hurt = Hurt()

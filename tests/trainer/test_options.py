@@ -45,6 +45,7 @@ BAD: dict[str, list[Any]] = {
     "gradient_clip_val": [-1, -0.5, math.nan, "x", True, [1]],
     "gradient_clip_algorithm": ["median", 1],
     "max_diverged": [1.0, -0.1, float("nan"), "x", True],
+    "on_client_error": ["ignore", None, True, "skip"],
     "full_gradient_mode": ["test", True],
     "full_gradient_batch_size": [0, -1, 2.0, True],
     "full_gradient_weight_decay": [1e-4, "yes", None],

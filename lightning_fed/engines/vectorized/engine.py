@@ -59,6 +59,7 @@ class VectorizedEngine(Engine):
 
     def _train_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         self.optimizer.start_client()
+        self.at_work = clients
         self._make_room(len(clients))
         batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx)
         log = LaneLog(len(clients))
@@ -177,6 +178,7 @@ class VectorizedEngine(Engine):
                 self.recorder.mark()
                 self._record(log, [lane])
             with self.lanes.of(lane, self.algorithms):
+                self.at_work = (client,)
                 update = self._update(client, lane, options[: batches.steps[lane]], batches.steps[lane])
                 if update is not None and update.distance:
                     yield update
