@@ -21,7 +21,7 @@ from lightning_fed.runs.lock import RunLock
 
 __all__ = [
     "find_checkpoint",
-    "find_newest",
+    "find_to_train",
     "read_checkpoint",
     "records_of_checkpoints",
     "save_checkpoint",
@@ -105,14 +105,17 @@ def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> 
     return path, open_run(path.parent.parent)
 
 
-def find_newest(root: Path, name: str, fingerprint: str, lock: RunLock) -> tuple[Path | None, RunFolder | None]:
-    """Finds the run to go on with in its own folder, and its newest checkpoint that is whole.
+def find_to_train(
+    root: Path, name: str, fingerprint: str, which: str, lock: RunLock
+) -> tuple[Path | None, RunFolder | None]:
+    """Finds the checkpoint that training goes on from: ``best``, or as ``last`` the newest that is whole.
 
     Args:
         root: Where run folders are made.
         name: The run's name.
         fingerprint: Of its config.
-        lock: Takes the folder, so that no other process trains in it.
+        which: ``last`` or ``best``.
+        lock: For ``last`` takes the folder, so that no other process trains in it.
 
     Returns:
         The checkpoint and the run; None for both if there is none that has trained, which a new run would lose.
@@ -133,6 +136,13 @@ def find_newest(root: Path, name: str, fingerprint: str, lock: RunLock) -> tuple
             with RunLock() as other:
                 other.take(run.path)  # another process may be about to train it
         return None, None
+    if which == "best":
+        best = next((run for run in begun if (run.checkpoints / "best.ckpt").is_file()), None)
+        if best is None:
+            raise FederatedError(
+                f"Expected a `best` checkpoint in {begun[0].path}: there is none, give `last` instead."
+            )
+        return best.checkpoints / "best.ckpt", best
     run = begun[0]
     lock.take(run.path)
     for path in unknown + [other.path for other in begun if not other.kept() and other.created > run.created]:

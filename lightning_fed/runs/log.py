@@ -1,5 +1,6 @@
 """Sends a run's rows, config and split to its loggers."""
 
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ class RunLog:
     def close(self, status: str) -> None:
         """Flushes and closes every logger."""
         for logger in self.loggers:
-            logger.save()
+            with nullcontext() if status == "success" else suppress(WriteError):  # what failed before is to be seen
+                logger.save()
             logger.finalize(status)
 
 

@@ -63,14 +63,14 @@ class RoundCSVLogger(Logger):
         """Appends a round's row, ``round`` first; what a module logs by itself has no row here.
 
         Raises:
-            WriteError: If the system refuses; the row waits for the next ``flush``.
+            WriteError: If the system refuses; the row waits for the next ``save``.
         """
         if "round" in metrics:
             self._waiting.append(metrics)
             self.checksum = _checksum(self.checksum, metrics)
-            self.flush()
+            self.save()
 
-    def flush(self) -> None:
+    def save(self) -> None:
         """Writes the rows that wait.
 
         Raises:

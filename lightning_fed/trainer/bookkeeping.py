@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning_fed.core.describe import describe
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import find_checkpoint, find_newest
+from lightning_fed.runs.checkpoints import find_checkpoint, find_to_train
 from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
 from lightning_fed.runs.lock import RunLock, remove_leftovers
 from lightning_fed.runs.log import RunLog
@@ -92,14 +92,14 @@ class Bookkeeping:
         self.ckpt_path = None if path is None else str(path)
         return path, run
 
-    def find_newest(self, trainer: LightningNames) -> tuple[Path | None, RunFolder | None]:
-        """Finds the run that ``last`` goes on with, for this process alone, and its newest checkpoint that is whole."""
-        if trainer.checkpoint_callback is None:  # nothing will be written that another process could write too
-            return self.find(trainer, "last")
+    def find_to_train(self, trainer: LightningNames, ckpt_path: str | None) -> tuple[Path | None, RunFolder | None]:
+        """Finds the checkpoint that ``fit`` goes on from, and its run, which is this process's alone for ``last``."""
+        if ckpt_path not in ("last", "best") or trainer.checkpoint_callback is None:
+            return self.find(trainer, ckpt_path)
 
         def find() -> tuple[Path | None, RunFolder | None]:
             remove_leftovers(self.root / self.name)
-            return find_newest(self.root, self.name, fingerprint(self.config(trainer)), self.lock)
+            return find_to_train(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path, self.lock)
 
         path, run = trainer.processes.from_first(find, "run")
         self.ckpt_path = None if path is None else str(path)

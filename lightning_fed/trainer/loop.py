@@ -199,7 +199,8 @@ class RoundLoop:
         if self.stock is not None:
             with going_on(trainer):
                 self.stock.save(trainer, self.module)
-        self._save(final=not self._continues())
+        with going_on(trainer):
+            self._save(final=not self._continues())
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 
     def _agree(self) -> None:
@@ -217,5 +218,4 @@ class RoundLoop:
     def _save(self, final: bool) -> None:
         """Writes the checkpoints that are due."""
         if self.checkpoint is not None:
-            with going_on(self.trainer):
-                self.checkpoint.save(cast(Any, self.trainer), final)
+            self.checkpoint.save(cast(Any, self.trainer), final)

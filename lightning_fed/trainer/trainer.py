@@ -302,7 +302,7 @@ class FederatedTrainer(LightningNames):
     def _fit(self, stop: StopRequest, ckpt_path: str | None, weights: str | None) -> None:
         books = self.books
         set_up_data(self, "fit")
-        path, former = books.find_newest(self) if ckpt_path == "last" else books.find(self, ckpt_path)
+        path, former = books.find_to_train(self, ckpt_path)
         checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
         books.open_run(self, ckpt_path, former, found=path is not None)
         try:
