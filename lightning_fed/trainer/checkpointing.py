@@ -227,6 +227,8 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
 def _restore_callback(callback: Any, state: Any, source: str) -> None:
     """Gives a callback its state, which it alone knows: what it makes of a wrong one is said in a sentence."""
     try:
+        if is_stock(callback, "ModelCheckpoint") and state.get("dirpath", callback.dirpath) == callback.dirpath:
+            _expect_own_files(Path(callback.dirpath), state, source)
         callback.load_state_dict(state)
     except FederatedError:
         raise
@@ -235,3 +237,13 @@ def _restore_callback(callback: Any, state: Any, source: str) -> None:
             f"Expected {source} to hold the state of {type(callback).__name__}, which cannot take it "
             f"({type(error).__name__}: {error}): give another `--ckpt_path`, or the same callback as before."
         ) from error
+
+
+def _expect_own_files(folder: Path, state: dict[str, Any], source: str) -> None:
+    """Refuses names of files elsewhere, which ModelCheckpoint would remove when it keeps better ones."""
+    for name in (*state.get("best_k_models", ()), state.get("kth_best_model_path"), state.get("last_model_path")):
+        if name and folder.resolve() not in Path(name).resolve().parents:
+            raise FederatedError(
+                f"Expected {source} to name checkpoints in {folder}, got {str(name)[:300]!r}: it was not made by this "
+                "run, give another `--ckpt_path`."
+            )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_fed.core import files
 from lightning_fed.core.files import WriteError, append_whole, write_atomically
@@ -21,7 +22,7 @@ from lightning_fed.runs.layout import expect_layout
 from lightning_fed.runs.lock import RunLock
 from tests.faults import damage, disks, kills
 from tests.faults.tiny import ROUNDS, fit, same, versions
-from tests.parts import Classifier, federated_data, federated_trainer
+from tests.parts import Classifier, built, federated_data, federated_trainer
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,28 @@ def test_names_in_a_checkpoint_leave_no_folder(begun: Path, name: str) -> None:
     with pytest.raises(FederatedError, match="KEY/CLIENT-VERSION"):
         go_on(begun, str(last))
     assert sorted(begun.parents[1].rglob("*")) == before
+
+
+def test_names_that_would_be_removed_leave_no_folder(tmp_path: Path) -> None:
+    def keeps_two(rounds: int, **options: Any) -> None:
+        keeper = ModelCheckpoint(monitor="val/loss", save_top_k=2, filename="{epoch}")
+        trainer = federated_trainer(
+            tmp_path / "runs", keeper, enable_checkpointing=True, logger=[], name="run", max_rounds=rounds
+        )
+        trainer.fit(built(Classifier), federated_data(), **options)
+
+    keeps_two(3)
+    precious = tmp_path / "precious.ckpt"
+    precious.write_text("of somebody else")
+    last = versions(tmp_path / "runs")[0] / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    (state,) = (state for key, state in checkpoint["callbacks"].items() if key.startswith("ModelCheckpoint"))
+    forged = str(last.parent / ".." / ".." / ".." / ".." / "precious.ckpt")
+    state.update(best_k_models=dict.fromkeys([forged, str(last)], torch.tensor(9.0)), kth_best_model_path=forged)
+    torch.save(checkpoint, last)
+    with pytest.raises(FederatedError, match=r"name checkpoints in .*precious"):
+        keeps_two(5, ckpt_path="last")
+    assert precious.exists()
 
 
 def test_every_byte_of_a_checkpoint_is_watched(begun: Path) -> None:
