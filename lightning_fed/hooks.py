@@ -149,9 +149,12 @@ class FederatedCallback(Callback):
             vectorized engine calls them: ``on_client_start`` of all comes before the first step of any; what is kept
             from there to later hooks is in ``ClientAlgorithm.scratch`` alone; and ``on_before_optimizer_step`` is
             called once for all, with vectors of shape (m, d) instead of (d,).
+        adds_to_gradient: Whether ``on_before_optimizer_step`` adds a term. Terms are added in the order of the names of
+            their classes, so that the order of the list changes no bit of their sum, and before any other such hook.
     """
 
     stacks: bool = False
+    adds_to_gradient: bool = False
 
     def start_gradients(self, round: int) -> StartGradient:
         """Says which gradients g_i = ∇f_i(w) over a client's full data the callback needs before local training.
@@ -238,9 +241,14 @@ class HookCaller:
         """Returns a hook of all callbacks that override it, as they have it."""
         bases = {FederatedCallback, *(lightning_class(type(callback), "Callback") for callback in self.callbacks)}
         empty = (None, *(getattr(base, hook, None) for base in bases))
+        callbacks = self.callbacks
+        if hook == "on_before_optimizer_step":
+            adding = [cb for cb in callbacks if getattr(cb, "adds_to_gradient", False)]
+            others = [cb for cb in callbacks if cb not in adding]
+            callbacks = [*sorted(adding, key=lambda callback: type(callback).__qualname__), *others]
         return [
             getattr(callback, hook)
-            for callback in self.callbacks
+            for callback in callbacks
             if (hook in vars(callback) or getattr(type(callback), hook, None) not in empty) and _calls(callback, hook)
         ]
 

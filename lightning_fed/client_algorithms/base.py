@@ -37,6 +37,7 @@ class ClientAlgorithm(FederatedCallback):
         lanes: While several clients train at once: how many at most, and whose vectors ``scratch`` returns.
     """
 
+    adds_to_gradient = True
     needs_distance: bool = False
     displaces: bool = False
     adds_linear_term: bool = False

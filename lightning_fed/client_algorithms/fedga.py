@@ -90,7 +90,7 @@ class FedGA(ClientAlgorithm):
         if trainer.origin is self._global:  # the start itself was not displaced, as the optimizer decays the weights
             update.delta.sub_(self.scratch("shift", trainer.weights))
         else:
-            update.delta.copy_(trainer.vector.data).sub_(self._global)
+            update.delta.add_(trainer.origin).sub_(self._global)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lets go of the vectors."""

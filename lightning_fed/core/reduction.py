@@ -43,7 +43,7 @@ class RoundReducer:
     Args:
         like: The global vector w, shape (d,): sums take its dtype (float32 or wider) and device.
         needs: What to keep.
-        num_registered: N, all clients of the data set.
+        num_registered: N, all clients of the data set that hold samples.
     """
 
     def __init__(self, like: Tensor, needs: Need, num_registered: int = 0) -> None:

@@ -214,7 +214,6 @@ class Processes:
 
     def _expect_signs(self) -> None:
         """Gives up waiting where the others do not come any more."""
-        self.pulse.expect_first()
         failure = self.pulse.failure
         if failure is None and time.monotonic() > self._deadline:
             failure = Failure("", lost=True)

@@ -29,13 +29,13 @@ class Failure(NamedTuple):
 
 
 class Pulse:
-    """A thread that tells the others once a second that this process lives, and listens whether they do.
+    """Tells the others once a second that this process lives, and listens whether they do, in threads of its own.
 
     A process lives while the thread that trains uses its processor, as it also does while it waits for the others: one
     that is stopped does not, nor one that waits for what never comes. The first process listens to all others, they
-    listen to the first. Why one of them fails is told to all; each ends at its next exchange, or by this thread where
-    it does not come to one within seconds. Silence is counted in the thread's own passes, so that a run which is
-    stopped as a whole goes on afterwards.
+    listen to the first. Why one of them fails is told to all; each ends at its next exchange, or is ended here where
+    it does not come to one within seconds. Silence is counted in passes of the threads, so that a run which is stopped
+    as a whole goes on afterwards.
 
     Args:
         rank: Index of this process.
@@ -58,14 +58,14 @@ class Pulse:
         self._rank = rank
         self._store = PrefixStore("pulse", store)
         self._heard = dict.fromkeys(range(1, size) if rank == 0 else range(1), (-1, 0))
-        self._calls = self._passes = self._noticed = 0
-        self._polls = (0, 0)
+        self._calls = self._passes = self._seen = self._standing = self._failing = 0
         self._saying: Failure | None = None
         self._said = threading.Event()
         self._used, self._clock = -1.0, _clock_of(threading.current_thread())
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
-        self._thread.start()
+        # Two, as the first one waits for the first process, which may answer no more.
+        for work in (self._pass, self._look):
+            threading.Thread(target=self._repeat, args=(work,), daemon=True).start()
 
     def begin(self, position: Callable[[], tuple[str, str]]) -> None:
         """Begins a call of the trainer, which all processes make; a failure of the one before does not concern it."""
@@ -77,14 +77,7 @@ class Pulse:
     def fail(self, failure: Failure) -> None:
         """Tells all processes why the run cannot go on; only the first reason counts."""
         self._saying = failure
-        self._said.wait(2 * _PERIOD_S)  # the thread says it, as the first process may answer no more
-
-    def expect_first(self) -> None:
-        """Notices a first process that answers no more, as this thread then makes no pass; called once a second."""
-        passes, polls = self._polls
-        self._polls = self._passes, polls + 1 if passes == self._passes else 0
-        if self.failure is None and self._polls[1] * _PERIOD_S > self.limit_s:
-            self.failure = self._silent(0)
+        self._said.wait(2 * _PERIOD_S)  # a thread says it, as the first process may answer no more
 
     def note_loss(self, who: str, how: str) -> None:
         """Tells all processes that one is gone, if that ends a call of the trainer."""
@@ -97,20 +90,33 @@ class Pulse:
         return f"Expected every process of the run to go on, but {who} {how}{place}: look at its output, and {resume}"
 
     def end(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
         self._ended.set()
-        self._thread.join(2 * _PERIOD_S)
+        time.sleep(0.1)  # one may be amid a call of the store, which goes next
 
-    def _run(self) -> None:
+    def _repeat(self, work: Callable[[], None]) -> None:
         while not self._ended.wait(_PERIOD_S):
-            self._passes += 1
-            if self.failure is None:
-                self._noticed = self._passes
-                try:
-                    self._listen()
-                except RuntimeError:  # the store is gone, and the first process with it
-                    self.failure = Failure(self.lost("process 0", ENDED), lost=True)
-            elif self.is_active and (self._passes - self._noticed) * _PERIOD_S > _GRACE_S:
+            work()
+
+    def _pass(self) -> None:
+        self._passes += 1
+        if self.failure is None:
+            try:
+                self._listen()
+            except RuntimeError:  # the store is gone, and the first process with it
+                self.failure = Failure(self.lost("process 0", ENDED), lost=True)
+
+    def _look(self) -> None:
+        """Notices that passes have stopped, and ends this process if it does not end by itself after a failure."""
+        self._standing = self._standing + 1 if self._seen == self._passes else 0
+        self._seen = self._passes
+        if self.failure is None:
+            self._failing = 0
+            if self.is_active and self._standing * _PERIOD_S > self.limit_s:
+                self.failure = self._silent(0)
+        elif self.is_active:
+            self._failing += 1
+            if self._failing * _PERIOD_S > _GRACE_S:
                 self._end_process(self.failure)
 
     def _listen(self) -> None:

@@ -19,7 +19,7 @@ from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.start_gradients import ComputedStartGradients
 from lightning_fed.engines.watch import ModuleWatch
-from lightning_fed.errors import add_note
+from lightning_fed.errors import FederatedError, add_note
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.hooks import HookCaller
 
@@ -212,4 +212,11 @@ class Engine(ABC):
         """Computes a_i of a client whose steps had these learning rates and momenta."""
         rates, momenta = [lr for lr, _ in options], [momentum for _, momentum in options]
         pull = sum(algorithm.pull for algorithm in self.algorithms)
-        return optimizer_distance(self.optimizer.optimizer, rates, momenta, pull, self.distance_option)
+        distance = optimizer_distance(self.optimizer.optimizer, rates, momenta, pull, self.distance_option)
+        if any(rates) and distance <= 1e-9 * sum(rates):
+            raise FederatedError(
+                f"Expected a client's {len(rates)} local steps to move it, as `{self.distance_option}` divides its "
+                f"update by the distance, got {distance:.3g} for learning rates up to {max(rates):g} and a pull of "
+                f"{pull:g} to the global model, over which it swings back: choose a learning rate below 1 / pull."
+            )
+        return distance

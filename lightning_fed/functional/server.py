@@ -105,7 +105,7 @@ def feddyn_step(
         correction: h, shape (d,), zeros before the first round.
         alpha: α above 0, the same as the clients'.
         num_clients: n, the clients that entered the round.
-        num_registered: N, all clients of the data set.
+        num_registered: N, all clients of the data set that hold samples.
 
     Returns:
         u and the new h, each of shape (d,) in the dtype of ``mean``.

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.callbacks.stock import StockCallbacks
@@ -47,9 +48,10 @@ class RoundLoop:
         self.cohorts = self._make_draw()
         self.agreed: int | None = None  # the signal after which all processes stop
         self.row: dict[str, float] = {}
+        self.warned_of_nan = False
         self.recorder = self.state.recorder
         needs, averages = trainer.aggregator.all_needs, trainer.aggregator.buffers == "average"
-        num_clients = len(self.state.source.sizes)
+        num_clients = int(np.count_nonzero(np.asarray(self.state.source.sizes)))
         averaged = self.state.buffers.live.tensors if averages else dict
         self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, num_clients)
         self.engine = make_engine(self.state, self.options.local, trainer.hooks, self.reducer)
@@ -173,12 +175,23 @@ class RoundLoop:
             trainer.validated = True
             for result in results:
                 self._note(result)
+                self._warn_of_nan(result.logged)
         every = self.options.check_test_every_n_rounds
         if every is not None and trainer.round % every == 0:
             for result in evaluate(
                 trainer, trainer.test_loaders, RunningStage.TESTING, self.options.limit_test_batches
             ):
                 self._note(result)
+
+    def _warn_of_nan(self, metrics: dict[str, float]) -> None:
+        """Says, once in a run, that a validation gives no number."""
+        names = [name for name, value in metrics.items() if math.isnan(value)]
+        if names and not self.warned_of_nan:
+            self.warned_of_nan = True
+            rank_zero_warn(
+                f"The validation of round {self.trainer.round} gives NaN for {', '.join(names)}: no `best` is chosen "
+                "by it; look at the model's `validation_step`, at its learning rate and at the data."
+            )
 
     def _note(self, metrics: LoggedMetrics) -> None:
         """Adds scalars to the row of the round and to what callbacks may monitor."""

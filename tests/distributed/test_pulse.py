@@ -68,9 +68,9 @@ def test_silence_outside_a_call_of_the_trainer_ends_nothing(pair: Pair) -> None:
 
 
 def test_a_first_process_that_answers_no_more_is_noticed(pair: Pair) -> None:
-    """The thread waits for it then, so that it makes no pass."""
+    """A thread waits for it then, and makes no pass."""
     for _ in range(4):
-        pair[1].expect_first()
+        pair[1]._look()
     failure = pair[1].failure
     assert failure is not None
     assert "process 0 has been silent" in failure.sentence
@@ -99,6 +99,9 @@ def test_a_failure_of_a_call_does_not_concern_the_next_one(pair: Pair) -> None:
 def test_a_process_that_does_not_end_is_ended(pair: Pair, rank: int, lost: bool, says: bool, capsys: Any) -> None:
     """Who has failed is said once, by the first process; who is lost by all, as the first may be."""
     with patch.object(module.os, "_exit") as leave:
-        pair[rank]._end_process(Failure("It has failed.", lost))
+        pair[rank].failure = Failure("It has failed.", lost)
+        for _ in range(9):
+            leave.assert_not_called()
+            pair[rank]._look()
     leave.assert_called_once_with(1)
     assert ("It has failed." in capsys.readouterr().err) == says

@@ -184,3 +184,19 @@ def test_strict_loading_refuses_what_does_not_fit(tmp_path):
     wider.net = nn.Linear(FEATURES + 1, CLASSES)
     with pytest.raises(FederatedError, match=r"another shape, such as `net\.weight`"):
         saving_trainer(tmp_path, 1).validate(wider, federated_data(), weights=path)
+
+
+class Unsure(Classifier):
+    """Its validation gives NaN but in one round."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", torch.tensor(1.0 if self.trainer.round == 1 else torch.nan))
+
+
+def test_a_validation_of_nan_is_said_once_and_chooses_nothing(tmp_path):
+    trainer = saving_trainer(tmp_path, 3)
+    with pytest.warns(UserWarning, match="validation of round 0 gives NaN for val/loss: no `best`") as said:
+        trainer.fit(Unsure(), federated_data())
+    assert sum("gives NaN" in str(warning.message) for warning in said) == 1
+    assert trainer.checkpoint_callback is not None
+    assert trainer.checkpoint_callback.best_round == 1
