@@ -40,7 +40,7 @@ class Stragglers:
         late: What becomes of a client whose steps take longer: it is left out (``drop``), or takes those steps alone
             that it has finished by then (``partial``; without any it is left out).
         over_selection: Factor, at least 1, by which more clients are drawn than ``clients_per_round``: the server takes
-            the first so many to arrive. Bonawitz et al., MLSys 2019, section 2.2, draw 1.3 times as many.
+            the first so many to arrive. Bonawitz et al., MLSys 2019, draw 1.3 times as many.
         step_time: Seconds of a local step, the median over clients; a list has those of each client.
         spread: Standard deviation of their logarithm over clients; of no account for a list.
         exchange_time: Seconds in which a client gets the model and sends its update.

@@ -96,7 +96,7 @@ def test_steps_are_windows_of_accumulated_batches() -> None:
     assert {i: len(rows) for i, rows in tape.batches[0].items()} == {0: 2, 1: 5, 4: 14}
 
 
-@pytest.mark.parametrize("kind", ["closure", "own optimizer_step", "hook"])
+@pytest.mark.parametrize("kind", ["closure", "own optimizer_step", "hook", "manual"])
 def test_the_rate_is_the_clients_own_however_the_optimizer_is_stepped(kind: str) -> None:
     """Each makes the same steps as plain SGD."""
 
@@ -111,7 +111,11 @@ def test_the_rate_is_the_clients_own_however_the_optimizer_is_stepped(kind: str)
         module.__class__ = type("Own", (type(module),), {"optimizer_step": own_optimizer_step})
     if kind == "hook":
         module.__class__ = type("Own", (type(module),), {"on_before_optimizer_step": set_rate})
-    rule = FedAvg if kind == "closure" else FedNova  # which knows the distance of SGD itself alone
+    if kind == "manual":
+        module.__class__ = type("Own", (type(module),), {"training_step": manual_step})
+        module.automatic_optimization = False
+    # FedNova knows the distance of SGD itself alone, stepped by the trainer.
+    rule = FedAvg if kind in ("closure", "manual") else FedNova
     trainer = make_trainer(
         seen, rule(), precision="64-true", max_rounds=4, sampler=Given(*COHORTS), clients_per_round=3,
         local_steps=3, work=Listed(),
@@ -125,6 +129,13 @@ def own_optimizer_step(self: Any, epoch: int, batch_idx: int, optimizer: Any, cl
     optimizer.step(closure)
     for group in optimizer.param_groups:  # as recipes for a warm-up do
         group["lr"] = LR
+
+
+def manual_step(self: Any, batch: Any, batch_idx: int) -> None:
+    optimizer = self.optimizers()
+    optimizer.zero_grad()
+    self.manual_backward(super(type(self), self).training_step(batch, batch_idx))
+    optimizer.step()
 
 
 def set_rate(self: Any, optimizer: Any) -> None:

@@ -17,15 +17,16 @@ FAULTS: dict[str, dict[str, Any]] = {
     "unequal": {"work": UnequalWork(epochs=[1, 3], lr=[0.5, 1.5])},
     "everything": {
         "availability": BernoulliAvailability(0.8), "stragglers": Stragglers(2.5, "partial", over_selection=1.5),
-        "work": UnequalWork(steps=[1, 5], lr=[0.5, 1.5], share=0.7, redraw=False), "clients_per_round": 4,
+        "work": UnequalWork(steps=[1, 5], lr=[0.5, 1.5], share=0.7, redraw=False), "clients_per_round": 5,
     },
 }  # fmt: skip
-# What takes one step on all of a client's data has no other work.
+# What takes one step on all of a client's data has no other work, and Krum needs five clients.
 GRID = [
     (rule, client, faults)
     for rule, client in METHODS
     for faults in FAULTS
     if not (EVERY_CLIENT[client].full_batch and ("work" in FAULTS[faults] or "local_epochs" in FAULTS[faults]))
+    if not ("Krum" in rule and faults == "over-selected")
 ]
 
 

@@ -24,6 +24,7 @@ NOT_RUN = {
     "docs/data.md": 3,
     "docs/logging.md": 1,
     "docs/scaling.md": 1,
+    "docs/simulated-faults.md": 1,
     "docs/results/gma-fashionmnist.md": 1,
     "docs/results/server-methods-fashionmnist.md": 2,
     "docs/results/client-algorithms-emnist.md": 2,

@@ -24,6 +24,7 @@ COMPANIONS = {
     "model": "data/mnist_iid_100.yaml",
     "aggregator": "quickstart.yaml",
     "client": "quickstart.yaml",
+    "faults": "quickstart.yaml",
 }
 COMPLETE = ("", "papers")
 # Data with other classes than the model of their folder's companion.
