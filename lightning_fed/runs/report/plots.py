@@ -32,8 +32,17 @@ X_LABELS = {
     "comm/bytes": "sent both ways",
     "comm/bytes_up": "sent by the clients",
     "comm/bytes_down": "sent to the clients",
+    "simulated/time": "simulated time",
 }
-X_UNITS = {"time": "s", "comm/bytes": "B", "comm/bytes_up": "B", "comm/bytes_down": "B", "samples": "", "gradients": ""}
+X_UNITS = {
+    "time": "s",
+    "simulated/time": "s",
+    "comm/bytes": "B",
+    "comm/bytes_up": "B",
+    "comm/bytes_down": "B",
+    "samples": "",
+    "gradients": "",
+}
 # What is no column of its own, as the columns that it is the sum of.
 X_SUMS = {"comm/bytes": ("comm/bytes_down", "comm/bytes_up"), "time": ("time/round",)}
 
