@@ -24,7 +24,7 @@ _FEDERATED = {
         "round_schedulers": [{str: object}],
         "added?": [[[str]]],
     },
-    "totals": {str: int},
+    "totals": _NUMBERS,
     "client_states?": [str],
     "layout?": [[int]],
     "metrics": {"logged": _NUMBERS, "callback": _NUMBERS, "progress_bar": _NUMBERS},
