@@ -25,7 +25,7 @@ class CohortDraw:
         sizes: Training samples of every client, shape (N,).
         steps: Local steps that each takes by the trainer's options, shape (N,).
         steps_per_epoch: The same for one local epoch.
-        fewest: Fewest clients with which the aggregator can work: with fewer nobody trains.
+        fewest: Fewest clients with which the aggregator can work; of fewer nobody trains.
         sampler: Draws.
         availability: Says whom from; all by default.
         stragglers: Says who is late; nobody by default.
@@ -55,8 +55,7 @@ class CohortDraw:
         clients = self._with_work(round, drawn[self.sizes[drawn] > 0])
         if self.stragglers is not None:
             clients = self._wait(self.stragglers, clients, count if more > count else len(clients))
-        if len(clients) < max(self.fewest, 1):
-            self._warn(round, len(clients))
+        if not self.suffices(round, len(clients)):
             clients = []
         train = {client.id for client in clients}
         return Cohort(round, tuple(clients), tuple(id for id in drawn.tolist() if id not in train))
@@ -104,10 +103,13 @@ class CohortDraw:
             for at, taken in zip(arrivals.kept, arrivals.steps, strict=True)
         ]
 
-    def _warn(self, round: int, count: int) -> None:
-        if not self._warned:
+    def suffices(self, round: int, count: int) -> bool:
+        """Says whether the server can step with so many clients; a warning names the first round in which it cannot."""
+        fewest = max(self.fewest, 1)
+        if count < fewest and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"Round {round} passes without training: {count} clients take part in it, and {max(self.fewest, 1)} at "
-                "least must; the column `clients/trained` says which other rounds do."
+                f"Round {round} leaves the model as it is: {count} clients take part in it, and {fewest} at least "
+                "must; the column `clients/trained` says which other rounds do."
             )
+        return count >= fewest

@@ -132,6 +132,12 @@ class RoundLoop:
     def _step_server(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
         trainer.hooks("on_before_server_step", update, module=False)
+        if self.cohorts.suffices(trainer.round, update.num_clients):
+            self._step_weights(update)
+        trainer.hooks("on_after_server_step", update, module=False)
+
+    def _step_weights(self, update: ReducedUpdate) -> None:
+        trainer = self.trainer
         trainer.hooks("on_round_end", update, module=False)
         if not math.isfinite(trainer.weights.norm().item()):
             raise FederatedError(
@@ -140,7 +146,6 @@ class RoundLoop:
             )
         self.state.buffers.step(update)
         self.state.load_global_model()
-        trainer.hooks("on_after_server_step", update, module=False)
 
     def _learning_rates(self) -> dict[str, float]:
         """Returns what every client of the round begins with, by column: ``lr``, or ``lr/K`` for the K-th group."""

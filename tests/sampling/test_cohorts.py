@@ -169,7 +169,7 @@ def test_a_thin_round_passes_and_the_run_goes_on(tmp_path: Path) -> None:
     trainer = federated_trainer(
         tmp_path, Krum(num_corrupted=1), seen, sampler=rounds, clients_per_round=5, max_rounds=4, logger=[]
     )
-    with pytest.warns(UserWarning, match=r"^Round 1 passes without training: 2 clients take part .* and 5 at least"):
+    with pytest.warns(UserWarning, match=r"^Round 1 leaves the model as it is: 2 clients take part .* and 5 at least"):
         trainer.fit(built(Classifier), federated_data(8, 8, 8, 8, 8))
     assert seen.trained == [0, 5, 0, 5]
     start, first, second, third = torch.cat([p.flatten() for p in built(Classifier).parameters()]), *seen.weights[:3]
@@ -179,6 +179,33 @@ def test_a_thin_round_passes_and_the_run_goes_on(tmp_path: Path) -> None:
     assert trainer.totals["comm/rounds"] == 2
     skipped = [row["clients/skipped"] for row in rows(tmp_path)[1:]]
     assert list(map(float, skipped)) == [2, 0, 0, 0]
+
+
+def test_so_does_one_that_is_thin_for_what_becomes_of_its_clients(tmp_path: Path) -> None:
+    """Client 1 takes no step in odd rounds; what the others keep stays in step with what the server keeps of it."""
+
+    class Idle(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            idle = self.trainer.client.id == 1 and self.trainer.round % 2
+            return None if idle else super().training_step(batch, batch_idx)
+
+    class Kept(FederatedCallback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            own = torch.zeros(5, trainer.weights.numel())
+            for client, row in enumerate(own):
+                trainer.client_states.recall("SCAFFOLD", client, row)
+            assert own[0].any()
+            torch.testing.assert_close(scaffold.control, own.mean(dim=0))
+
+    seen, scaffold = Seen(), SCAFFOLD()
+    rule = Krum(num_corrupted=1, weighting="uniform")
+    trainer = federated_trainer(tmp_path, scaffold, rule, seen, Kept(), max_rounds=3)
+    with pytest.warns(UserWarning, match=r"^Round 1 leaves the model as it is: 4 clients take part .* and 5 at least"):
+        trainer.fit(built(Idle), federated_data(8, 8, 8, 8, 8))
+    assert seen.trained == [4, 5, 4]
+    start = torch.cat([p.flatten() for p in built(Classifier).parameters()])
+    changed = [not torch.equal(a, b) for a, b in zip([start, *seen.weights], seen.weights, strict=False)]
+    assert changed == [False, True, False]
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
