@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from benchmarks.contestants.contestant import PLAIN, PLAIN_FAST, Contestant
+from benchmarks.contestants.contestant import PLAIN, PLAIN_FAST, PLAIN_TIGHT, Contestant
 
 __all__ = ["GPU_ROWS", "ROWS", "Row"]
 
@@ -56,6 +56,13 @@ ROWS = [
     Row("C-channels-last-fast", "C", CHANNELS_LAST, PLAIN_FAST, 1.02),
     Row("C-2", "C", Contestant(engine="sequential", devices=2), aim=0.55),
     Row("C-2-channels-last", "C", replace(CHANNELS_LAST, devices=2), aim=0.55),
+    Row("A-seq-tight", "A", SEQUENTIAL, PLAIN_TIGHT),
+    Row("A-tight", "A", Contestant(), PLAIN_TIGHT, 0.92),
+    Row("A-2-tight", "A", Contestant(devices=2), PLAIN_TIGHT, 0.55),
+    Row("A-channels-last-tight", "A", CHANNELS_LAST, PLAIN_TIGHT),
+    Row("B-tight", "B", Contestant(), PLAIN_TIGHT, 0.45),
+    Row("B-sequential-tight", "B", SEQUENTIAL, PLAIN_TIGHT, 1.4),
+    Row("C-tight", "C", Contestant(), PLAIN_TIGHT, 1.02),
     _method("gma", 1.02),
     _method("fedyogi+gma", 1.02),
     _method("scaffold", 1.08),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from benchmarks.contestants.contestant import Contestant
 from benchmarks.contestants.plain import PlainFedAvg
 from benchmarks.contestants.plain_fast import PlainFastFedAvg
+from benchmarks.contestants.plain_tight import PlainTightFedAvg
 from benchmarks.race.turns import Turns
 from benchmarks.workloads import WORKS, Data, Work
 
@@ -66,8 +67,10 @@ def plain_loop(side: Contestant, work: Work, data: Data) -> PlainFedAvg:
     model, data = work.model().to(side.device), data.to(side.device)
     if side.precision == "bf16-mixed":
         model = _Autocast(model, side.device)
-    kind = PlainFedAvg if side.loop == "plain" else PlainFastFedAvg
-    return kind(model, data.images, data.labels, data.clients, work.per_round, work.batch, work.lr, work.momentum)
+    kinds = {"plain": PlainFedAvg, "plain_fast": PlainFastFedAvg, "plain_tight": PlainTightFedAvg}
+    return kinds[side.loop](
+        model, data.images, data.labels, data.clients, work.per_round, work.batch, work.lr, work.momentum
+    )
 
 
 class _Autocast(nn.Module):

@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Contestant", "Loop", "PLAIN", "PLAIN_FAST"]
+__all__ = ["Contestant", "Loop", "PLAIN", "PLAIN_FAST", "PLAIN_TIGHT"]
 
-Loop = Literal["plain", "plain_fast", "framework", "flower", "pfl", "fedlab"]
+Loop = Literal["plain", "plain_fast", "plain_tight", "framework", "flower", "pfl", "fedlab"]
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,5 @@ class Contestant:
 PLAIN = Contestant("plain")
 
 PLAIN_FAST = Contestant("plain_fast")
+
+PLAIN_TIGHT = Contestant("plain_tight")

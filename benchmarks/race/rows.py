@@ -16,7 +16,7 @@ from benchmarks.workloads import WORKS
 
 __all__ = ["run_row", "run_rows", "sentence"]
 
-_IN_THIS_PROCESS = ("plain", "plain_fast", "framework")
+_IN_THIS_PROCESS = ("plain", "plain_fast", "plain_tight", "framework")
 
 
 def start(row: Row, side: Contestant, rounds: int, logs: Path) -> Handle:

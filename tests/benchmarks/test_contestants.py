@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.contestants import choice, framework
 from benchmarks.contestants.choice import missing, plain_loop
-from benchmarks.contestants.contestant import PLAIN, PLAIN_FAST, Contestant
+from benchmarks.contestants.contestant import PLAIN, PLAIN_FAST, PLAIN_TIGHT, Contestant
 from benchmarks.race.turns import Turns
 from benchmarks.tables import ROWS
 from benchmarks.workloads import WORKS, Data, Work
@@ -149,6 +149,17 @@ def test_the_fast_loop_differs_in_layout_and_kernel_only(key: str) -> None:
         assert (weights_of(loops[0]) - weights_of(fast)).norm() < 5e-2 * (weights_of(fast) - start).norm()
 
 
+@pytest.mark.parametrize("key", ["A", "B", "C"])
+def test_the_tight_loop_takes_the_same_steps(key: str) -> None:
+    work = SMALL[key]
+    loops = [plain_loop(side, work, work.data()) for side in (PLAIN, PLAIN_TIGHT)]
+    start = weights_of(loops[0]).clone()
+    for loop in loops:
+        loop.round(0)
+    plain, tight = map(weights_of, loops)
+    assert (plain - tight).norm() < 1e-5 * (plain - start).norm()
+
+
 def test_the_exchange_of_gradients_is_excluded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_fed.engines.start_gradients import ComputedStartGradients
 
@@ -185,7 +196,7 @@ def test_a_side_that_the_package_refuses_is_named_with_the_reason(monkeypatch: p
     assert missing(Contestant(engine="vectorized")) == "the installed FederatedTrainer has no argument `engine`"
 
 
-@pytest.mark.parametrize("loop", ["plain", "plain_fast"])
+@pytest.mark.parametrize("loop", ["plain", "plain_fast", "plain_tight"])
 def test_loops_by_hand_go_under_autocast_and_keep_float32_weights(loop: Any) -> None:
     work = SMALL["A"]
     by_hand = plain_loop(Contestant(loop, precision="bf16-mixed"), work, work.data())
