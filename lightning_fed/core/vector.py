@@ -26,6 +26,11 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty(tensor.shape, device="meta").stride()
 
 
+def _dense(gradient: Tensor) -> Tensor:
+    gradient = gradient.detach() if gradient.requires_grad else gradient
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
 class ParameterVector:
     """Holds a module's trainable parameters, and their gradients, in two contiguous vectors.
 
@@ -145,6 +150,13 @@ class ParameterVector:
             if p.grad is not view:
                 p.grad = view
 
+    def drop_gradients(self) -> None:
+        """Sets every ``.grad`` to None: the next backward pass hands its gradients over instead of adding them."""
+        self._touched.clear()
+        self._hidden = False
+        for p in self.parameters:
+            p.grad = None
+
     def hide_missing_gradients(self) -> None:
         """Sets ``.grad`` to None on parameters that no backward pass has reached since ``zero_grad``.
 
@@ -163,16 +175,21 @@ class ParameterVector:
 
     def collect_gradients(self) -> None:
         """Copies gradients that the user's code assigned into the flat vector; those set to None count as hidden."""
+        views, gradients = [], []
         for p, view in zip(self.parameters, self._grads, strict=True):
-            if p.grad is view:
+            gradient = p.grad
+            if gradient is view:
                 continue
-            if p.grad is None:
+            if gradient is None:
                 view.zero_()
                 self._hidden = True
             else:
-                view.copy_(p.grad.detach())
+                views.append(view)
+                gradients.append(_dense(gradient))
                 p.grad = view
                 self._touched.append(p)
+        if views:
+            torch._foreach_copy_(views, gradients)
 
     def gradient_of(self, parameter: Tensor) -> Tensor:
         """Returns the view of the flat gradient that belongs to a parameter of the module."""

@@ -116,7 +116,7 @@ class LocalStep:
         own = self.own.get("optimizer_zero_grad")
         # Whatever the user's own way of zeroing, nothing may be left of the client before.
         if own is None or self.state.local_step == 0:
-            self.vector.zero_grad()
+            self.vector.drop_gradients()
         if own is not None:
             own(self.state.round, batch_idx, self.optimizer)
 
