@@ -93,6 +93,11 @@ class TensorSource:
         self._index = self._index.to(device)
         return self
 
+    @property
+    def device(self) -> torch.device:
+        """Where the data live."""
+        return self._index.device
+
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields lists of tensors (dicts for dict data), as ``default_collate`` builds them; ``seed`` is unused."""
         rows = self._index[int(self._offsets[client]) : int(self._offsets[client + 1])]

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lightning_fed.core.train_state import LocalOptions
@@ -12,7 +13,7 @@ from lightning_fed.core.updates import Client
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 
-__all__ = ["explained_batches", "local_steps", "read_batches", "samples_in_epoch"]
+__all__ = ["explained_batches", "local_steps", "read_batches", "samples_in_epoch", "to_device"]
 
 _CHANGE = "set `--data.drop_last true`, or change `--data.batch_size`"
 
@@ -30,6 +31,13 @@ def explained_batches(clients: Sequence[Client], batch_size: int, change: str = 
             f"Expected at least two samples in each batch for batch normalisation, got one in the last batch of client "
             f"{client.id} in round {client.round} ({client.num_samples} samples in batches of {batch_size}): {change}."
         ) from error
+
+
+def to_device(rows: Tensor, device: torch.device) -> Tensor:
+    """Sends row numbers to a device without waiting for it: to a GPU from pinned memory."""
+    if device.type == "cpu":
+        return rows
+    return (rows.pin_memory() if device.type == "cuda" else rows).to(device, non_blocking=True)
 
 
 def samples_in_epoch(source: BatchSource, samples: Any) -> Any:

@@ -6,6 +6,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
@@ -15,7 +16,7 @@ from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.data import TensorSource
-from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch
+from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch, to_device
 
 __all__ = ["BatchGroup", "LaneBatches"]
 
@@ -58,6 +59,7 @@ class LaneBatches:
     def __init__(self, state: TrainState, options: LocalOptions, clients: tuple[Client, ...], by_index: bool) -> None:
         source, transfer = state.source, state.transfer
         self._seed, self._source, self._transfer, self._by_index = state.seed, source, transfer, by_index
+        self._taken = 0
         sizes = np.array([client.num_samples for client in clients])
         samples = samples_in_epoch(source, sizes)
         in_epoch = -(-samples // source.batch_size)
@@ -72,8 +74,8 @@ class LaneBatches:
         seeds = seeds_for(self._seed, Purpose.SHUFFLE, self.clients[0].round, [client.id for client in self.clients])
         self._orders = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.gathers = type(source) is TensorSource and transfer is None  # a subclass may read otherwise
-        self._rows = torch.zeros(len(clients), int(samples.max()), dtype=torch.int64)
         self._epochs: list[list[Any]] = [[] for _ in clients]
+        self._planned = self._plan() if self.gathers else None
         self.samples = 0
 
     def active(self, step: int) -> int:
@@ -82,10 +84,24 @@ class LaneBatches:
 
     def groups(self, step: int) -> Iterator[BatchGroup]:
         """Yields the batches of a step; call for every step in turn."""
+        if self._planned is None:
+            self._begin_epochs(step)
+        for lanes, index, size in self._bounds(step):
+            count = (lanes.stop - lanes.start) * size
+            if self._planned is None:
+                lane_batches = zip(self._epochs[lanes], index.tolist(), strict=True)
+                batch = default_collate([batches[at] for batches, at in lane_batches])
+            else:
+                batch = self._source.gather(self._planned[self._taken : self._taken + count].view(-1, size))
+                self._taken += count
+            self.samples += count
+            yield BatchGroup(lanes, batch, int(index[0]), size)
+
+    def _bounds(self, step: int) -> list[tuple[slice, npt.NDArray[np.int64], int]]:
+        """Returns lanes, number of the batch within each one's epoch, and size of the batches of a step."""
         count = self.active(step)
         in_epoch = self._in_epoch[:count]
         index = step % in_epoch
-        self._begin_epochs(np.flatnonzero(index == 0), step)
         sizes = np.where(index == in_epoch - 1, self._last[:count], self._source.batch_size)
         differs = np.diff(sizes) != 0
         if self._by_index or not self.gathers:
@@ -94,20 +110,40 @@ class LaneBatches:
             kinds = [_kind(self._epochs[lane][index[lane]]) for lane in range(count)]
             differs |= np.array([a != b for a, b in pairwise(kinds)], dtype=bool)
         bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), count]
-        for start, stop in zip(bounds, bounds[1:], strict=False):
-            size = int(sizes[start])
-            self.samples += (stop - start) * size
-            yield BatchGroup(slice(start, stop), self._gather(start, stop, index, size), int(index[start]), size)
+        return [(slice(a, b), index[a:b], int(sizes[a])) for a, b in zip(bounds, bounds[1:], strict=False)]
 
-    def _begin_epochs(self, lanes: Any, step: int) -> None:
-        """Shuffles the samples of lanes that begin an epoch, as when they train alone."""
-        for lane in lanes.tolist():
-            client = self.clients[lane]
-            samples = int(self._trained[lane])
-            order = torch.randperm(client.num_samples, generator=self._orders[lane])[:samples]
-            if self.gathers:
-                self._rows[lane, :samples] = order.add_(self._source.first_row(client.id))
-                continue
+    def _plan(self) -> Tensor:
+        """Draws the rows of all batches of all steps, in the order in which they are met, and sends them at once."""
+        orders = torch.zeros(len(self.clients), int(self._trained.max()), dtype=torch.int64)
+        parts = []
+        for step in range(self.steps[0]):
+            for lane in self._beginning(step):
+                samples = int(self._trained[lane])
+                orders[lane, :samples] = self._shuffled(lane).add_(self._source.first_row(self.clients[lane].id))
+            for lanes, index, size in self._bounds(step):
+                at = index * self._source.batch_size
+                rows = orders[lanes]
+                if (at == at[0]).all():
+                    rows = rows[:, int(at[0]) : int(at[0]) + size].clone()  # the next epoch is written in its place
+                else:
+                    rows = rows.gather(1, torch.from_numpy(at)[:, None] + torch.arange(size))
+                parts.append(rows.reshape(-1))
+        return to_device(torch.cat(parts), self._source.device)
+
+    def _beginning(self, step: int) -> list[int]:
+        """Returns the lanes that begin an epoch with a step."""
+        lanes: list[int] = np.flatnonzero(step % self._in_epoch[: self.active(step)] == 0).tolist()
+        return lanes
+
+    def _shuffled(self, lane: int) -> Tensor:
+        """Shuffles the samples of a lane for its next epoch, as when it trains alone."""
+        count = self.clients[lane].num_samples
+        return torch.randperm(count, generator=self._orders[lane])[: int(self._trained[lane])]
+
+    def _begin_epochs(self, step: int) -> None:
+        """Reads the batches of lanes that begin an epoch."""
+        for lane in self._beginning(step):
+            client, order = self.clients[lane], self._shuffled(lane)
             at = (client.round, client.id, step // int(self._in_epoch[lane]))
             seed = seed_for(self._seed, Purpose.READ, *at) if self._source.reads_are_seeded else 0
             # Read at once: a data loader has the batches of one client at a time under way.
@@ -115,17 +151,6 @@ class LaneBatches:
             if (left := self.steps[lane] - step) < self._in_epoch[lane]:
                 batches = islice(batches, left)
             self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
-
-    def _gather(self, start: int, stop: int, index: Any, size: int) -> Any:
-        if not self.gathers:
-            return default_collate([self._epochs[lane][index[lane]] for lane in range(start, stop)])
-        at = index[start:stop] * self._source.batch_size
-        first = int(at[0])
-        if (at == first).all():
-            return self._source.gather(self._rows[start:stop, first : first + size])
-        columns = torch.from_numpy(at)[:, None] + torch.arange(size)
-        rows: Tensor = self._rows[start:stop].gather(1, columns)
-        return self._source.gather(rows)
 
 
 def _kind(batch: Any) -> Any:

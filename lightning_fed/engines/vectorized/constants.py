@@ -177,7 +177,7 @@ class _Writer(pickle.Pickler):
             # Python may have branched on a single number; graphs refer to the memory of others.
             wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
             is_read = not wrapped and value.numel() == 1 and not value.requires_grad
-            number = repr(value.item()) if is_read else ""
+            number = _number(value) if is_read else ""
             return self._snapshot.identity(value), not wrapped and value.requires_grad, number
         if isinstance(value, torch.Generator):
             return self._snapshot.identity(value), value.get_state().numpy().tobytes()
@@ -194,6 +194,11 @@ class _Writer(pickle.Pickler):
         except Exception:  # noqa: BLE001  # whatever it raises
             return type(value), (self._snapshot.identity(value),), getattr(value, "__dict__", None)
         return NotImplemented
+
+
+def _number(value: Tensor) -> str:
+    """Says what a tensor of one number holds; of one on a device, which is not waited for, how often it changed."""
+    return repr(value.item()) if value.device.type == "cpu" or value.is_inference() else f"version {value._version}"
 
 
 def _slots(kind: type) -> list[str]:
