@@ -1,12 +1,22 @@
 """A user's mistake as one sentence: the exception, and the checks of single options."""
 
+import os
 import sys
 from collections.abc import Sequence
 from math import inf
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["FederatedError", "add_note", "expect_choice", "expect_count", "expect_number", "is_count", "is_number"]
+__all__ = [
+    "FederatedError",
+    "add_note",
+    "expect_choice",
+    "expect_count",
+    "expect_number",
+    "expect_variables",
+    "is_count",
+    "is_number",
+]
 
 
 class FederatedError(ValueError):
@@ -31,8 +41,8 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def is_count(value: Any, least: int = 1) -> bool:
-    """Says whether a value is an integer, no bool, of at least ``least``."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+    """Says whether a value is an integer, no bool, of at least ``least``, which 64 bits can hold."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) < 2**63
 
 
 def is_number(value: Any, least: float = -inf, above: float = -inf, below: float = inf, most: float = inf) -> bool:
@@ -52,7 +62,8 @@ def expect_count(option: str, value: Any, least: int = 1, of: str = "") -> None:
         of: The class that it is an option of, where the option alone does not say so.
     """
     if not is_count(value, least):
-        raise _wrong(option, of, f"an integer of at least {least}", value)
+        most = " and below 2**63" if is_number(value, least) else ""
+        raise _wrong(option, of, f"an integer of at least {least}{most}", value)
 
 
 def expect_number(
@@ -98,6 +109,17 @@ def expect_choice(option: str, value: Any, known: Sequence[Any], of: str = "") -
     """
     if value not in known:
         raise _wrong(option, of, f"one of {', '.join(map(str, known))}", value)
+
+
+def expect_variables(*names: str) -> None:
+    """Refuses environment variables of launchers that are there and hold no count."""
+    for name in names:
+        value = os.environ.get(name, "0")
+        if not value.strip().isdecimal():
+            raise FederatedError(
+                f"Expected the environment variable {name}, by which launchers tell processes apart, to be a count, "
+                f"got {value!r}: unset it, or let the launcher set it."
+            )
 
 
 def _wrong(option: str, of: str, expected: str, value: Any) -> FederatedError:

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightning_fed.cli.exits import debug_mode, exit_with, mistakes_in_one_sentence
+from lightning_fed.cli.exits import debug_mode, exit_with, mistakes_in_one_sentence, open_streams, output_is_written
+from lightning_fed.errors import FederatedError, expect_variables
 
 __all__ = ["main"]
 
@@ -29,7 +30,8 @@ def main(args: list[str] | None = None) -> None:
             Ctrl-C, 128 + the signal's number after a training that a signal ended.
     """
     words = list(sys.argv[1:] if args is None else args)
-    with debug_mode("--debug" in words), mistakes_in_one_sentence():
+    open_streams()
+    with debug_mode("--debug" in words), output_is_written(), mistakes_in_one_sentence():
         words, packages = _without_safe_imports([word for word in words if word != "--debug"])
         with _imports_from(packages):
             _run(words)
@@ -44,6 +46,8 @@ def _run(words: list[str]) -> None:
         from lightning_fed.cli.configs_command import main as configs
 
         raise SystemExit(configs(words[1:]))
+    # Lightning reads them when it is imported.
+    expect_variables("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
     _hide_parser_deprecations()
     _make_working_folder_importable()
     if words[:1] == ["data"]:
@@ -93,6 +97,9 @@ def _hide_parser_deprecations() -> None:
 
 def _make_working_folder_importable() -> None:
     """Lets ``class_path: my_file.MyClass`` find my_file.py here; last, so that it shadows nothing installed."""
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise FederatedError("Expected a working folder, but this one is gone: change to another.") from None
     if "" not in sys.path and here not in sys.path:
         sys.path.append(here)

@@ -1,6 +1,7 @@
 """The parser: FederatedTrainer as a class of arguments, whole changes of class, mistakes in one sentence."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,23 @@ def _mistakes_end(parser: ArgumentParser) -> Iterator[None]:
         if not parser.exit_on_error or debugging():
             raise
         exit_with(str(error), 2)
+
+
+# What torch, NumPy and Python say of sizes that no memory holds, before any of it is used.
+_TOO_LARGE = re.compile(
+    "can't allocate memory|out of memory|Overflow when unpacking long|overflow(ed)? with sizes|multiplication overflow|"
+    "array is too big|Maximum allowed dimension exceeded|(to|into) (an index-sized|a C s?size_t|C s?size_t|C long)"
+)
+
+
+def _too_large(error: Exception, built: Any) -> FederatedError | None:
+    """Returns a mistake in one sentence if a constructor asked for memory that there is not."""
+    if not isinstance(error, MemoryError) and not _TOO_LARGE.search(str(error)):
+        return None
+    reason = str(error).split("\n")[0] or "no memory"
+    return FederatedError(
+        f"Expected {built.__name__} to fit into the memory of this machine, give it smaller sizes: {reason}"
+    )
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -158,8 +176,8 @@ class FederatedArgumentParser(LightningArgumentParser):
             try:
                 return instantiator(*build_args, **build_kwargs)
             except Exception as error:
-                self._failure = error
-                raise
+                self._failure = _too_large(error, build_args[0]) or error
+                raise self._failure from error
 
         super().add_instantiator(build, *args, **kwargs)
 

@@ -14,10 +14,14 @@ from torch.optim import Optimizer
 
 from lightning_fed.core.overrides import lightning_class
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_variables
 
 __all__ = ["announce_device", "launch", "make_fabric", "move_to_device", "set_determinism", "show_optimizers"]
 
+# Processes for each core of this machine, and machines: a number beyond them is a slip, and would ask for memory.
+_MOST_PROCESSES, _MOST_NODES = 64, 2**16
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "32", "64", "bf16", 32, 64)
 
 
@@ -34,6 +38,7 @@ def make_fabric(
             f"Expected `--trainer.precision` to be one of {', '.join(map(str, _PRECISIONS[:4]))}, got {precision!r}: "
             "float16 needs a loss scale that would couple the clients, use bf16-mixed instead."
         )
+    _expect_sizes(devices, num_nodes)
     if devices == "auto":
         devices, num_nodes = _started_by_torchrun() or (1, num_nodes)
     options: dict[str, Any] = {
@@ -44,6 +49,7 @@ def make_fabric(
         if strategy == "auto" and fabric.world_size > 1:
             fabric = Fabric(strategy=NAME, **options)
     except (MisconfigurationException, ValueError, RuntimeError, TypeError) as error:
+        expect_variables(*_LAUNCHERS, *_SLURM)
         raise FederatedError(
             f"Expected `--trainer.accelerator`, `devices`, `strategy` and `precision` to fit this machine, but Fabric "
             f"refuses them: {' '.join(str(error).split())}"
@@ -59,6 +65,17 @@ def make_fabric(
     return fabric
 
 
+def _expect_sizes(devices: Any, num_nodes: int) -> None:
+    most = _MOST_PROCESSES * (os.cpu_count() or 1)
+    if str(devices).isdecimal() and int(devices) > most:
+        raise FederatedError(
+            f"Expected `--trainer.devices` to be at most {most} on this machine, {_MOST_PROCESSES} for each "
+            f"of its cores, got {devices}."
+        )
+    if num_nodes > _MOST_NODES:
+        raise FederatedError(f"Expected `--trainer.num_nodes` to be at most {_MOST_NODES}, got {num_nodes}.")
+
+
 def _remove_checkpoint(fabric: Fabric, path: str) -> None:
     """Removes a file, as Lightning's checkpoint callbacks ask the strategy to."""
     if fabric.is_global_zero:
@@ -69,8 +86,9 @@ def _started_by_torchrun() -> tuple[int, int] | None:
     """Returns how many processes torchrun has started on each node, and on how many nodes."""
     if not TorchElasticEnvironment.detect():
         return None
+    expect_variables(*_LAUNCHERS)
     here = int(os.environ["LOCAL_WORLD_SIZE"])
-    return here, int(os.environ["WORLD_SIZE"]) // here
+    return here, int(os.environ.get("WORLD_SIZE", here)) // max(here, 1)
 
 
 def launch(fabric: Fabric) -> None:
@@ -86,6 +104,7 @@ def launch(fabric: Fabric) -> None:
     except FederatedError:
         raise
     except (ValueError, RuntimeError) as error:
+        expect_variables(*_LAUNCHERS, *_SLURM)
         raise FederatedError(
             f"Expected to start {fabric.world_size} processes, but Fabric refuses: {' '.join(str(error).split())}; "
             "change `--trainer.devices` or `--trainer.num_nodes`."

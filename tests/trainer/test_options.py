@@ -14,12 +14,12 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork, UniformSampler
 from lightning_fed.trainer.options import batch_limit
 
-COUNT = [0, -1, 1.5, "3", True]
+COUNT = [0, -1, 1.5, "3", True, 2**63]
 SHARE = [-1, -0.1, 1.5, "all", None, True, math.nan]
 BAD: dict[str, list[Any]] = {
     "accelerator": ["abacus"],
-    "devices": [0, "x"],
-    "num_nodes": [*COUNT, None],
+    "devices": [0, "x", 10**6, "1000000", 10**30],
+    "num_nodes": [*COUNT, None, 10**12],
     "strategy": ["ring"],
     "process_timeout": [0, -1.0, "30", True, None, math.inf],
     "precision": ["16-mixed", "8", 7, None],
@@ -108,6 +108,15 @@ GOOD: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", GOOD, ids=[str(options)[:60] for options in GOOD])
 def test_good_values_are_taken(options: dict[str, Any]) -> None:
     make(**options)
+
+
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "WORLD_SIZE", "RANK", "SLURM_NTASKS"])
+def test_a_variable_of_a_launcher_that_is_no_count(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+    for variable, value in {**({} if "SLURM" in name else torchrun), name: "x"}.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(FederatedError, match=f"^Expected the environment variable {name}, .* got 'x'"):
+        FederatedTrainer(accelerator="cpu", devices="auto")
 
 
 def test_epochs_and_steps_exclude_each_other() -> None:

@@ -1,0 +1,86 @@
+"""The program without something of its surroundings: a standard stream, room to print, its folder, a launcher."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.cli import exits, main
+from tests.parts import quick_first
+
+ROOT = Path(__file__).parents[2]
+FULL = Path("/dev/full")
+
+
+def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a line of bash in which ``fed`` is the program."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    line = f'fed() {{ "{sys.executable}" -m lightning_fed "$@"; }}; set -o pipefail; {command}'
+    return subprocess.run(["bash", "-c", line], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    quick_first(
+        3,
+        [
+            ("fed configs > /dev/full", 1, "Expected to write to the standard output, but that failed (No space left"),
+            ("fed configs | true", 141, ""),
+            ("fed configs nothing 2>&-", 1, ""),
+            ("fed configs quickstart > /dev/full", 1, "Expected to write to the standard output"),
+            ("fed fit --config quickstart --print_config > /dev/full", 1, "Expected to write to the standard output"),
+            ("fed fit --config quickstart --trainer.fast_dev_run 1 2>&-", 0, ""),
+            ("fed fit --config quickstart --trainer.fast_dev_run 1 >&- 2>&-", 0, ""),
+            ("fed fit --nothing 1 >&-", 2, "There is no option `--nothing`"),
+            ("mkdir gone; cd gone; rmdir ../gone; fed fit --config quickstart", 1, "Expected a working folder, but"),
+        ],
+    ),
+)
+def test_surroundings(tmp_path, command, status, says):
+    done = shell(command, tmp_path)
+    assert done.returncode == status, done.stderr
+    assert done.stderr.startswith(says)
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 1 or status == 0
+    if "configs nothing" in command:  # what cannot be said there is said beside it
+        assert done.stdout.startswith("Expected the name of a configuration")
+
+
+def test_an_error_that_is_not_of_the_output_stays(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with pytest.raises(OSError, match="elsewhere"), exits.output_is_written():
+        raise OSError(errno.ENOSPC, "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"])
+def test_a_rank_that_is_none(mistake, monkeypatch, name):
+    monkeypatch.setenv(name, "x")
+    assert mistake("fit", code=1) == (
+        f"Expected the environment variable {name}, by which launchers tell processes apart, to be a count, got 'x': "
+        "unset it, or let the launcher set it."
+    )
+
+
+def test_names_that_no_file_can_have(capsys):
+    with pytest.raises(SystemExit) as ended, exits.mistakes_in_one_sentence():
+        Path("a" * 300).stat()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("Expected names of files and folders that can be, got 'aaa")
+
+
+@pytest.mark.parametrize("size", quick_first(1, [10**14, 10**18, 10**30]))
+def test_a_width_that_no_memory_holds(mistake, size):
+    words = ["--model", "Plain", "--data", "Digits", "--model.width", str(size)]
+    assert mistake("fit", *words, code=1).startswith("Expected Plain to fit into the memory of this machine, give it ")
+
+
+def test_a_folder_that_is_gone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "getcwd", lambda: os.stat(tmp_path / "gone"))
+    with pytest.raises(SystemExit):
+        main(["fit"])
+    assert capsys.readouterr().err.startswith("Expected a working folder, but this one is gone")
