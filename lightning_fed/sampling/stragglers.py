@@ -61,13 +61,14 @@ class Stragglers:
         option = "--trainer.stragglers"
         expect_choice(f"{option}.late", late, ("drop", "partial"))
         expect_number(f"{option}.over_selection", over_selection, least=1)
-        expect_number(f"{option}.spread", spread, least=0)
+        expect_number(f"{option}.spread", spread, least=0, most=10)
         expect_number(f"{option}.exchange_time", exchange_time, least=0)
         if deadline is not None:
             expect_number(f"{option}.deadline", deadline, above=exchange_time)
-        if not all(is_number(each, above=0) for each in (step_time if isinstance(step_time, list) else [step_time])):
+        given = step_time if isinstance(step_time, list) else [step_time]
+        if not all(is_number(each, above=0, most=1e9) for each in given):
             raise FederatedError(
-                f"Expected `{option}.step_time` to be seconds above 0, or a list of them, got {step_time!r}."
+                f"Expected `{option}.step_time` to be seconds above 0 and at most 1e9, or a list, got {step_time!r}."
             )
         self.deadline, self.late, self.over_selection = deadline, late, over_selection
         self.step_time, self.spread, self.exchange_time = step_time, spread, exchange_time

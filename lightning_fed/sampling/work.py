@@ -71,9 +71,9 @@ class UnequalWork(ClientWork):
             )
         for name, given in (("steps", steps), ("epochs", epochs)):
             if given is not None and not (_is_range(given) and all(map(is_count, given))):
-                raise _wrong_range(name, "two integers [LOW, HIGH] of at least 1", given)
+                raise _wrong_range(name, "two integers [LOW, HIGH] from 1 to 1e9", given)
         if lr is not None and not (_is_range(lr) and is_number(lr[0], above=0)):
-            raise _wrong_range("lr", "two numbers [LOW, HIGH] above 0", lr)
+            raise _wrong_range("lr", "two numbers [LOW, HIGH] above 0 and at most 1e9", lr)
         expect_number("--trainer.work.share", share, least=0, most=1)
         self.steps, self.epochs, self.lr, self.share, self.redraw = steps, epochs, lr, share, redraw
         self.changes_rates = lr is not None
@@ -94,7 +94,7 @@ class UnequalWork(ClientWork):
 
 
 def _is_range(given: Sequence[float]) -> bool:
-    return len(given) == 2 and all(map(is_number, given)) and given[0] <= given[1]
+    return len(given) == 2 and all(is_number(each, most=1e9) for each in given) and given[0] <= given[1]
 
 
 def _wrong_range(name: str, expected: str, got: object) -> FederatedError:

@@ -99,7 +99,8 @@ def test_over_selection_draws_more(factor: float, wanted: int, drawn: int) -> No
     ("option", "value"),
     [
         ("deadline", 0), ("deadline", "x"), ("late", "wait"), ("over_selection", 0.9), ("step_time", 0),
-        ("step_time", [1, -1]), ("step_time", "x"), ("spread", -0.1), ("exchange_time", -1),
+        ("step_time", [1, -1]), ("step_time", "x"), ("spread", -0.1), ("spread", 11), ("step_time", 1e300),
+        ("exchange_time", -1),
     ],
 )  # fmt: skip
 def test_arguments_out_of_range_are_refused(option: str, value: Any) -> None:

@@ -57,7 +57,9 @@ def test_it_is_drawn_anew_or_kept(redraw: bool) -> None:
     [
         ({}, "none of them"), ({"steps": [1, 2], "epochs": [1, 2]}, "both"), ({"steps": [0, 2]}, "steps`"),
         ({"steps": [3, 2]}, "steps`"), ({"steps": [1]}, "steps`"), ({"epochs": [1.5, 2]}, "epochs`"),
-        ({"lr": [0, 1]}, "lr`"), ({"lr": [1, float("inf")]}, "lr`"), ({"lr": [0.1, 1], "share": 2}, "share"),
+        ({"lr": [0, 1]}, "lr`"), ({"lr": [1, float("inf")]}, "lr`"),
+        ({"lr": [1, 1e300]}, "lr`"), ({"steps": [1, 10**23]}, "steps`"),
+        ({"lr": [0.1, 1], "share": 2}, "share"),
     ],
 )  # fmt: skip
 def test_arguments_out_of_range_are_refused(given: dict[str, Any], words: str) -> None:
