@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -217,8 +218,9 @@ class RoundLoop:
         if self.stock is not None:
             with going_on(trainer):
                 self.stock.save(trainer, self.module)
-        with going_on(trainer):
-            self._save(final=not self._continues())
+        final = not self._continues()
+        with nullcontext() if final else going_on(trainer):  # what the run has come to must not be lost
+            self._save(final)
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 
     def _agree(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_fed.core.files import open_atomically
+from lightning_fed.core.files import WriteError, open_atomically
 from lightning_fed.errors import FederatedError
 
 __all__ = ["cached_tensors", "default_cache_folder", "fingerprint_of"]
@@ -55,9 +55,9 @@ def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]
         with open_atomically(path) as file:
             tensors = make()
             torch.save({"fingerprint": fingerprint, "tensors": tensors}, file)
-    except (OSError, RuntimeError) as error:  # torch raises either for a full disk
+    except (WriteError, RuntimeError) as error:  # torch raises the latter for a full disk
         raise FederatedError(
-            f"Expected to keep decoded images in {path}, but that failed ({error}): set "
+            f"Expected to keep decoded images in {path}, but that failed ({error.__cause__ or error}): set "
             "`--data.cache_dir` to a folder that can be written to and has room."
         ) from error
     return tensors
