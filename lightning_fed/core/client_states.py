@@ -174,8 +174,12 @@ class ClientStates:
         self._pinned[name] = self._dumped
         if present is not None:
             self._pinned = {kept: files for kept, files in self._pinned.items() if kept in present}
+        self.remove_unused()
+
+    def remove_unused(self) -> None:
+        """Removes the files that neither a checkpoint nor the last dump refers to."""
         used = {file for files in self._pinned.values() for file in files}.union(self._current(), self._dumped)
-        for file in self._present():
+        for file in self._present() if self._keeps else ():
             if file not in used:
                 with suppress(OSError):  # it is tried again after the next checkpoint
                     (self._folder() / file).unlink()

@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.core.files import append_whole, write_atomically
+from lightning_fed.core.files import WriteError, append_whole, write_atomically
 from lightning_fed.runs.folder import RunFolder, read_rows
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "show_picture"]
@@ -80,7 +80,11 @@ class RoundCSVLogger(Logger):
             columns = sorted({*self._columns, *new}, key=lambda key: (key != "round", key))
             self._rewrite(columns, [*read_rows(self.path), *self._waiting])
         elif self._waiting:
-            append_whole(self.path, _csv(self._columns, self._waiting))
+            try:
+                append_whole(self.path, _csv(self._columns, self._waiting))
+            except WriteError:
+                self._columns = []  # written anew next time, whatever the disk has made of the end
+                raise
         self._waiting = []
 
     def go_on_from(self, table: Path, round: int, checksum: int | None) -> bool:

@@ -53,6 +53,7 @@ def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Pa
                         (run.checkpoints / f"{LAST_GOOD}.ckpt").unlink(missing_ok=True)
         except WriteError as error:
             error.written = written
+            trainer.client_states.remove_unused()  # a full disk is not to be filled with more of them each round
             return error
         return None
 

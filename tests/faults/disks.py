@@ -90,13 +90,14 @@ def failing(disk: Disk) -> Iterator[Disk]:
 
     def asking(name: str, function: Callable[..., Any], place: int) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if name != "mkdir" or not os.path.isdir(args[place]):
+            is_there = name == "mkdir" and os.path.isdir(args[place])
+            if not is_there and (name != "open" or args[1] & os.O_CREAT):
                 disk.touch(args[place])
             return None if name == "fsync" else function(*args, **kwargs)  # no power is lost here
 
         return call
 
-    for name, place in (("replace", 1), ("link", 1), ("mkdir", 0), ("fsync", 0)):
+    for name, place in (("replace", 1), ("link", 1), ("mkdir", 0), ("fsync", 0), ("open", 0)):
         kept[name] = getattr(os, name)
         setattr(os, name, asking(name, kept[name], place))
     builtins.open = open_file
