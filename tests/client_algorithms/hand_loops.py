@@ -221,7 +221,7 @@ class LinearScalingByHand(FedAvgByHand):
 
 
 class FedDynByHand(FedAvgByHand):
-    """Acar et al., Algorithm 1."""
+    """Acar et al., Algorithm 1; N counts the clients that hold samples."""
 
     def __init__(self, *args: Any, alpha: float, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -235,7 +235,7 @@ class FedDynByHand(FedAvgByHand):
     def server(self, steps: dict[int, int]) -> np.ndarray:
         for i in self.p:
             self.own[i] = self.own[i] - self.alpha * (self.ends[i] - self.w)
-        self.h = self.h - self.alpha / len(self.problem.sizes) * sum(self.ends[i] - self.w for i in self.p)
+        self.h = self.h - self.alpha / np.count_nonzero(self.problem.sizes) * sum(self.ends[i] - self.w for i in self.p)
         return sum(self.ends[i] for i in self.p) / len(self.p) - self.h / self.alpha
 
 
