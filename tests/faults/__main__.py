@@ -19,22 +19,27 @@ CAMPAIGNS = {
     "configs": "mutated configs, arguments and environments",
     "ranks": "processes of a run killed, stopped or raising",
 }
+HEAD = (
+    "| campaign | tried | lost | tracebacks | hangs | wrong successes |",
+    "| --- | --- | --- | --- | --- | --- |",
+)
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
-def table(found: dict[str, Counts]) -> str:
-    """Returns the counts as a table."""
-    lines = [
-        "| campaign | tried | lost | tracebacks | hangs | wrong successes |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, counts in found.items():
-        of = counts.of
-        lines.append(
-            f"| {name}: {CAMPAIGNS[name]} | {counts.tried:,} | {of['lost']} | {of['traceback']} | {of['hang']} | "
-            f"{of['wrong success']} |"
-        )
-    return "\n".join(lines)
+def row(name: str, counts: Counts) -> str:
+    """Returns a campaign's line of the table."""
+    figures = (counts.of[outcome] for outcome in ("lost", "traceback", "hang", "wrong success"))
+    return f"| {name}: {CAMPAIGNS[name]} | {counts.tried:,} | {' | '.join(map(str, figures))} |"
+
+
+def write(found: dict[str, str]) -> None:
+    """Writes lines into the documentation's table, which keeps those of campaigns that have not run now."""
+    page = Path(__file__).parents[2] / "docs" / "reliability.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    former, _, after = rest.partition(END)
+    kept = {line[2:].partition(":")[0]: line for line in former.splitlines() if line.startswith("| ")}
+    lines = [line for name in CAMPAIGNS if (line := found.get(name) or kept.get(name)) is not None]
+    page.write_text("\n".join([before + BEGIN, "", *HEAD, *lines, "", END]) + after)
 
 
 def main() -> int:
@@ -45,20 +50,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write-docs", action="store_true", help="write the table into docs/reliability.md")
     given = parser.parse_args()
-    found = {}
+    wrong = 0
     for name in given.only:
         campaign = importlib.import_module(f"tests.faults.{name}")
         started = time.perf_counter()
-        found[name] = campaign.run(given.trials or campaign.TRIALS, given.seed)
-        print(f"{name}: {found[name].of} in {time.perf_counter() - started:.0f} s", flush=True)
-        for line in found[name].wrong:
+        counts = campaign.run(given.trials or campaign.TRIALS, given.seed)
+        for line in counts.wrong:
             print(f"  {line}", flush=True)
-    print(table(found))
-    if given.write_docs:
-        page = Path(__file__).parents[2] / "docs" / "reliability.md"
-        before, _, rest = page.read_text().partition(BEGIN)
-        page.write_text(f"{before}{BEGIN}\n\n{table(found)}\n\n{END}{rest.partition(END)[2]}")
-    return int(any(counts.wrong for counts in found.values()))
+        print(f"{row(name, counts)} in {time.perf_counter() - started:.0f} s", flush=True)
+        wrong += len(counts.wrong)
+        if given.write_docs:
+            write({name: row(name, counts)})
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":
