@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.core.files import write_atomically, writing
+from lightning_fed.runs.lock import RunLock
 
 __all__ = ["LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "open_run", "read_rows", "read_run"]
 
@@ -107,8 +108,8 @@ def _write_as_before(data: Any) -> None:
             options[name] = _DATA[name]
 
 
-def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int) -> RunFolder:
-    """Makes a new folder ``root/name/version_K`` with the smallest free K and writes its ``run.json``.
+def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int, lock: RunLock) -> RunFolder:
+    """Makes a new folder ``root/name/version_K`` with the smallest free K, takes it and writes its ``run.json``.
 
     Raises:
         WriteError: If the system refuses.
@@ -122,6 +123,7 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
             with suppress(FileExistsError):  # another process may take the same number at the same time
                 path.mkdir(mode=0o770)  # it may hold pictures of samples, which are not for everybody
                 break
+    lock.take(path)  # first: another start sweeps what is half written in folders that nobody holds
     run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),

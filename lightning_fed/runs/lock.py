@@ -56,11 +56,16 @@ class RunLock:
                 os.ftruncate(file, 0)
             os.close(file)
 
-    def take(self, folder: Path) -> None:
+    def take(self, folder: Path, surely: bool = False) -> None:
         """Takes a folder, once.
+
+        Args:
+            folder: The run's folder.
+            surely: Whether to give up, rather than warn, where the file system has no locks.
 
         Raises:
             FederatedError: If another process trains in it.
+            OSError: If it cannot be taken for sure.
             WriteError: If the system refuses to make the file.
         """
         path = folder / _FILE
@@ -69,6 +74,9 @@ class RunLock:
         try:
             free = lock_descriptor(file, blocking=False)
         except OSError as error:
+            if surely:
+                os.close(file)
+                raise
             rank_zero_warn(
                 f"The file system of {folder} has no locks ({error.strerror}): see to it that no second start with "
                 "`--ckpt_path last` trains in this folder at the same time."
@@ -93,6 +101,6 @@ def remove_leftovers(parent: Path) -> None:
     for folder in parent.glob("version_*"):
         if left := [path for pattern in _LEFTOVERS for path in folder.glob(pattern)]:
             with suppress(FederatedError, OSError), RunLock() as lock:
-                lock.take(folder)
+                lock.take(folder, surely=True)
                 for path in left:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()

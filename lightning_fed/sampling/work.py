@@ -38,6 +38,15 @@ class ClientWork(ABC):
             Local steps, shape (N,); a factor on every learning rate of the client's optimizer, above 0, shape (N,).
         """
 
+    def most(self, steps: int, steps_per_epoch: int) -> int:
+        """Returns the most local steps of the client with the most samples: the length of a schedule by steps.
+
+        Args:
+            steps: Those that it takes by ``local_epochs`` or ``local_steps``, and the result unless overridden.
+            steps_per_epoch: The same for one local epoch.
+        """
+        return steps
+
 
 class UnequalWork(ClientWork):
     """Draws each client's steps or epochs, and its learning rate, uniformly from a range.
@@ -91,6 +100,11 @@ class UnequalWork(ClientWork):
             steps = np.where(meant & (steps > 0), drawn, steps)
         low, high = self.lr or (1.0, 1.0)
         return steps, np.where(meant, low + rate * (high - low), 1.0)
+
+    def most(self, steps: int, steps_per_epoch: int) -> int:
+        """Returns the upper end of the range, or what the others take if that is more."""
+        given = self.steps[1] if self.steps else self.epochs[1] * steps_per_epoch if self.epochs else steps
+        return given if self.share == 1 else max(given, steps)
 
 
 def _is_range(given: Sequence[float]) -> bool:

@@ -159,9 +159,7 @@ class Bookkeeping:
 
     def _create_run(self, trainer: LightningNames) -> RunFolder:
         remove_leftovers(self.root / self.name)
-        run = create_run(self.root, self.name, self.config(trainer), self.label, trainer.seed)
-        self.lock.take(run.path)
-        return run
+        return create_run(self.root, self.name, self.config(trainer), self.label, trainer.seed, self.lock)
 
     def clear_away(self, trainer: LightningNames) -> None:
         """Removes the folder of a run that ended before its first row: it holds nothing but its own name."""

@@ -1,5 +1,6 @@
 """A part of the campaigns over files that is run every time, and each promise by itself."""
 
+import errno
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import read_checkpoint
 from lightning_fed.runs.folder import read_run
 from lightning_fed.runs.layout import expect_layout
-from lightning_fed.runs.lock import RunLock
+from lightning_fed.runs.lock import RunLock, remove_leftovers
 from tests.faults import damage, disks, kills
 from tests.faults.tiny import ROUNDS, fit, same, versions
 from tests.parts import Classifier, built, federated_data, federated_trainer
@@ -89,6 +90,36 @@ def test_two_new_runs_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
     fit(tmp_path, 1)
     fit(tmp_path, 1)
     assert len(versions(tmp_path)) == 2
+
+
+def test_a_new_folder_is_taken_before_anything_is_written_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, content: bytes) -> None:
+        half = path.with_name(f".{path.name}.1.tmp")
+        half.write_bytes(content)
+        remove_leftovers(path.parents[1])  # another start
+        half.rename(path)
+
+    monkeypatch.setattr("lightning_fed.runs.folder.write_atomically", write)
+    fit(tmp_path, 1)
+
+
+def test_without_locks_nothing_is_swept(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may be about to write it."""
+
+    def no_locks(file: int, *, blocking: bool) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("lightning_fed.runs.lock.lock_descriptor", no_locks)
+    half = begun / "checkpoints" / ".last.ckpt.1.tmp"
+    half.touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        remove_leftovers(begun.parent)
+    assert half.exists()
+    with pytest.warns(UserWarning, match="has no locks"):
+        go_on(begun)
 
 
 @pytest.mark.parametrize("name", damage.NAMES)

@@ -159,9 +159,10 @@ class LightningNames:
         Those of the client with the most samples in one round, as schedules restart then; in all rounds if
         ``local_schedule`` is ``continue``.
         """
-        steps = self.local_steps
-        if steps is None:
-            steps = (self.local_epochs or 1) * -(-self.num_training_batches // self.accumulate_grad_batches)
+        per_epoch = -(-self.num_training_batches // self.accumulate_grad_batches)
+        steps = (self.local_epochs or 1) * per_epoch if self.local_steps is None else self.local_steps
+        if self.work is not None:
+            steps = self.work.most(steps, per_epoch)
         return steps * self.max_rounds if self.local_schedule == "continue" else steps
 
     # Stage

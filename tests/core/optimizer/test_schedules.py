@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, Re
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from lightning_fed.sampling import UnequalWork
 from tests.parts import Classifier, federated_data, federated_trainer
 
 
@@ -108,6 +109,24 @@ def test_one_cycle_over_the_estimated_steps(tmp_path):
     continued = run(tmp_path, configure, local_epochs=2, accumulate_grad_batches=2, local_schedule="continue")
     assert steps == [4, 12]
     assert len({tuple(continued[r][0]) for r in (1, 2, 3)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("work", "most"),
+    [
+        (UnequalWork(steps=[1, 4]), 4), (UnequalWork(steps=[1, 4], share=0.5), 6), (UnequalWork(lr=[0.5, 2.0]), 6),
+        (UnequalWork(epochs=[1, 4], share=0.5), 12),
+    ],
+)  # fmt: skip
+def test_one_cycle_over_the_steps_of_clients_with_work_of_their_own(tmp_path, work, most):
+    def configure(module: Any) -> Any:
+        optimizer = SGD(module.parameters(), lr=0.8)
+        assert module.trainer.estimated_stepping_batches == most
+        schedule = OneCycleLR(optimizer, 0.4, total_steps=most, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    rates = run(tmp_path, configure, 24, 24, 24, rounds=2, local_epochs=2, work=work)
+    assert max(len(own) for cohort in rates.values() for own in cohort.values()) <= most
 
 
 def test_plateau_follows_its_monitor(tmp_path):
