@@ -53,6 +53,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         # Any other line of a class or of a union: what an import in the user's code raised.
         ("broken import", r"(?!Expected a|Does not|Not a valid subclass|a class path|a dict |Unable)(?P<detail>.+)"),
         ("wrong type", r"Expected an? (?P<detail>(?!path but).+?)"),
+        ("no class", r"Not a valid subclass of (?P<detail>\w+)"),
     )
 )
 _GIVES_DATA = ("--data", "--config", "-c")
@@ -94,7 +95,8 @@ def _find(message: str) -> _Finding | None:
     if best is None:
         return None
     types = said.get((best.keys, "Subtypes"), "")[1:-1] if best.kind == "wrong type" else ""
-    return best._replace(detail=types or best.detail, value=best.value or said.get((best.keys, "Given value"), ""))
+    value = best.value.split(". Got value: Namespace(")[0] or said.get((best.keys, "Given value"), "")
+    return best._replace(detail=types or best.detail, value=value)
 
 
 def _read(text: str, keys: tuple[str, ...], class_paths: list[str], is_member: bool) -> _Finding | None:
@@ -143,7 +145,7 @@ def _file_read(parser: ArgumentParser) -> str:
 
 def _words(parser: ArgumentParser, flat: str) -> str:
     """Explains mistakes in the words of the command line, before any value is looked at."""
-    if match := re.match(r"unrecognized arguments: (-*)([^ =]+)", flat):
+    if match := re.match(r"unrecognized arguments: ?(-*)([^ =]*)", flat):
         if match[1]:
             return _unknown_option(parser, (match[2],))
         return f"Expected options as `--name value`, got the word {match[2]!r}; see `{_help(parser)}`."
@@ -282,7 +284,8 @@ def _wrong_class(parser: ArgumentParser, finding: _Finding) -> str:
             f"Expected {option} to name a class that can be imported, got {name!r}{where} "
             f"({finding.detail.rstrip('.')}; --debug shows where)."
         )
-    what = {"abstract class": "a class that can be built", "wrong class": f"a subclass of {finding.detail}"}.get(
+    subclass = f"a subclass of {finding.detail}"
+    what = {"abstract class": "a class that can be built", "wrong class": subclass, "no class": subclass}.get(
         finding.kind, "a known class or an import path"
     )
     meant = did_you_mean(name, known)

@@ -39,6 +39,7 @@ def _mistakes_end(parser: ArgumentParser) -> Iterator[None]:
         exit_with(str(error), 2)
 
 
+_OF_A_CLASS = {"class_path", "init_args", "dict_kwargs"}
 # What torch, NumPy and Python say of sizes that no memory holds, before any of it is used.
 _TOO_LARGE = re.compile(
     "can't allocate memory|out of memory|Overflow when unpacking long|overflow(ed)? with sizes|multiplication overflow|"
@@ -164,6 +165,9 @@ class FederatedArgumentParser(LightningArgumentParser):
                 self.error(f"Option '{key}' is not accepted")
             elif is_mapping and (action is None or isinstance(action, _ActionConfigLoad)):
                 self._expect_options(value, f"{key}.")
+            for spec in value if isinstance(value, list) else [value]:
+                if isinstance(spec, dict) and "class_path" in spec and (more := spec.keys() - _OF_A_CLASS):
+                    self.error(f"Option '{key}.{min(map(str, more))}' is not accepted")
 
     def _refuse(self, key: str, expected: str, value: Any) -> NoReturn:
         self.error(f'Parser key "{key}": Expected {expected}. Got value: {"null" if value is None else value}')

@@ -17,6 +17,7 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
             (["--trainer.max_round=3"], ["`--trainer.max_round`", "did you mean `--trainer.max_rounds`"]),
             (["--nothing.like.it", "3"], ["`--nothing.like.it`", "`lightning-fed fit --help`"]),
             (["stray"], ["'stray'", "--name value"]),
+            ([""], ["the word ''", "--name value"]),
             (
                 ["--aggregator", "FedAvgg"],
                 ["`--aggregator`", "'FedAvgg'", "did you mean FedAvg (known: ", "and others"],
@@ -84,6 +85,10 @@ def test_words(mistake, words, says):
         ("trainer: {max_rounds: many}\n", ["`--trainer.max_rounds`", "int", "'many'"]),
         ("trainer:\n max_rounds: 3\n  name: x\n", ["YAML", "line 3, column 7"]),
         ("trainer: [1\n", ["YAML", "line "]),
+        (
+            "data: {class_path: Digits, init_args: {partitioner: 3}}",
+            ["`--data.partitioner`", "Partitioner, got '3'", "IID"],
+        ),
         ("- a\n- b\n", ["`name: value`"]),
         ("", ["`name: value`"]),
     ],

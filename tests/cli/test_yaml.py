@@ -66,11 +66,13 @@ def test_a_group_with_no_options_changes_none(cli):
             ("trainer: {nothing: {}}", "trainer.nothing"),
             ("aggregator: {class_path: FedAvg, init_args: {nothing: {}}}", "aggregator.nothing"),
             ("nothing: {}", "nothing"),
+            ("model: {class_path: Plain, nothing: 1}", "model.nothing"),
+            ("trainer: {callbacks: [{class_path: EarlyStopping, nothing: 1}]}", "trainer.callbacks.nothing"),
             ("aggregator: {class_path: FedAvg, nothing: {}}", "aggregator.nothing"),
         ],
     ),
 )
-def test_an_unknown_key_with_an_empty_mapping(cli, mistake, text, option):
+def test_an_unknown_key(cli, mistake, text, option):
     sentence = mistake(*BASE, "--config", cli.file("wrong.yaml", text))
     assert sentence.startswith(f"There is no option `--{option}` in {cli.folder}/wrong.yaml; ")
 
