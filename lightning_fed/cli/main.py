@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from lightning_fed.cli.exits import debug_mode, exit_with, mistakes_in_one_sentence, open_streams, output_is_written
 from lightning_fed.errors import FederatedError, expect_variables
@@ -75,18 +76,35 @@ def _without_safe_imports(words: list[str]) -> tuple[list[str], list[str] | None
 
 @contextmanager
 def _imports_from(packages: list[str] | None) -> Iterator[None]:
-    """Refuses, while open, options that name what is not of the packages or of this one, before it is imported."""
+    """Refuses, while open, options that name what is not of the packages or of this one, before it is imported.
+
+    A function runs as soon as it is given arguments, whatever it does: it has to be named by itself.
+    """
     if packages is None:
         yield
         return
-    from jsonargparse import _common, set_parsing_settings
+    from jsonargparse import _common, _typehints, set_parsing_settings
 
-    former = dict(_common.parsing_settings)
+    former, build = dict(_common.parsing_settings), _typehints.adapt_class_type
+
+    def build_class(value: Any, *args: Any, **kwargs: Any) -> Any:
+        path = value["class_path"]
+        found = _typehints.import_object(path)
+        if not isinstance(found, type) and not {path, _defined_as(found)} & set(packages):
+            raise _common.ImportDenied(f"Importing '{path}' is not allowed, as a function is no class")
+        return build(value, *args, **kwargs)
+
     set_parsing_settings(import_path_denylist=["*", *_RUN_CODE], import_path_allowlist=["lightning_fed", *packages])
+    _typehints.adapt_class_type = build_class
     try:
         yield
     finally:
+        _typehints.adapt_class_type = build
         _common.parsing_settings.update(former)
+
+
+def _defined_as(found: Any) -> str:
+    return f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
 
 
 def _hide_parser_deprecations() -> None:

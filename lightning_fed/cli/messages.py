@@ -277,7 +277,7 @@ def _wrong_class(parser: ArgumentParser, finding: _Finding) -> str:
     if finding.kind == "denied import":
         return (
             f"Expected {option} to name a class of the packages that `--safe_imports` gives, got {name!r}{where}: add "
-            "its package there, if you trust it."
+            "its package there, or the whole name of a function, if you trust it."
         )
     if finding.kind == "broken import":
         return (

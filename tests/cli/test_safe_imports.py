@@ -43,7 +43,7 @@ WORDS = [
 def test_words(mistake, words, option):
     assert mistake(*BASE, *words) == (
         f"Expected `--{option}` to name a class of the packages that `--safe_imports` gives, got 'untrusted.Thing': "
-        "add its package there, if you trust it."
+        "add its package there, or the whole name of a function, if you trust it."
     )
 
 
@@ -73,6 +73,32 @@ def test_variables(mistake, monkeypatch):
 @pytest.mark.parametrize("path", quick_first(2, ["torch.hub.load", "torch.os.system", "lightning_fed.cli.main.main"]))
 def test_what_an_allowed_package_holds_of_others_or_to_run_code(mistake, path):
     assert "that `--safe_imports` gives" in mistake(*BASE, "--model.optimizer", path)
+
+
+CALLED = "[{class_path: LambdaCallback, init_args: {on_fit_start: {class_path: %s, init_args: {%s}}}}]"
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    quick_first(
+        1,
+        [
+            ("torch.utils.collect_env.run", "command: touch made"),
+            ("torch.serialization.load", "f: made, weights_only: false"),
+            ("lightning_fed.core.files.write_atomically", "path: made, content: aGVsbG8="),
+        ],
+    ),
+)
+def test_a_function_does_not_run_because_its_package_is_allowed(cli, mistake, function, given):
+    words = (*BASE[:-1], "torch,tests,lightning", "--trainer.callbacks", CALLED % (function, given))
+    assert f"got '{function}': add its package there, or the whole name of a function" in mistake(*words)
+    assert not (cli.folder / "made").exists()
+
+
+def test_a_function_that_is_named_is_allowed(cli):
+    words = "--safe_imports=torch,tests,lightning,torch.utils.collect_env.run", "--print_config"
+    with pytest.raises(SystemExit, match="0"):
+        cli.run(*words, "--trainer.callbacks", CALLED % ("torch.utils.collect_env.run", "command: ls"))
 
 
 def test_what_is_allowed(cli):
