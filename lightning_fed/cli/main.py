@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from lightning_fed.cli.exits import debug_mode, exit_with, mistakes_in_one_sentence, open_streams, output_is_written
 from lightning_fed.errors import FederatedError, expect_variables
@@ -83,23 +83,24 @@ def _imports_from(packages: list[str] | None) -> Iterator[None]:
     if packages is None:
         yield
         return
-    from jsonargparse import _common, _typehints, set_parsing_settings
+    from jsonargparse import _common, _typehints, _util, set_parsing_settings
 
-    former, build = dict(_common.parsing_settings), _typehints.adapt_class_type
+    former, typehints = dict(_common.parsing_settings), cast(Any, _typehints)
+    build = typehints.adapt_class_type
 
     def build_class(value: Any, *args: Any, **kwargs: Any) -> Any:
         path = value["class_path"]
-        found = _typehints.import_object(path)
+        found = _util.import_object(path)
         if not isinstance(found, type) and not {path, _defined_as(found)} & set(packages):
             raise _common.ImportDenied(f"Importing '{path}' is not allowed, as a function is no class")
         return build(value, *args, **kwargs)
 
     set_parsing_settings(import_path_denylist=["*", *_RUN_CODE], import_path_allowlist=["lightning_fed", *packages])
-    _typehints.adapt_class_type = build_class
+    typehints.adapt_class_type = build_class
     try:
         yield
     finally:
-        _typehints.adapt_class_type = build
+        typehints.adapt_class_type = build
         _common.parsing_settings.update(former)
 
 
