@@ -1,12 +1,13 @@
 """What a checkpoint must hold for a run to go on from it: checked once, before anything is taken from it."""
 
+import zlib
 from typing import Any
 
 from torch import Tensor
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["FORMAT", "expect_layout"]
+__all__ = ["FORMAT", "expect_layout", "seal_of"]
 
 FORMAT = 1
 
@@ -32,6 +33,7 @@ _FEDERATED = {
     "methods?": [str],
     "should_stop": bool,
     "rows?": (int, type(None)),
+    "seal?": int,
 }
 _CHECKPOINT = {
     "epoch": int,
@@ -57,11 +59,34 @@ def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
     wrong = _wrong(checkpoint, _CHECKPOINT, "")
     if wrong is None and not 0 <= checkpoint["epoch"] == state["round"]:
         wrong = f"`epoch` is {checkpoint['epoch']} and `federated.round` {state['round']}"
+    if wrong is None and state.get("seal", seal := seal_of(checkpoint)) != seal:
+        wrong = "something in it is not as it was written"
     if wrong is not None:
         raise FederatedError(
             f"Expected {source} to hold all that a run goes on from, but {wrong}: it was changed or made by another "
             "program, give another `--ckpt_path`."
         )
+
+
+def seal_of(checkpoint: dict[str, Any]) -> int:
+    """Returns a checksum of all that a run goes on from, but for the numbers in tensors, which the file itself checks.
+
+    What callbacks keep has no layout that is known here, and what is left out of it would mean a fresh start of theirs.
+    """
+    read = {name.rstrip("?") for name in _FEDERATED} - {"seal"}
+    state = {name: value for name, value in checkpoint["federated"].items() if name in read}
+    held = [checkpoint["epoch"], checkpoint["global_step"], checkpoint["callbacks"], state]
+    return zlib.crc32(repr(_outline(held)).encode())
+
+
+def _outline(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    if isinstance(value, dict):
+        return [(repr(key), _outline(inner)) for key, inner in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_outline(inner) for inner in value]
+    return repr(sorted(value, key=repr)) if isinstance(value, set) else repr(value)
 
 
 def _wrong(value: Any, like: Any, place: str) -> str | None:

@@ -19,7 +19,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import is_stock
 from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
 from lightning_fed.runs.folder import LAST_GOOD, RunFolder
-from lightning_fed.runs.layout import FORMAT, expect_layout
+from lightning_fed.runs.layout import FORMAT, expect_layout, seal_of
 from lightning_fed.runs.loggers import RoundCSVLogger
 from lightning_fed.trainer.lightning_names import LightningNames
 
@@ -127,7 +127,10 @@ def _dump(trainer: LightningNames) -> dict[str, Any]:
         },
     }
     trainer.hooks("on_save_checkpoint", checkpoint)
-    return _storable(checkpoint)
+    stored = _storable(checkpoint)
+    if "federated" in stored:
+        stored["federated"]["seal"] = seal_of(stored)
+    return stored
 
 
 def _storable(checkpoint: dict[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,7 @@ def rename_records(path: Path, chance: random.Random) -> None:
     checkpoint = torch.load(path, weights_only=True)
     files = checkpoint["federated"]["client_states"]
     files[chance.randrange(len(files))] = chance.choice(NAMES)
+    del checkpoint["federated"]["seal"]  # as somebody would who forges it
     torch.save(checkpoint, path)
 
 
