@@ -68,8 +68,13 @@ class Pulse:
             threading.Thread(target=self._repeat, args=(work,), daemon=True).start()
 
     def begin(self, position: Callable[[], tuple[str, str]]) -> None:
-        """Begins a call of the trainer, which all processes make; a failure of the one before does not concern it."""
+        """Begins a call of the trainer, which all processes make, in the thread that trains.
+
+        A failure of the one before does not concern it, nor does silence between the two.
+        """
         self._calls += 1
+        self._clock = _clock_of(threading.current_thread())
+        self._heard = {other: (count, self._passes) for other, (count, _) in self._heard.items()}
         self.failure = self._saying = None
         self._said.clear()
         self.position, self.is_active = position, True

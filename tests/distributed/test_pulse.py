@@ -1,5 +1,6 @@
 """Signs of life between two processes, played in one."""
 
+from threading import Thread
 from typing import Any
 from unittest.mock import patch
 
@@ -65,6 +66,25 @@ def test_silence_outside_a_call_of_the_trainer_ends_nothing(pair: Pair) -> None:
     passes(pair[1])
     passes(pair[0], 9)
     assert pair[0].failure is None
+
+
+def test_silence_before_a_call_is_none_of_it(pair: Pair) -> None:
+    pair[0].is_active = False
+    passes(pair[1])
+    passes(pair[0], 9)
+    pair[0].begin(lambda: ("", ""))
+    passes(pair[0], 2)
+    assert pair[0].failure is None
+    passes(pair[0], 2)
+    assert pair[0].failure is not None
+
+
+def test_the_thread_that_trains_is_the_one_that_calls_the_trainer(pair: Pair) -> None:
+    with patch.object(module, "_clock_of") as clock:
+        caller = Thread(target=pair[0].begin, args=(lambda: ("", ""),))
+        caller.start()
+        caller.join()
+    clock.assert_called_once_with(caller)
 
 
 def test_a_first_process_that_answers_no_more_is_noticed(pair: Pair) -> None:
