@@ -1,6 +1,6 @@
 """Sends a run's rows, config and split to its loggers."""
 
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,14 @@ class RunLog:
     def log_config(self, config: dict[str, Any]) -> None:
         """Records the run's config, split summary and size."""
         for logger in self.loggers:
-            logger.log_hyperparams(config)
+            with _writing(logger):
+                logger.log_hyperparams(config)
 
     def log_picture(self, key: str, path: Path) -> None:
         """Adds a picture file where a logger takes pictures."""
         for logger in self.loggers:
-            show_picture(logger, key, path)
+            with _writing(logger):
+                show_picture(logger, key, path)
 
     def log_round(self, row: dict[str, float]) -> None:
         """Records the row of a finished round.
@@ -80,7 +82,7 @@ class RunLog:
         refused: WriteError | None = None
         for logger in self.loggers:
             try:
-                with writing(Path(logger.save_dir or type(logger).__name__), "--trainer.logger"):
+                with _writing(logger):
                     logger.log_metrics(row, step=int(row["round"]))
             except WriteError as error:
                 refused = error
@@ -90,9 +92,15 @@ class RunLog:
     def close(self, status: str) -> None:
         """Flushes and closes every logger."""
         for logger in self.loggers:
-            with nullcontext() if status == "success" else suppress(WriteError):  # what failed before is to be seen
+            ended = nullcontext() if status == "success" else suppress(WriteError)  # what failed before is to be seen
+            with ended, _writing(logger):
                 logger.save()
-            logger.finalize(status)
+                logger.finalize(status)
+
+
+def _writing(logger: Logger) -> AbstractContextManager[None]:
+    """Turns what the system refuses a logger into one sentence."""
+    return writing(Path(str(logger.save_dir or type(logger).__name__)), "--trainer.logger")
 
 
 def _take_over_rows(logger: RoundCSVLogger, run: RunFolder, checkpoint: dict[str, Any], former: RunFolder) -> None:

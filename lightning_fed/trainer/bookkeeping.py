@@ -177,8 +177,8 @@ class Bookkeeping:
             notes.append(f"# split {facts['split']['hash']}")
         if trainer.engine == "auto" and choice is not None:
             notes.append("# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in choice.items()))
-        log.log_config({**self.config(trainer), **facts})
         with going_on(trainer):
+            log.log_config({**self.config(trainer), **facts})
             self._note_below_config(notes)
         if self.run is not None and log.loggers and trainer.is_global_zero:
             self._draw_split(trainer, self.run, log)

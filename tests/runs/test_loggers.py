@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fed import FederatedTrainer
+from lightning_fed.core.files import WriteError
 from lightning_fed.runs.loggers import RoundWandbLogger
 from tests.parts import Classifier, federated_data, federated_trainer
 
@@ -74,6 +76,20 @@ def test_own_rows_stay_out_of_the_table_where_it_is_the_only_logger(tmp_path, st
     trainer = federated_trainer(tmp_path, logger=[], enable_checkpointing=True, max_rounds=2)
     trainer.fit(Logs(), federated_data())
     assert rounds_of(trainer) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("call", ["log_hyperparams", "log_metrics", "save", "finalize"])
+def test_a_logger_whose_disk_is_full_is_a_sentence_and_the_table_has_its_rows(tmp_path, monkeypatch, call):
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    logger = CSVLogger(tmp_path / "theirs")
+    monkeypatch.setattr(logger, call, refuse)
+    trainer = federated_trainer(tmp_path, logger=[logger], enable_checkpointing=True, max_rounds=2)
+    with pytest.raises(WriteError, match=r"theirs.*No space left.*`--trainer\.logger`"):
+        trainer.fit(Classifier(), federated_data())
+    if call == "log_metrics":
+        assert rounds_of(trainer) == ["0"]
 
 
 def test_a_run_without_loggers_has_none(tmp_path: Path) -> None:
