@@ -51,9 +51,9 @@ def _too_large(error: Exception, built: Any) -> FederatedError | None:
     """Returns a mistake in one sentence if a constructor asked for memory that there is not."""
     if not isinstance(error, MemoryError) and not _TOO_LARGE.search(str(error)):
         return None
-    reason = str(error).split("\n")[0] or "no memory"
+    reason = str(error).split("\n")[0] or "out of memory"
     return FederatedError(
-        f"Expected {built.__name__} to fit into the memory of this machine, give it smaller sizes: {reason}"
+        f"Expected sizes of {built.__name__} that the memory of this machine holds, but: {reason.strip('.')}."
     )
 
 
