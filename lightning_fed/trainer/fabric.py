@@ -52,7 +52,7 @@ def make_fabric(
         expect_variables(*_LAUNCHERS, *_SLURM)
         raise FederatedError(
             f"Expected `--trainer.accelerator`, `devices`, `strategy` and `precision` to fit this machine, but Fabric "
-            f"refuses them: {' '.join(str(error).split())}"
+            f"refuses them: {' '.join(str(error).split()).rstrip('.')}."
         ) from error
     fabric.strategy.remove_checkpoint = partial(_remove_checkpoint, fabric)  # type: ignore[attr-defined]  # as Trainer's has
     if fabric.world_size > 1 and not isinstance(fabric.strategy, ClientsStrategy):

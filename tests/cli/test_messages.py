@@ -85,6 +85,7 @@ def test_words(mistake, words, says):
         ("trainer: {max_rounds: many}\n", ["`--trainer.max_rounds`", "int", "'many'"]),
         ("trainer:\n max_rounds: 3\n  name: x\n", ["YAML", "line 3, column 7"]),
         ("trainer: [1\n", ["YAML", "line "]),
+        ("trainer: {max_time: 1}", ["`--trainer.max_time` to be of type str or timedelta or ", "'1'"]),
         (
             "data: {class_path: Digits, init_args: {partitioner: 3}}",
             ["`--data.partitioner`", "Partitioner, got '3'", "IID"],

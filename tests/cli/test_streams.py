@@ -76,7 +76,8 @@ def test_names_that_no_file_can_have(capsys):
 @pytest.mark.parametrize("size", quick_first(1, [10**14, 10**18, 10**30]))
 def test_a_width_that_no_memory_holds(mistake, size):
     words = ["--model", "Plain", "--data", "Digits", "--model.width", str(size)]
-    assert mistake("fit", *words, code=1).startswith("Expected sizes of Plain that the memory of this machine holds, but: ")
+    sentence = mistake("fit", *words, code=1)
+    assert sentence.startswith("Expected sizes of Plain that the memory of this machine holds, but: ")
 
 
 def test_a_folder_that_is_gone(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The optimizer and schedules that a module configures, made fresh for every client without rebuilding them."""
 
 from copy import deepcopy
+from traceback import walk_tb
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -41,7 +42,9 @@ class LocalOptimizer:
         self._restart = restart
         try:
             configured = module.configure_optimizers()
-        except ValueError as error:  # what torch says of a bad option, such as a negative learning rate
+        except (ValueError, TypeError) as error:  # what torch says of a bad option, such as a negative learning rate
+            if isinstance(error, TypeError) and not _is_of_torch(error):
+                raise
             raise FederatedError(
                 f"Expected `{type(module).__name__}.configure_optimizers` to build an optimizer, but it refuses: "
                 f"{error}; change `--model.optimizer`, `--model.lr_scheduler`, `--optimizer` or `--lr_scheduler`."
@@ -231,3 +234,9 @@ class LocalOptimizer:
                 f"Expected the optimizer of the run that the checkpoint is from, with {name} {was}, got {now}: a "
                 "resumed run keeps its options, start a new one with `--weights` instead of `--ckpt_path`."
             )
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Whether torch.optim raised it, as for an option that is None, and no defect in the user's code did."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("torch.optim")
