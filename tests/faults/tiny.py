@@ -1,6 +1,7 @@
 """A run that takes a moment and writes files of every kind, and how one that was disturbed is compared with it."""
 
 import csv
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,13 @@ def fit(folder: Path, rounds: int = ROUNDS, ckpt_path: str | None = None, **opti
         **options,
     }
     trainer = federated_trainer(folder, FedAvgM(beta=0.5), SCAFFOLD(), enable_checkpointing=True, **given)
-    trainer.fit(built(Classifier), federated_data(8, 8, 8, 8, 8), ckpt_path=ckpt_path)
+    said = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = said.level
+    said.setLevel(logging.WARNING)  # a campaign is hundreds of runs
+    try:
+        trainer.fit(built(Classifier), federated_data(8, 8, 8, 8, 8), ckpt_path=ckpt_path)
+    finally:
+        said.setLevel(level)
     return trainer
 
 
