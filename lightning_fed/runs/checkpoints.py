@@ -71,7 +71,8 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
 def _expect_checksums(path: Path) -> None:
     """Compares the checksums that torch writes and does not read: a file is as it was written, or refused."""
     with zipfile.ZipFile(path) as file:
-        if (damaged := file.testzip()) is not None:
+        # Under `torch.serialization.set_crc32_options(False)` there are none: all are 0.
+        if any(part.CRC for part in file.infolist()) and (damaged := file.testzip()) is not None:
             raise zipfile.BadZipFile(damaged)
 
 

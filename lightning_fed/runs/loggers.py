@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.core.files import WriteError, append_whole, write_atomically
+from lightning_fed.core.files import WriteError, append_whole, write_atomically, writing
 from lightning_fed.runs.folder import RunFolder, read_rows
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "show_picture"]
@@ -86,6 +86,16 @@ class RoundCSVLogger(Logger):
                 self._columns = []  # written anew next time, whatever the disk has made of the end
                 raise
         self._waiting = []
+
+    def make_durable(self) -> None:
+        """Writes the rows that wait and lets the disk have all: a checkpoint counts on them, also after a power cut.
+
+        Raises:
+            WriteError: If the system refuses.
+        """
+        self.save()
+        with writing(self.path), open(self.path, "rb+") as file:
+            os.fsync(file.fileno())
 
     def go_on_from(self, table: Path, round: int, checksum: int | None) -> bool:
         """Takes over the rows up to a round, of its own file or another run's; later ones are cut off.

@@ -43,7 +43,7 @@ def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Pa
     def write() -> WriteError | None:
         try:
             for table in (logger for logger in trainer.loggers if isinstance(logger, RoundCSVLogger)):
-                table.save()  # a checkpoint counts on the rows up to its round
+                table.make_durable()
             for path in paths:
                 save_checkpoint(checkpoint, path)
                 written.append(path)

@@ -160,6 +160,28 @@ def test_names_that_would_be_removed_leave_no_folder(tmp_path: Path) -> None:
     assert precious.exists()
 
 
+def test_a_checkpoint_without_checksums_is_read(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"weight": torch.ones(3)}, tmp_path / "a.ckpt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(read_checkpoint(tmp_path / "a.ckpt", "--weights")["weight"], torch.ones(3))
+
+
+def test_rows_are_on_the_disk_before_a_checkpoint_counts_on_them(tmp_path: Path, monkeypatch: Any) -> None:
+    synced, sync = [], os.fsync
+
+    def noting(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}").rpartition("/")[2])
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    fit(tmp_path, 1)
+    last = max(at for at, name in enumerate(synced) if name.startswith(".last.ckpt"))
+    assert "metrics.csv" in synced[last - 2 : last]  # `best` may come between
+
+
 def test_every_byte_of_a_checkpoint_is_watched(begun: Path) -> None:
     last, chance = begun / "checkpoints" / "last.ckpt", random.Random(0)
     content, reference = last.read_bytes(), damage.places_in(torch.load(last, weights_only=True), 9)
