@@ -49,11 +49,14 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("abstract class", r"Expected an instantiatable class, but (?:(?P<name>\S+) )?is abstract"),
         ("wrong class", r"Import path (?:(?P<name>\S+) )?does not correspond to a subclass of (?P<detail>\w+)"),
         ("wrong class", r"Expected '(?P<name>\S+)' to be a subclass of (?P<detail>\S+?)\.?"),
-        ("wrong type", r"Not of type (?P<detail>\w+): .*"),
         ("denied import", r"Importing '(?P<name>[^']+)' is not allowed, .*"),
         # Any other line of a class or of a union: what an import in the user's code raised.
-        ("broken import", r"(?!Expected a|Does not|Not a valid subclass|a class path|a dict |Unable)(?P<detail>.+)"),
+        (
+            "broken import",
+            r"(?!Expected a|Does not|Not a valid subclass|Not of type|a class path|a dict |Unable)(?P<detail>.+)",
+        ),
         ("wrong type", r"Expected an? (?P<detail>(?!path but).+?)"),
+        ("wrong type", r"Not of type (?P<detail>\w+): .*"),
         ("no class", r"Not a valid subclass of (?P<detail>\w+)"),
     )
 )
