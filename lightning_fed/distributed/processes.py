@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from lightning_fed.distributed.pulse import ENDED, Failure, Pulse
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, add_note
 
 __all__ = ["LostProcess", "PeerFailure", "Processes"]
 
@@ -171,6 +171,7 @@ class Processes:
         if not isinstance(error, FederatedError):
             notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             sentence = f"Process {self.rank} ended with {type(error).__name__}: {sentence}{place}{notes}; {resume}"
+            add_note(error, f"Process {self.rank} ended{place}; {resume}")
         self.pulse.fail(Failure(sentence, lost=False))
         self._deadline = time.monotonic() + _LAST_WORD_S
         with suppress(LostProcess, PeerFailure):

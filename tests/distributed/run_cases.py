@@ -1,5 +1,6 @@
 """Runs cases in two processes, which it starts itself: FOLDER gets what each process found, by the case's name."""
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +16,13 @@ from tests.distributed.process_cases import CASES, EVERYTHING, MISTAKES, grid  #
 from tests.parts import cover  # noqa: E402  # the same
 
 
+def listening(port: int) -> list[str]:
+    """Returns the addresses, as Linux writes them, on which this machine listens at a port."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    places = [line[1].split(":") for line in lines if line[3] == "0A"]
+    return [address for address, at in places if int(at, 16) == port]
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     folder, everything = Path(sys.argv[1]), sys.argv[2:] == ["everything"]
@@ -27,6 +35,7 @@ def main() -> None:
     trainer = FederatedTrainer(accelerator="cpu", devices=2, default_root_dir="not-written")
     assert isinstance(trainer.strategy, ClientsStrategy)
     rank = trainer.global_rank
+    found["listens"] = listening(int(os.environ["MASTER_PORT"]))
     torch.save(found, folder / f"rank{rank}.pt")
 
 

@@ -133,6 +133,10 @@ def test_clients_that_fail_are_counted_over_all_processes(pair: Pair) -> None:
         )
 
 
+def test_the_processes_of_one_machine_meet_on_its_loopback_interface(pair: Pair) -> None:
+    assert [found["listens"] for found in pair.everyone] == [["0100007F"]] * 2
+
+
 ENDS = {
     "fails on one": "Expected nothing, got a failure.",
     "fails between clients": "Expected nothing, got a failure.",

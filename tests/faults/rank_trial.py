@@ -13,7 +13,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lightning_fed.distributed import ClientsStrategy  # noqa: E402  # the same
 from lightning_fed.distributed.processes import Processes  # noqa: E402  # the same
-from tests.distributed.process_cases import SCAFFOLD, FederatedCallback, FederatedError, fit  # noqa: E402  # the same
+from tests.distributed.process_cases import (  # noqa: E402  # the same
+    SCAFFOLD,
+    FederatedCallback,
+    FederatedError,
+    Logging,
+    evaluated,
+    fit,
+    start,
+)
 
 ASKED = {"moment": "", "rank": -1, "at": 0, **json.loads(sys.argv[1])}
 RANK = int(os.environ.get("LOCAL_RANK", "0"))
@@ -33,7 +41,7 @@ class Hurt:
         self.left = sys.maxsize
         Path(ASKED["folder"], "hurt").write_text(str(time.time()))
         if ASKED["how"] == "raises":
-            raise ValueError("raised on purpose")
+            raise ArithmeticError("raised on purpose")
         os.kill(os.getpid(), signal.SIGKILL if ASKED["how"] == "killed" else signal.SIGSTOP)
 
 
@@ -79,8 +87,9 @@ def before(owner: type, name: str, act: Callable[[], None]) -> None:
 
 def run(folder: str, *callbacks: Any) -> None:
     fit(
-        2, SCAFFOLD(), *callbacks, logger=[], enable_checkpointing=True, default_root_dir=folder, name="run",
-        max_rounds=4, client_states="host", clients_per_round=4, ckpt_path="last", process_timeout=30 / 60,
+        2, SCAFFOLD(), *callbacks, net=start(Logging), data=evaluated(), logger=[], enable_checkpointing=True,
+        default_root_dir=folder, name="run", max_rounds=4, client_states="host", clients_per_round=4, ckpt_path="last",
+        process_timeout=30 / 60,
     )  # fmt: skip
 
 

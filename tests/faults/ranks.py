@@ -74,6 +74,15 @@ def is_over(pid: int) -> bool:
         return True
 
 
+def is_gone(process: "subprocess.Popen[bytes]") -> bool:
+    """Says whether no process of a group is left; one that was ended as it began has left no mark of its own."""
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def hurt(trial: Trial, folder: Path) -> tuple[Outcome, str] | None:
     """Carries out a trial; returns what is wrong with how the other process ended, if anything is."""
     process = start(folder, {**vars(trial), "folder": str(folder)})
@@ -83,7 +92,7 @@ def hurt(trial: Trial, folder: Path) -> tuple[Outcome, str] | None:
     since, other = time.monotonic(), folder / f"pid{1 - trial.rank}"
     ended = False
     while time.monotonic() - since < ENDS_WITHIN_S and not ended:
-        ended = other.exists() and is_over(int(other.read_text()))
+        ended = is_over(int(other.read_text())) if other.exists() else process.poll() is not None and is_gone(process)
         if trial.rank == 0 and trial.how == "killed":
             process.poll()
         time.sleep(0.1)
@@ -109,9 +118,9 @@ def judge(trial: Trial, said: str) -> tuple[Outcome, str] | None:
     if said.count("Traceback (most recent call last)") > raised:
         return "traceback", said[-2000:]
     joining = trial.moment == "joining"
-    who = f"Process {trial.rank} ended with ValueError" if raised and not joining else f"process {trial.rank}"
-    if joining and trial.how == "stopped":
-        who = "all processes to join the run within"
+    who = f"Process {trial.rank} ended" if raised else f"process {trial.rank}"
+    if joining and trial.how != "killed":
+        who = "raised on purpose" if raised else "all processes to join the run within"
     if who not in said or not (joining or "in round " in said):
         return "lost", f"who and where is not said: {said[-600:]}"
     return None
