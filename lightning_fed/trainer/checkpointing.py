@@ -19,7 +19,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import is_stock
 from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
 from lightning_fed.runs.folder import LAST_GOOD, RunFolder
-from lightning_fed.runs.layout import FORMAT, expect_layout, seal_of
+from lightning_fed.runs.layout import FORMAT, seal_of
 from lightning_fed.runs.loggers import RoundCSVLogger
 from lightning_fed.trainer.lightning_names import LightningNames
 
@@ -188,12 +188,11 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
 
 
 def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: str) -> None:
-    """Restores a run from a checkpoint, in place; weights must have been loaded before.
+    """Restores a run from a checkpoint of sound layout, in place; weights must have been loaded before.
 
     Raises:
-        FederatedError: If it is no checkpoint of federated training, or of another run.
+        FederatedError: If it is of another run.
     """
-    expect_layout(checkpoint, source)
     state = checkpoint["federated"]
     split = getattr(trainer.datamodule, "split_hash", None)
     if state["split_hash"] != split:

@@ -24,6 +24,7 @@ from lightning_fed.distributed.logs import sync_metrics
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import read_checkpoint, records_of_checkpoints
 from lightning_fed.runs.folder import RunFolder
+from lightning_fed.runs.layout import expect_layout
 from lightning_fed.sampling import cohort_size
 from lightning_fed.trainer.callback_order import add_module_callbacks
 from lightning_fed.trainer.checkpointing import load_weights, restore_state
@@ -154,6 +155,8 @@ def set_up_training(
         source: The file that the checkpoint is from.
     """
     model, options, data = trainer.lightning_module, trainer.options, trainer.datamodule
+    if checkpoint is not None:
+        expect_layout(checkpoint, source)  # before the module may change what is loaded
     move_to_device(trainer.fabric, model)  # first: a checkpoint may hold more than the module's precision did
     with unfrozen(trainer.callbacks, model):  # its own `state_dict` may be of what is trained alone
         if weights is not None and checkpoint is None:

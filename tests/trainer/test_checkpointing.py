@@ -11,6 +11,7 @@ from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvgM
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback
 from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, points
 
 
@@ -137,6 +138,28 @@ def test_the_module_may_change_what_is_loaded(tmp_path):
     started = Renamed()
     saving_trainer(tmp_path, 1, clients_per_round=1).fit(started, federated_data(8, 8), weights=path)
     assert started.loaded == 1
+
+
+def test_the_module_may_let_a_callback_start_anew(tmp_path):
+    class Forgetful(Classifier):
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            assert checkpoint["callbacks"].pop("Counter") == {"rounds": 2}
+
+    class Counter(FederatedCallback):
+        state_key = "Counter"
+        rounds = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"rounds": self.rounds}
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.rounds += 1
+
+    for rounds, counted in ((2, 2), (3, 1)):
+        counter = Counter()
+        trainer = federated_trainer(tmp_path, counter, max_rounds=rounds, enable_checkpointing=True, logger=[])
+        trainer.fit(built(Forgetful), federated_data(8, 8), ckpt_path="last")
+        assert counter.rounds == counted
 
 
 class WithTeacher(Classifier):
