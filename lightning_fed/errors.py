@@ -19,6 +19,9 @@ __all__ = [
 ]
 
 
+_SINGLE = 2.0**128  # beyond what a number of single precision, which models are of, can be
+
+
 class FederatedError(ValueError):
     """A mistake in the configuration, the data or the user's module.
 
@@ -47,7 +50,8 @@ def is_count(value: Any, least: int = 1) -> bool:
 
 def is_number(value: Any, least: float = -inf, above: float = -inf, below: float = inf, most: float = inf) -> bool:
     """Says whether a value is a finite number, no bool, at least, above, below and at most such bounds."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    number = value  # of any type for mypy, which knows nothing of comparing a Real
+    if isinstance(value, bool) or not isinstance(value, Real) or not -_SINGLE < number < _SINGLE:
         return False
     return least <= float(value) <= most and above < float(value) < below
 

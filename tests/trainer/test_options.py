@@ -21,7 +21,7 @@ BAD: dict[str, list[Any]] = {
     "devices": [0, "x", 10**6, "1000000", 10**30],
     "num_nodes": [*COUNT, None, 10**12],
     "strategy": ["ring"],
-    "process_timeout": [0, -1.0, "30", True, None, math.inf],
+    "process_timeout": [0, -1.0, "30", True, None, math.inf, 1e300, 10**400],
     "precision": ["16-mixed", "8", 7, None],
     "logger": ["wandb", 3, ["csv"]],
     "callbacks": [3, "FedAvg", [FedAvg], [FedAvg(), FedAvg()]],
