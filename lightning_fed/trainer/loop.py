@@ -107,7 +107,8 @@ class RoundLoop:
             trainer.hooks("on_train_epoch_end", monitors=False)
             self._note(self.recorder.compute())
             self.recorder.reset_metrics()
-            trainer.hooks("on_train_epoch_end", module=False, monitors=True)
+            if update.num_clients:  # else what they monitor of clients is of another round, or not there yet
+                trainer.hooks("on_train_epoch_end", module=False, monitors=True)
         self._finish_round(started)
 
     def _seed(self, at: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 
 from lightning_fed.aggregators import FedAvg, Krum
 from lightning_fed.callbacks.diagnostics import GradientDissimilarity
@@ -206,6 +207,24 @@ def test_so_does_one_that_is_thin_for_what_becomes_of_its_clients(tmp_path: Path
     start = torch.cat([p.flatten() for p in built(Classifier).parameters()])
     changed = [not torch.equal(a, b) for a, b in zip([start, *seen.weights], seen.weights, strict=False)]
     assert changed == [False, True, False]
+
+
+def test_what_monitors_clients_waits_for_a_round_in_which_some_train(tmp_path: Path) -> None:
+    class Plateau(Classifier):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(
+                self.parameters(), lr=1e-9
+            )  # the loss of a client that never moves stands still
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e-3, eps=0)
+            return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "train/loss"}
+
+    stopping = EarlyStopping("train/loss", patience=2, min_delta=1e-3, check_on_train_epoch_end=True)
+    options = {"sampler": Table([], [0], [], [0], [], [0], [0], [0]), "max_rounds": 8, "clients_per_round": 1}
+    trainer = federated_trainer(tmp_path, FedAvg(), stopping, **options)
+    with pytest.warns(UserWarning, match=r"^Round 1 leaves the model as it is"):
+        trainer.fit(built(Plateau), federated_data(8, 8))
+    assert trainer.round == 6  # rounds 2, 4 and 6 were seen: the best, and two that are no better
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-11)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

@@ -157,13 +157,13 @@ class LocalOptimizer:
         Args:
             round: Index of the round that ends, from 1.
             max_steps: Local steps of the client that took most.
-            metrics: What the round logged, for schedules that monitor a metric.
+            metrics: What the round logged, for schedules that monitor a metric; they wait where nobody trained.
         """
         if not self._restart:
             for step in range(1, max_steps + 1):
                 self.after_step(step)
         for config in self.round_schedulers:
-            if round % config.frequency == 0:
+            if round % config.frequency == 0 and (max_steps or not config.reduce_on_plateau):
                 self._step_round(config, metrics)
         self.start_round()
 
