@@ -21,6 +21,7 @@ __all__ = ["announce_device", "launch", "make_fabric", "move_to_device", "set_de
 # Processes for each core of this machine, and machines: a number beyond them is a slip, and would ask for memory.
 _MOST_PROCESSES, _MOST_NODES = 64, 2**16
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "32", "64", "bf16", 32, 64)
 
@@ -39,8 +40,9 @@ def make_fabric(
             "float16 needs a loss scale that would couple the clients, use bf16-mixed instead."
         )
     _expect_sizes(devices, num_nodes)
+    started = _started_by_torchrun()
     if devices == "auto":
-        devices, num_nodes = _started_by_torchrun() or (1, num_nodes)
+        devices, num_nodes = started or (1, num_nodes)
     options: dict[str, Any] = {
         "accelerator": accelerator, "devices": devices, "num_nodes": num_nodes, "precision": precision
     }  # fmt: skip
@@ -87,8 +89,13 @@ def _started_by_torchrun() -> tuple[int, int] | None:
     if not TorchElasticEnvironment.detect():
         return None
     expect_variables(*_LAUNCHERS)
+    if missing := [name for name in _OF_TORCHRUN if name not in os.environ]:
+        raise FederatedError(
+            f"Expected the variables of torchrun together, got TORCHELASTIC_RUN_ID without {', '.join(missing)}: unset "
+            "it, or start with torchrun."
+        )
     here = int(os.environ["LOCAL_WORLD_SIZE"])
-    return here, int(os.environ.get("WORLD_SIZE", here)) // max(here, 1)
+    return here, int(os.environ["WORLD_SIZE"]) // max(here, 1)
 
 
 def launch(fabric: Fabric) -> None:

@@ -119,6 +119,13 @@ def test_a_variable_of_a_launcher_that_is_no_count(monkeypatch: pytest.MonkeyPat
         FederatedTrainer(accelerator="cpu", devices="auto")
 
 
+@pytest.mark.parametrize("devices", ["auto", 1])
+def test_torchruns_variables_come_together(monkeypatch: pytest.MonkeyPatch, devices: Any) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(FederatedError, match="got TORCHELASTIC_RUN_ID without RANK, LOCAL_RANK, WORLD_SIZE, LOCAL"):
+        FederatedTrainer(accelerator="cpu", devices=devices)
+
+
 def test_epochs_and_steps_exclude_each_other() -> None:
     with pytest.raises(FederatedError, match=r"--trainer\.local_epochs.*--trainer\.local_steps.*both"):
         make(local_epochs=1, local_steps=1)
