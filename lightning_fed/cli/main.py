@@ -33,6 +33,7 @@ def main(args: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if args is None else args)
     open_streams()
     with debug_mode("--debug" in words), output_is_written(), mistakes_in_one_sentence():
+        _expect_text(words)
         words, packages = _without_safe_imports([word for word in words if word != "--debug"])
         with _imports_from(packages):
             _run(words)
@@ -58,6 +59,17 @@ def _run(words: list[str]) -> None:
     from lightning_fed.cli.federated_cli import FederatedCLI
 
     FederatedCLI(words)
+
+
+def _expect_text(words: list[str]) -> None:
+    """Refuses bytes that are no UTF-8: Python keeps them in words and variables, but no config file can hold them."""
+    given = [("the command line", word) for word in words]
+    given += [(f"the variable {name}", value) for name, value in os.environ.items() if name.startswith("PL_")]
+    for place, text in given:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise FederatedError(f"Expected text in UTF-8, got {ascii(text)[:80]} in {place}.") from None
 
 
 def _without_safe_imports(words: list[str]) -> tuple[list[str], list[str] | None]:

@@ -66,6 +66,17 @@ def test_a_rank_that_is_none(mistake, monkeypatch, name):
     )
 
 
+@pytest.mark.parametrize("name", ["PL_FIT__TRAINER", "PL_FIT__TRAINER__NAME"])
+def test_a_variable_with_bytes_that_are_no_text(mistake, monkeypatch, name):
+    monkeypatch.setenv(name, "a\udcff")
+    assert mistake("fit", code=1) == f"Expected text in UTF-8, got 'a\\udcff' in the variable {name}."
+
+
+def test_a_word_with_bytes_that_are_no_text(mistake):
+    says = "Expected text in UTF-8, got '\\udcff' in the command line."
+    assert mistake("fit", "--trainer.name", "\udcff", code=1) == says
+
+
 def test_names_that_no_file_can_have(capsys):
     with pytest.raises(SystemExit) as ended, exits.mistakes_in_one_sentence():
         Path("a" * 300).stat()
