@@ -7,7 +7,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, NoReturn
+from inspect import signature
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse._actions import ActionConfigFile, _ActionConfigLoad
@@ -55,6 +56,33 @@ def _too_large(error: Exception, built: Any) -> FederatedError | None:
     return FederatedError(
         f"Expected sizes of {built.__name__} that the memory of this machine holds, but: {reason.strip('.')}."
     )
+
+
+def _null(error: Exception, built: Any, options: dict[str, Any]) -> FederatedError | None:
+    """Returns a mistake in one sentence if a constructor failed where it got null for an option that takes none.
+
+    jsonargparse lets null be a value of every type.
+    """
+    if not isinstance(error, (TypeError, AttributeError)):
+        return None
+    try:
+        hints, parameters = get_type_hints(built.__init__), signature(built.__init__).parameters
+    except Exception:  # noqa: BLE001  # whatever the names in annotations of somebody else's raise
+        return None
+    for name, value in options.items():
+        hint = hints.get(name, Any)
+        by_default = name in parameters and parameters[name].default is None
+        if (
+            value is None
+            and not by_default
+            and hint not in (Any, object, type(None))
+            and type(None) not in get_args(hint)
+        ):
+            return FederatedError(
+                f"Expected `{name}` of {built.__name__} to be {getattr(hint, '__name__', hint)}, got null: give a "
+                "value, or leave it out."
+            )
+    return None
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -180,7 +208,8 @@ class FederatedArgumentParser(LightningArgumentParser):
             try:
                 return instantiator(*build_args, **build_kwargs)
             except Exception as error:
-                self._failure = _too_large(error, build_args[0]) or error
+                said = _too_large(error, build_args[0]) or _null(error, build_args[0], build_kwargs)
+                self._failure = said or error
                 raise self._failure from error
 
         super().add_instantiator(build, *args, **kwargs)

@@ -91,6 +91,11 @@ def test_a_width_that_no_memory_holds(mistake, size):
     assert sentence.startswith("Expected sizes of Plain that the memory of this machine holds, but: ")
 
 
+def test_null_where_a_constructor_takes_none(mistake):
+    says = "Expected `width` of Plain to be int, got null: give a value, or leave it out."
+    assert mistake("fit", "--model", "Plain", "--data", "Digits", "--model.width", "null", code=1) == says
+
+
 def test_a_folder_that_is_gone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "getcwd", lambda: os.stat(tmp_path / "gone"))
     with pytest.raises(SystemExit):

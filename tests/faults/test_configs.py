@@ -22,9 +22,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
     return program
 
 
-@pytest.mark.parametrize("first", quick_first(1, range(0, 100, 20)))
+@pytest.mark.parametrize("first", quick_first(1, range(0, 100, 10)))
 def test_mutated_configurations(program: Program, first: int) -> None:
-    for number in range(first, first + 20):
+    for number in range(first, first + 10):
         outcome, said = judge(program, make_trial(1, number), trains=number % 10 == 0)
         assert outcome == "right", f"trial {number}: {said}"
 
