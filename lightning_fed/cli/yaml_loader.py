@@ -36,6 +36,13 @@ class ConfigLoader(_Loader):  # type: ignore[misc]  # a class made when jsonargp
         tag: str = super().resolve(kind, value, implicit)
         return _TEXT if kind is ScalarNode and ":" in value and tag in _IN_BASE_60 else tag
 
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        """Makes an object of a node; one that is not what its tag says, as in ``!!int x``, is a mistake."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, AttributeError, TypeError):
+            _refuse(f"a value that is no {node.tag.rpartition(':')[2]}", node)
+
     def construct_document(self, node: Node) -> Any:
         """Makes objects of a document that is sound."""
         sizes: dict[int, int] = {}

@@ -21,6 +21,9 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 1
         ("trainer: " + "[" * 100_000 + "]" * 100_000, "values nested more than 100 deep"),
         ("- " * 100_000, "values nested more than 100 deep"),
         ('name: "a\\0b"', "a null byte"),
+        ("{!!int lr: 0.1}", "a value that is no int"),
+        ("a: !!bool maybe", "a value that is no bool"),
+        ("[!!timestamp soon]", "a value that is no timestamp"),
     ],
 )
 def test_what_is_refused(text, says):

@@ -151,7 +151,7 @@ def test_read_idx_knows_the_types_of_the_format(tmp_path: Path, dtype: str) -> N
     ("options", "sentence"),
     [
         ({"num_clients": 0}, "`--data.num_clients` to be an integer of at least 1, got 0."),
-        ({"num_clients": 2.5}, "`--data.num_clients` to be an integer of at least 1, got 2.5."),
+        ({"num_clients": 2.5}, "`--data.num_clients` to be an integer of at least 1 and below 2**63, got 2.5."),
         ({"num_clients": 31}, "`--data.num_clients` to be at most the number of training samples, 30, got 31."),
         ({"batch_size": 0}, "`--data.batch_size` to be an integer of at least 1, got 0."),
         ({"eval_batch_size": -1}, "`--data.eval_batch_size` to be an integer of at least 1, got -1."),
