@@ -22,6 +22,7 @@ from benchmarks.tables import ROWS
 from benchmarks.workloads import WORKS
 from lightning_fed import FederatedCallback
 from lightning_fed.core.optimizer.flat import FlatOptimizer
+from lightning_fed.data import TensorSource
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.local_step import LocalStep
@@ -30,6 +31,7 @@ from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 from lightning_fed.engines.vectorized.step import StackedStep
+from lightning_fed.sampling import CohortDraw
 from lightning_fed.trainer.loop import RoundLoop
 
 __all__ = ["PARTS", "Clocks", "profile"]
@@ -42,13 +44,12 @@ PARTS: dict[str, tuple[type, str]] = {
     "local step of one client": (LocalStep, "step"),
     "gradients of many clients": (StackedStep, "__call__"),
     "gradients of many clients, compiled": (CompiledStep, "__call__"),
-    "gathering batches": (LaneBatches, "_gather"),
-    "shuffling": (LaneBatches, "_begin_epochs"),
-    "arranging clients": (LaneBatches, "__init__"),
+    "gathering batches": (TensorSource, "gather"),
+    "arranging clients and shuffling": (LaneBatches, "__init__"),
     "optimizer": (FlatOptimizer, "step"),
     "looking for divergence": (VectorizedEngine, "_finite"),
     "entering the round": (Engine, "_enter"),
-    "drawing the cohort": (RoundLoop, "_draw_cohort"),
+    "drawing the cohort": (CohortDraw, "draw"),
     "server step": (RoundLoop, "_step_server"),
     "exchanging objects": (Processes, "exchange"),
     "adding over processes": (Processes, "sum"),
