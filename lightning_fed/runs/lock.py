@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 
 from filelock import lock_descriptor
-from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError
@@ -77,6 +76,8 @@ class RunLock:
             if surely:
                 os.close(file)
                 raise
+            from lightning.pytorch.utilities import rank_zero_warn  # reports need no Lightning
+
             rank_zero_warn(
                 f"The file system of {folder} has no locks ({error.strerror}): see to it that no second start with "
                 "`--ckpt_path last` trains in this folder at the same time."

@@ -20,16 +20,24 @@ DYING = """
 import os, signal, sys
 count, place = int(sys.argv[1]), sys.argv[2]
 import lightning_fed.core.files as run
-real_fsync, real_open, seen = os.fsync, open, 0
+real_fsync, real_open, seen, temporary = os.fsync, open, 0, set()
+def opened(path, *args, **options):
+    file = real_open(path, *args, **options)
+    if str(path).endswith(".tmp"):
+        temporary.add(file.fileno())
+    return file
 def fsync(fd):
     global seen
+    if fd not in temporary:  # a row, which is appended
+        return real_fsync(fd)
+    temporary.remove(fd)
     seen += 1
     if seen == count:
         if place == "half":
             os.ftruncate(fd, os.fstat(fd).st_size // 2)
         os.kill(os.getpid(), signal.SIGKILL)
     real_fsync(fd)
-run.os.fsync = fsync
+run.os.fsync, run.open = fsync, opened
 from lightning_fed.cli import main
 main(sys.argv[3:])
 """
