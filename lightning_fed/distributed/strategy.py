@@ -92,7 +92,10 @@ class ClientsStrategy(DDPStrategy):
         host, port, first = "127.0.0.1", environment.main_port, self.global_rank == 0
         listener = socket.create_server((host, port)).detach() if first else None
         options: dict[str, Any] = {"timeout": self._timeout}
-        options["store"] = TCPStore(host, port, self.world_size, first, master_listen_fd=listener, **options)
+        # libuv's store takes no socket that listens already under older versions of torch.
+        options["store"] = TCPStore(
+            host, port, self.world_size, first, master_listen_fd=listener, use_libuv=False, **options
+        )
         if self.root_device.type != "cpu":
             options["device_id"] = self.root_device
         _init_dist_connection(environment, self._process_group_backend, **options)
