@@ -37,12 +37,12 @@ def memory(side: str, clients: int) -> dict[str, float]:
     The yardstick has imported Lightning too. What importing the package adds to that, which the yardstick needs for the
     network alone, is taken off.
     """
-    import lightning.pytorch  # noqa: F401
-    import torchvision.models  # noqa: F401
+    import lightning.pytorch  # noqa: F401  # for what loading it costs
+    import torchvision.models  # noqa: F401  # for what loading it costs
 
     before, work = peak_memory(), memory_work(clients)
     if side == "plain":
-        import lightning_fed.models  # noqa: F401
+        import lightning_fed.models  # noqa: F401  # for what loading it costs
 
         imported = peak_memory() - before
         from benchmarks.contestants.choice import plain_loop
@@ -65,7 +65,7 @@ def start(writes: bool) -> dict[str, float]:
     Args:
         writes: Whether the run has a folder, with its pictures of the split, metrics.csv and checkpoints.
     """
-    import lightning.pytorch  # noqa: F401
+    import lightning.pytorch  # noqa: F401  # for what loading it costs
 
     work = WORKS["A"]
     data = work.data()

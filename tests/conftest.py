@@ -19,7 +19,7 @@ if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
 
 # Here, not within the first test that needs it: its log handler keeps the stderr that it finds when it is loaded, and
 # that of a test is closed with the test.
-import lightning.pytorch  # noqa: F401
+import lightning.pytorch  # noqa: F401  # loaded for what it does then
 import pytest
 from lightning.fabric.utilities import registry
 

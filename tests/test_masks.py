@@ -78,9 +78,9 @@ def test_votes_by_samples_are_counted_over_the_clients_that_entered(dtype: torch
 
 def test_refuses_unknown_words_when_made() -> None:
     with pytest.raises(FederatedError, match=r"--aggregator\.mask\.comparison.*'<'"):
-        SignAgreement(comparison="<")  # type: ignore[arg-type]
+        SignAgreement(comparison="<")
     with pytest.raises(FederatedError, match=r"--aggregator\.mask\.votes.*'clients'"):
-        SignAgreement(votes="clients")  # type: ignore[arg-type]
+        SignAgreement(votes="clients")
 
 
 def reduced(deltas: Tensor, mask: Mask) -> ReducedUpdate:

@@ -148,7 +148,7 @@ def known_length(loader: Any) -> int | None:
     """Returns the number of batches; None where nobody knows, as of streams, whose loaders have ``__len__`` too."""
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):  # as Lightning takes it
+    except (TypeError, NotImplementedError):  # what a stream's `__len__` raises, that of a user's own too
         return None
 
 

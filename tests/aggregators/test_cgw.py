@@ -150,4 +150,4 @@ def test_options_out_of_range_are_refused(alpha: float) -> None:
     with pytest.raises(FederatedError, match=r"--aggregator\.alpha"):
         CGW(alpha)
     with pytest.raises(FederatedError, match=r"--aggregator\.constraint.*per_client, shared.*'both'"):
-        CGW(0.1, "both")  # type: ignore[arg-type]
+        CGW(0.1, "both")

@@ -26,7 +26,7 @@ class Recorder(LightningModule):
         super().__init__()
         self.logged: dict[str, float] = {}
 
-    def log_dict(self, values: dict[str, Tensor], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def log_dict(self, values: dict[str, Tensor], *args: Any, **kwargs: Any) -> None:
         self.logged.update({name: float(value) for name, value in values.items()})
 
 
@@ -146,4 +146,4 @@ def test_bad_arguments_name_the_option(arguments: dict[str, Any], option: str) -
     with pytest.raises(FederatedError, match=rf"^Expected .*--aggregator\.{option}\b"):
         FedAvg(**arguments)
     with pytest.raises(FederatedError, match=r"--aggregator\.mask"):
-        FedAvg(mask=SignAgreement)  # type: ignore[arg-type]  # the class instead of an object
+        FedAvg(mask=SignAgreement)

@@ -117,7 +117,7 @@ def test_a_side_in_a_process_tells_its_rounds(tmp_path: Path, monkeypatch: pytes
 def test_two_processes_tell_their_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(Path(__file__).resolve().parents[2])
     side = Contestant(devices=2)
-    if (reason := missing(side)) is not None:
+    if (reason := missing(side)) == "2 processes on 1 core would tell nothing":
         pytest.skip(reason)
     figures = run_row(Row("B-2", "B", side), 2, tmp_path)
     assert len(figures.get("ratios", [])) == 2, figures

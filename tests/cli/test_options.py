@@ -123,7 +123,7 @@ def test_nothing_of_a_checkpoint_enters_the_config(cli, tmp_path):
 
 
 def test_the_package_wins_a_name_that_torchvision_has_too(cli):
-    import torchvision.ops  # noqa: F401
+    import torchvision.ops  # noqa: F401  # a class that is loaded could be meant by a short name
 
     words = ["--model", "ImageClassifier", "--model.backbone", "MLP", "--model.backbone.in_features", "64"]
     config = cli.config(*words, "--data", "Digits", "--trainer.logger", "false", base=False)

@@ -32,7 +32,7 @@ def test_so_is_a_part_of_a_config(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("option", REMOVED)
 def test_words_that_name_it_are_refused(mistake: object, option: str) -> None:
-    sentence = mistake("fit", "--model", "Plain", "--data", "Digits", f"--{option}=true")  # type: ignore[operator]
+    sentence = mistake("fit", "--model", "Plain", "--data", "Digits", f"--{option}=true")
     assert sentence.startswith(f"There is no option `--{option}`")
 
 

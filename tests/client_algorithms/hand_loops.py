@@ -117,7 +117,7 @@ class FedAvgByHand:
         return -x
 
     def mean_gradient(self) -> np.ndarray:
-        return sum(p * self.problem.full(self.w, i) for i, p in self.p.items())  # type: ignore[return-value]
+        return sum(p * self.problem.full(self.w, i) for i, p in self.p.items())
 
     def prepare(self) -> None:
         """Before the first client of a round."""

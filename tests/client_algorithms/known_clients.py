@@ -1,5 +1,6 @@
 """Clients whose gradients are known in NumPy, for the tests of client algorithms."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -63,7 +64,7 @@ class LinearModule(QuadraticModule):
         return (self.w * batch[2]).sum(dim=1).mean()
 
 
-class Problem:
+class Problem(ABC):
     """Clients, their samples and gradients in NumPy.
 
     Args:
@@ -82,9 +83,9 @@ class Problem:
         self.owner = np.repeat(np.arange(len(sizes)), sizes)
         self.rng = np.random.default_rng(len(sizes))
 
+    @abstractmethod
     def gradient(self, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The gradient of the mean loss over samples, shape (d,)."""
-        raise NotImplementedError
 
     def full(self, w: np.ndarray, client: int) -> np.ndarray:
         """The gradient over all of a client's samples, shape (d,)."""

@@ -47,7 +47,7 @@ class Net(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         next(self.passes)
         _, x, y = batch
-        x = x + 0.1 * np.random.rand() + 0.1 * random.random()  # noqa: NPY002  # as augmentations of users draw
+        x = x + 0.1 * np.random.rand() + 0.1 * random.random()
         output = self.layers(x)
         if batch_idx != 1:
             output = output + self.at_times * x[:, :3]

@@ -123,7 +123,7 @@ def newton(parameters: Any, search: str | None = None) -> LBFGS:
 def minimum(problem: Problem, mu: float) -> np.ndarray:
     """The mean of the minima of f_i(w) + (μ/2) ‖w - w₀‖²."""
     w, eye = problem.start, mu * np.eye(3)
-    ends = [w - np.linalg.solve(problem.hessian(w, i) + eye, problem.full(w, i)) for i in range(3)]  # type: ignore[attr-defined]
+    ends = [w - np.linalg.solve(problem.hessian(w, i) + eye, problem.full(w, i)) for i in range(3)]
     return np.mean(ends, axis=0)
 
 
@@ -137,7 +137,7 @@ def test_fedprox_through_the_closures_of_lbfgs(mu: float) -> None:
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_fedga_through_the_closures_of_lbfgs(search: str | None) -> None:
     """Each of many evaluations in a step takes its gradient and its loss at the displaced point."""
-    few: Any = lambda p: LBFGS(p, lr=0.2, max_iter=4, line_search_fn=search)  # noqa: E731
+    few: Any = partial(LBFGS, lr=0.2, max_iter=4, line_search_fn=search)
     tapes = [fit(Logistic(), FedAvg(), FedGA(0.3, form), optimizer=few, max_rounds=2) for form in ("start", "step")]
     np.testing.assert_allclose(tapes[0].weights, tapes[1].weights, rtol=0, atol=1e-9)
     assert (

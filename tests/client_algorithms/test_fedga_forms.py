@@ -90,7 +90,7 @@ def test_weight_decay_of_the_displaced_weights_would_be_something_else() -> None
 class Lars(SGD):
     """An optimizer from elsewhere whose step is as long as the weights."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
         for p in self.param_groups[0]["params"]:
             p.data -= 0.01 * p.data.norm() * p.grad / p.grad.norm()

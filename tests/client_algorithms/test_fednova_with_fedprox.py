@@ -80,7 +80,7 @@ def test_rounds_of_quadratics(displaced: bool) -> None:
     tape = fit(problem, FedNova(), FedProx(MU), *more, optimizer="nesterov", local_epochs=2, max_rounds=2)
     loop = FedNovaByHand(problem, "nesterov", mu=MU)
     if displaced:
-        loop.displacement = lambda i: 0.2 * (loop.mean_gradient() - problem.full(loop.w, i))  # type: ignore[method-assign]
+        loop.displacement = lambda i: 0.2 * (loop.mean_gradient() - problem.full(loop.w, i))
     for weights, batches in zip(tape.weights, tape.batches, strict=True):
         np.testing.assert_allclose(weights, loop.run(batches), rtol=1e-10, atol=1e-11)
 

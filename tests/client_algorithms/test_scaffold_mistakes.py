@@ -146,7 +146,7 @@ class WarmsUp(LinearModule):
     """Sets the rate in ``optimizer_step``, as Lightning's documentation shows."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
-        optimizer.param_groups[0]["lr"] = LR * (1 + self.trainer.local_step)  # type: ignore[attr-defined]
+        optimizer.param_groups[0]["lr"] = LR * (1 + self.trainer.local_step)
         optimizer.step(closure)
 
 
@@ -172,7 +172,7 @@ class Tires(LinearModule):
     """Client 1 skips the rest of its epoch after two batches."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        slow = self.trainer.client.id == 1  # type: ignore[attr-defined]
+        slow = self.trainer.client.id == 1
         return -1 if slow and batch_idx == 2 else None
 
 

@@ -172,7 +172,7 @@ def test_a_second_correction_is_refused(other: Any) -> None:
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(FederatedError, match="to be one of I, II, got 'III'"):
-        SCAFFOLD("III")  # type: ignore[arg-type]
+        SCAFFOLD("III")
 
 
 def test_a_new_fit_starts_from_zero() -> None:

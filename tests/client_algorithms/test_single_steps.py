@@ -92,7 +92,7 @@ class Drops(LinearModule):
         return super().training_step(batch, batch_idx) * (torch.nan if bad else 1)
 
     def is_one(self) -> bool:
-        client = self.trainer.client  # type: ignore[attr-defined]
+        client = self.trainer.client
         return client is not None and client.id == 1
 
 

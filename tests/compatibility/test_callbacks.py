@@ -214,7 +214,7 @@ def test_device_stats_are_columns(tmp_path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {row[f"DeviceStatsMonitor.on_train_batch_{at}/used"] for at in ("start", "end")} == {"7.0"}
 
 
-@pytest.mark.skipif(not hasattr(stock, "WeightAveraging"), reason="this Lightning has no WeightAveraging")
+@pytest.mark.skipif(not hasattr(stock, "WeightAveraging"), reason="Lightning 2.5 has no WeightAveraging")
 def test_the_average_of_the_global_models(tmp_path) -> None:
     class Watched(Rated):
         def __init__(self) -> None:
@@ -251,7 +251,7 @@ def test_a_prediction_writer(tmp_path) -> None:
 
     writer = Writer()
     module = Classifier()
-    module.predict_step = lambda batch, batch_idx: module(batch[0])  # type: ignore[method-assign]
+    module.predict_step = lambda batch, batch_idx: module(batch[0])
     trainer = federated_trainer(tmp_path, writer)
     results = trainer.predict(module, federated_data(test_dataset=points(20)))
     assert writer.batches == [0, 1, 2]
@@ -322,7 +322,7 @@ def fitted_with(folder: Path, callbacks: list[Any], rounds: int, **options: Any)
     return trainer
 
 
-@pytest.mark.skipif(not hasattr(stock, "EMAWeightAveraging"), reason="this Lightning has no EMAWeightAveraging")
+@pytest.mark.skipif(not hasattr(stock, "EMAWeightAveraging"), reason="Lightning 2.5 has no EMAWeightAveraging")
 def test_a_moving_average_is_resumed(tmp_path) -> None:
     def average() -> list[Any]:
         return [stock.EMAWeightAveraging(decay=0.5)]

@@ -381,7 +381,7 @@ def test_clients_that_do_not_fit(tmp_path, data, sentence) -> None:
 def test_a_data_module_of_the_other_package(tmp_path) -> None:
     other = pytest.importorskip("pytorch_lightning")
 
-    class Other(other.LightningDataModule):  # type: ignore[misc,name-defined]
+    class Other(other.LightningDataModule):
         width = FEATURES
         train_dataloader, val_dataloader = TheirData.train_dataloader, TheirData.val_dataloader
         on_after_batch_transfer = TheirData.on_after_batch_transfer

@@ -37,7 +37,7 @@ def weights(module: nn.Module) -> Tensor:
     ids=["BoringModel", "DemoModel"],
 )
 def test_demo_modules_of_lightning(tmp_path, engine, make, dataset):
-    class Flat(make if isinstance(make, type) else DemoModel):  # type: ignore[misc]  # a class of the test's parameter
+    class Flat(make if isinstance(make, type) else DemoModel):
         def training_step(self, batch: Any, batch_nb: int) -> Any:
             if isinstance(batch, (list, tuple)):
                 return self(batch[0]).square().mean()
@@ -162,7 +162,7 @@ def test_modules_on_the_other_package(tmp_path, engine):
     other: Any = pytest.importorskip("pytorch_lightning")
 
     def make(base: Any) -> Any:
-        class Module(base):  # type: ignore[misc]  # of either package
+        class Module(base):
             def __init__(self) -> None:
                 super().__init__()
                 self.save_hyperparameters()
@@ -182,11 +182,11 @@ def test_modules_on_the_other_package(tmp_path, engine):
 
         return Module
 
-    class Outer(make(other.LightningModule)):  # type: ignore[misc]  # a class made above
+    class Outer(make(other.LightningModule)):
         def log(self, *args: Any, **kwargs: Any) -> None:
             super().log(*args, **kwargs)
 
-    class Steps(other.Callback):  # type: ignore[misc]  # may not be installed
+    class Steps(other.Callback):
         ends = 0
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

@@ -85,20 +85,20 @@ def test_streams_differ_too_and_torch_agrees_with_numpy_on_none_of_them() -> Non
 def test_global_state_is_neither_read_nor_changed() -> None:
     seed_everywhere(5)
     first = seed_for(1, Purpose.LOCAL, 2, 3), generator_for(1, Purpose.SHUFFLE).initial_seed()
-    before = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+    before = random.random(), np.random.rand(), torch.rand(1).item()
     seed_everywhere(6)
     assert (seed_for(1, Purpose.LOCAL, 2, 3), generator_for(1, Purpose.SHUFFLE).initial_seed()) == first
     seed_everywhere(5)
     torch.rand(3, generator=generator_for(9, Purpose.LOCAL))
     numpy_generator_for(9, Purpose.LOCAL).random(3)
-    assert (random.random(), np.random.rand(), torch.rand(1).item()) == before  # noqa: NPY002
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == before
 
 
 def test_seed_everywhere_takes_any_derived_seed() -> None:
     seed_everywhere(2**63 - 1)
-    first = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+    first = random.random(), np.random.rand(), torch.rand(1).item()
     seed_everywhere(2**63 - 2)
-    second = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+    second = random.random(), np.random.rand(), torch.rand(1).item()
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
@@ -138,7 +138,7 @@ def test_a_bad_run_seed_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -
 @pytest.mark.parametrize("seed", [None, 3])
 def test_isolated_streams_are_put_back_whatever_happens(seed: int | None) -> None:
     def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
 
     seed_everywhere(5)
     expected = draw()

@@ -205,7 +205,7 @@ def test_pooled_training_data(module: tuple[str, FederatedDataModule]) -> None:
     _, data = module
     loader = data.train_dataloader()
     assert isinstance(loader, DataLoader)
-    assert len(loader.dataset) == len(data.split.index)  # type: ignore[arg-type]
+    assert len(loader.dataset) == len(data.split.index)
     inputs, _ = next(iter(loader))
     assert tuple(inputs.shape[1:]) == data.input_shape
 
@@ -228,7 +228,7 @@ def test_the_real_files(data_root: Path, cls: type[MNIST], train: list[int], tes
         assert isinstance(dataset, TensorDataset)
         inputs, labels = dataset.tensors
         assert np.bincount(labels.numpy()).tolist() == counts
-    inputs = datasets.train.tensors[0]  # type: ignore[attr-defined]
+    inputs = datasets.train.tensors[0]
     assert inputs.double().mean().item() == pytest.approx(0, abs=1e-3)
     assert inputs.double().std().item() == pytest.approx(1, abs=1e-3)
 
@@ -345,7 +345,7 @@ def test_targets_of_subsets_and_concatenations() -> None:
     assert counts is not None
     assert counts.sum(axis=0).tolist() == [10, 10, 10, 13, 11, 10]
     nested = FederatedDataModule(Subset(Subset(base, range(30)), rows), num_clients=1, split_seed=0)
-    assert nested.class_counts().tolist() == [[0, 0, 0, 3, 1]]  # type: ignore[union-attr]
+    assert nested.class_counts().tolist() == [[0, 0, 0, 3, 1]]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_split_seed_defaults_to_the_runs_seed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PL_GLOBAL_SEED", "7")
     data.setup("fit")
     assert data.split_hash == hashes[1]
-    data.trainer = type("Seeded", (), {"seed": 0})()  # type: ignore[assignment]
+    data.trainer = type("Seeded", (), {"seed": 0})()
     data.setup("fit")
     assert data.split_hash == hashes[0]
 

@@ -184,7 +184,7 @@ def test_held_out_sets_are_test_sets_of_their_own_name() -> None:
     assert list(alone) == ["unseen"]
     named = module(client_test_fraction=0.25, test_dataset={"near": TensorDataset(X, Y), "far": TensorDataset(X, Y)})
     assert list(named.test_dataloader()) == ["near", "far", "clients"]
-    assert len(data.train_dataloader().dataset) == len(division.split.index)  # type: ignore[arg-type]
+    assert len(data.train_dataloader().dataset) == len(division.split.index)
 
 
 def test_under_a_skew_held_out_samples_look_as_those_of_their_client() -> None:
@@ -196,7 +196,7 @@ def test_under_a_skew_held_out_samples_look_as_those_of_their_client() -> None:
         client_test_fraction=0.3, val_fraction=0.2, val_split="per_client", **options,
     )  # fmt: skip
     source, division = data.train_source(), data.division
-    loaders: dict[str, Any] = {**data.test_dataloader(), "val": data.val_dataloader()}  # type: ignore[dict-item]
+    loaders: dict[str, Any] = {**data.test_dataloader(), "val": data.val_dataloader()}
     parts = [(division.split.index, division.split.owners), (division.val.rows, division.val.owners)]
     seen = [batch[0] for client in range(4) for batch in source.batches(client, torch.arange(source.sizes[client]), 0)]
     seen += [batch[0] for batch in loaders["val"]]

@@ -45,7 +45,7 @@ def labels(size: int) -> npt.NDArray[np.uint8]:
 def test_the_sound_copy_loads(root: Path) -> None:
     data = MNIST(root=root, num_clients=4, split_seed=0)
     data.setup()
-    assert data.class_counts().sum() == 40  # type: ignore[union-attr]
+    assert data.class_counts().sum() == 40
 
 
 def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:

@@ -27,7 +27,7 @@ DICTS = OneByOne(N, lambda row: {"x": X[row], "y": Y[row]}, tensors=TENSORS, sam
 
 def noisy(row: int) -> dict[str, Any]:
     """Draws from every global random stream, as augmentations do."""
-    drawn = {"python": random.random(), "numpy": np.random.rand()}  # noqa: NPY002
+    drawn = {"python": random.random(), "numpy": np.random.rand()}
     return {"x": X[row] + torch.rand(()), **drawn, "y": int(Y[row])}
 
 
@@ -119,7 +119,7 @@ def test_an_abandoned_client_leaves_nothing_behind() -> None:
     expected = list(source.batches(1, order, seed=3))
     half: Iterator[Any] = iter(source.batches(0, order, seed=4))
     next(half)
-    half.close()  # type: ignore[attr-defined]
+    half.close()
     assert same(list(source.batches(1, order, seed=3)), expected)
 
 
@@ -127,10 +127,10 @@ def test_an_abandoned_client_leaves_nothing_behind() -> None:
 def test_global_random_state_is_untouched(in_memory: bool) -> None:
     dataset = TensorDataset(X, Y) if in_memory else NOISY
     source = FederatedDataModule(dataset, num_clients=2, split_seed=0).train_source()
-    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     assert len(list(source.batches(0, torch.arange(5), seed=1))) == 1
     assert random.getstate() == state[0]
-    assert np.random.get_state()[1].tolist() == state[1]  # noqa: NPY002
+    assert np.random.get_state()[1].tolist() == state[1]
     assert torch.equal(torch.get_rng_state(), state[2])
 
 

@@ -109,7 +109,7 @@ def test_the_hash_does_not_depend_on_where_data_lie_and_how_they_are_kept(
     arrays = {Arrays(folder / f"{folder.name}.npz", num_clients=5, split_seed=0).split_hash for folder in folders}
     assert len(arrays) == 1
     images = {
-        CIFAR10(root=folder, num_clients=5, split_seed=0, storage=storage).split_hash  # type: ignore[arg-type]
+        CIFAR10(root=folder, num_clients=5, split_seed=0, storage=storage).split_hash
         for folder, storage in zip(folders, ("float32", "uint8"), strict=True)
     }
     assert len(images) == 1
@@ -120,7 +120,7 @@ def test_the_hash_is_computed_once_for_a_split(monkeypatch: pytest.MonkeyPatch) 
     """It is asked for with every checkpoint."""
     data = module(partitioner=IID(), num_clients=4, split_seed=None, users=None)
     asked: list[int] = []
-    monkeypatch.setattr(data, "identity", lambda: [str(asked.append(1))])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(data, "identity", lambda: [str(asked.append(1))])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     first = data.split_hash
     assert data.split_hash == data.split_summary()["hash"] == first

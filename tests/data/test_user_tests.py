@@ -70,7 +70,7 @@ def test_all_samples_of_unseen_users_are_the_test_set_unseen(
     names = np.unique(whole.users)
     seen = names[data.division.numbers]
     assert len(seen) == len(names) - 3
-    train, test = of_dataset(whole.train), of_dataset(whole.test)  # type: ignore[arg-type]
+    train, test = of_dataset(whole.train), of_dataset(whole.test)
     of_seen = np.isin(whole.users, seen)
     test_of_seen = np.isin(whole.test_users, seen)
     assert 0 < test_of_seen.sum() < len(test)

@@ -239,7 +239,7 @@ class Guessing(Shifted):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> tuple[Tensor, Tensor]:
         x, numbers = batch
-        return numbers, self.layers(x.to(self.center) + np.random.rand()) * torch.rand(())  # noqa: NPY002
+        return numbers, self.layers(x.to(self.center) + np.random.rand()) * torch.rand(())
 
 
 def shuffled(devices: int, folder: Path) -> Result:

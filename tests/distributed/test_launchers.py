@@ -51,7 +51,7 @@ def test_two_started_by_others_train_like_one(tmp_path: Path, environment: objec
         folder.mkdir()
     port, started = free_port(), []
     for rank in range(2):
-        variables, words = environment(rank, port)  # type: ignore[operator]
+        variables, words = environment(rank, port)
         settings = {**os.environ, **variables, "WANDB_MODE": "offline"}
         pipe = subprocess.PIPE
         started.append(subprocess.Popen([*FIT, *words], env=settings, cwd=folders[0], stderr=pipe, text=True))

@@ -29,7 +29,7 @@ def passes(pulse: Pulse, count: int = 1, works: bool = True) -> None:
     """Lets the thread of a process pass, while its work goes on or stands still."""
     for _ in range(count):
         pulse._passes += 1
-        pulse._clock = (lambda now=pulse._passes: float(now)) if works else lambda: 0.0  # type: ignore[misc]  # of a loop
+        pulse._clock = (lambda now=pulse._passes: float(now)) if works else lambda: 0.0
         pulse._listen()
 
 

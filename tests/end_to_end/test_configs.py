@@ -38,7 +38,7 @@ OTHER_COMPANIONS = {
 def _write_cifar_npz(root: Path) -> None:
     labels = np.arange(1000) % 10
     arrays = {"x_train": pixels((1000, 32, 32, 3)), "y_train": labels, "x_test": pixels((10, 32, 32, 3))}
-    np.savez(root / "cifar10.npz", **arrays, y_test=labels[:10])  # type: ignore[arg-type]
+    np.savez(root / "cifar10.npz", **arrays, y_test=labels[:10])
 
 
 def _write_femnist_of_many(root: Path) -> None:

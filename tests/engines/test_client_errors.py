@@ -32,7 +32,7 @@ class Failing(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = nn.functional.cross_entropy(self.drop(self.norm(self.layer(batch[0]))), batch[1])
         self.log("logged", loss)
-        if self.trainer.client.id in self.bad and batch_idx == 1:  # type: ignore[attr-defined]  # of ours
+        if self.trainer.client.id in self.bad and batch_idx == 1:
             loss.backward()
             self.eval()
             self.kept.append(1)
@@ -110,7 +110,7 @@ def test_hooks_of_a_client_are_part_of_its_training(tmp_path: Path, engine: Any)
 def test_of_many_clients_at_once_all_are_named(tmp_path: Path) -> None:
     class Late(Small):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            if self.trainer.round == 2:  # type: ignore[attr-defined]  # of ours
+            if self.trainer.round == 2:
                 raise IndexError("Target 7 is out of bounds.")
             return super().training_step(batch, batch_idx)
 

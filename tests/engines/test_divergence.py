@@ -27,7 +27,7 @@ class Fragile(LightningModule):
         self.register_buffer("hidden", torch.full((2,), -torch.inf))  # infinite by design
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        client = self.trainer.client.id  # type: ignore[attr-defined]
+        client = self.trainer.client.id
         loss = nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
         self.log("logged", loss)
         if client in self.bad and self.what == "buffer":

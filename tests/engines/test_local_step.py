@@ -141,12 +141,12 @@ class LossInDict(Base):
 
 
 class NoBatchIndex(Base):
-    def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Any) -> Tensor:
         return self.loss(batch)
 
 
 class OtherNames(Base):
-    def training_step(self, data: Any, number: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, data: Any, number: int) -> Tensor:
         self.calls.append(str(number))
         return self.loss(data)
 
@@ -204,7 +204,7 @@ def test_local_steps_end_where_the_module_skips_every_epoch(tmp_path, skips_at, 
 class SharpnessAware(SGD):
     """An optimizer from elsewhere that evaluates the loss twice in each step."""
 
-    def step(self, closure: Any) -> Any:  # type: ignore[override]
+    def step(self, closure: Any) -> Any:
         with torch.enable_grad():
             closure()
         shifts = [(p, 0.05 * p.grad.sign()) for group in self.param_groups for p in group["params"]]

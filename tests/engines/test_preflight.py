@@ -54,7 +54,7 @@ class ReadsClient(Model):
 
 class MixesUp(Model):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * np.random.beta(1, 1)  # noqa: NPY002  # as users do
+        return super().training_step(batch, batch_idx) * np.random.beta(1, 1)
 
 
 class KeepsLoss(Model):

@@ -53,8 +53,8 @@ class Program:
             if trainer.options.fast_dev_run:
                 fit(trainer, *args, **kwargs)
 
-        FederatedTrainer.fit = recorded  # type: ignore[method-assign]  # in this worker alone
-        FederatedCLI.subcommands = staticmethod(lambda: {"fit": subcommands})  # type: ignore[method-assign]  # the others take time
+        FederatedTrainer.fit = recorded
+        FederatedCLI.subcommands = staticmethod(lambda: {"fit": subcommands})
 
     def run(self, words: list[str]) -> tuple[int, str]:
         """Runs it, and returns its exit status and what it said on stderr.

@@ -257,7 +257,7 @@ def test_thresholds_out_of_range_are_refused(threshold: float) -> None:
 
 def test_an_unknown_comparison_is_refused() -> None:
     with pytest.raises(FederatedError, match=r"--aggregator\.mask\.comparison.*'<'"):
-        vote_threshold(0.5, 3, "<")  # type: ignore[arg-type]
+        vote_threshold(0.5, 3, "<")
 
 
 moved = st.floats(1e-3, 1e3) | st.floats(-1e3, -1e-3)

@@ -141,7 +141,7 @@ def test_refused_with_arguments_and_as_subclass(tmp_path):
 
 def test_no_callback_at_all(tmp_path):
     with pytest.raises(FederatedError, match=r"--trainer\.callbacks.*got Linear"):
-        federated_trainer(tmp_path, nn.Linear(1, 1))  # type: ignore[arg-type]
+        federated_trainer(tmp_path, nn.Linear(1, 1))
 
 
 def test_two_aggregators_are_refused_by_name(tmp_path):
@@ -181,7 +181,7 @@ def test_states_that_a_checkpoint_cannot_tell_apart_are_refused(tmp_path, callba
 
 def test_states_of_their_own_are_kept(tmp_path):
     class Counts(Remembers):
-        state_key = "counts"  # type: ignore[assignment]
+        state_key = "counts"
 
     stateless = [LambdaCallback(), LambdaCallback()]
     stopping = [EarlyStopping("score", patience=100), EarlyStopping("train/loss", patience=200)]

@@ -253,16 +253,16 @@ def test_own_evaluation_mode(tmp_path):
 
 def test_step_arguments(tmp_path):
     class Positional(Classifier):
-        def validation_step(self, data: Any, number: int) -> None:  # type: ignore[override]
+        def validation_step(self, data: Any, number: int) -> None:
             self.log("number", float(number), reduce_fx="max")
 
-        def test_step(self, batch: Any) -> None:  # type: ignore[override]
+        def test_step(self, batch: Any) -> None:
             self.log("x", batch[0].mean())
 
         def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> int:
             return dataloader_idx
 
-        def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             self.log("last", float(batch_idx), reduce_fx="max")
 
     data = federated_data(test_dataset=points(12))

@@ -16,7 +16,7 @@ from tests.parts import Classifier, built, federated_data, federated_trainer
 
 def draw() -> float:
     """One number from all three global streams."""
-    return torch.rand(()).item() + np.random.rand() + random.random()  # noqa: NPY002
+    return torch.rand(()).item() + np.random.rand() + random.random()
 
 
 class Shakes(FederatedCallback):
@@ -47,7 +47,7 @@ def fit(folder: Path, rounds: int, module: Classifier, *callbacks: FederatedCall
     options = {"logger": [], "enable_checkpointing": True, "max_rounds": rounds, "name": "run"}
     trainer = federated_trainer(folder, *callbacks, **options)
     torch.seed()
-    np.random.seed()  # noqa: NPY002
+    np.random.seed()
     random.seed()
     trainer.fit(module, federated_data(12, 9), ckpt_path="last")
     return module

@@ -138,7 +138,7 @@ def test_rounds_that_are_not_due_log_nothing_though_another_part_asks(tmp_path: 
 def test_a_client_of_its_own_is_logged_when_it_is_drawn(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, GradientDissimilarity(client=2), max_rounds=6, clients_per_round=2)
     drawn: dict[int, list[int]] = {}
-    trainer.sampler.sample = lambda round, *_: drawn.setdefault(round, [2, 0] if round % 3 else [0, 1])  # type: ignore
+    trainer.sampler.sample = lambda round, *_: drawn.setdefault(round, [2, 0] if round % 3 else [0, 1])
     trainer.fit(Quadratic(), quadratic_data())
     found = columns(trainer)
     assert list(found["gradient/distance_client"]) == [1, 2, 4, 5]

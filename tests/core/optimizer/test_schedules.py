@@ -19,7 +19,7 @@ class Rates(FederatedCallback):
     def __init__(self) -> None:
         self.rates: dict[int, dict[int, list[float]]] = {}
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:  # type: ignore[override]
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         client = trainer.client
         rates = self.rates.setdefault(client.round, {}).setdefault(client.id, [])
         rates.append(round(float(optimizer.param_groups[0]["lr"]), 6))
@@ -171,7 +171,7 @@ class Filled(SGD):
             self.state[p]["sum"] = torch.full_like(p, 0.1)
 
     @torch.no_grad()
-    def step(self, closure: Any) -> None:  # type: ignore[override]
+    def step(self, closure: Any) -> None:
         closure()
         for p in self.param_groups[0]["params"]:
             total = self.state[p]["sum"].addcmul_(p.grad, p.grad)

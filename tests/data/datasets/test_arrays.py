@@ -189,7 +189,7 @@ def test_an_array_that_is_used_twice_is_normalised_once_each(tmp_path: Path) -> 
     torch.save({"x": torch.full((4, 2), 3.0), "y": torch.zeros(4)}, tmp_path / "own.pt")
     both = {"x_train": "x", "y_train": "y", "x_test": "x", "y_test": "y"}
     data = Arrays("own.pt", root=tmp_path, **both, mean=1.0).load_datasets()
-    assert [float(part.tensors[0].mean()) for part in (data.train, data.test)] == [2.0, 2.0]  # type: ignore[union-attr]
+    assert [float(part.tensors[0].mean()) for part in (data.train, data.test)] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def flips(x: Tensor, y: Tensor) -> Tensor:
 def test_binary_colors_predict_the_label_at_the_promised_rate_and_are_reversed_in_the_test_set(raw: Datasets) -> None:
     """Shares of 6,000 images of a client and 10,000 of the test set; a false alarm has a chance below 1e-5."""
     data = ColoredMNISTBinary(num_clients=10, split_seed=0)
-    digits = raw.train.tensors[1]  # type: ignore[attr-defined]
+    digits = raw.train.tensors[1]
     shares, ones = [], 0
     for client in range(10):
         x, y = client_batch(data, client)
@@ -93,11 +93,11 @@ def test_noisy_labels_and_colors_that_follow_them(raw: Datasets) -> None:
     """Shares of 6,000 and 10,000 images; a false alarm has a chance below 1e-5."""
     data = ColoredMNISTBinary(skew=BinaryColors(label_noise=0.25), num_clients=10, split_seed=0)
     x, y = client_batch(data, 3)
-    noisy = (raw.train.tensors[1][own_rows(data, 3)] >= 5) != (y == 1)  # type: ignore[attr-defined]
+    noisy = (raw.train.tensors[1][own_rows(data, 3)] >= 5) != (y == 1)
     assert abs(z_score(noisy, 0.25)) < 5
     assert 0.1 - 5 * 0.004 < float(flips(x, y).double().mean()) < 0.2 + 5 * 0.006
     x, y = evaluated(data, "new_scheme")
-    assert abs(z_score((raw.test.tensors[1] >= 5) != (y == 1), 0.25)) < 5  # type: ignore[union-attr]
+    assert abs(z_score((raw.test.tensors[1] >= 5) != (y == 1), 0.25)) < 5
     assert abs(z_score(flips(x, y), 0.9)) < 5
 
 
@@ -131,7 +131,7 @@ def test_fedrotmnist_turns_the_test_set_by_an_angle_of_no_client(raw: Datasets) 
 
     data = FedRotMNIST(num_clients=20, split_seed=0)
     angles = (np.arange(21) + 0.5) / 21 * 90 - 45
-    images, test = raw.train.tensors[0], raw.test.tensors[0]  # type: ignore[attr-defined,union-attr]
+    images, test = raw.train.tensors[0], raw.test.tensors[0]
 
     def measured(turned: Tensor, plain: Tensor) -> float:
         tries = [rotate(brightness(plain), float(angle), InterpolationMode.BILINEAR, fill=0.0) for angle in angles]
@@ -158,7 +158,7 @@ def two_colors(inputs: Tensor, grey: Tensor) -> tuple[list[tuple[float, ...]], l
 def test_ten_class_colors_tell_the_digit_in_training_and_nothing_in_the_test_set(raw: Datasets) -> None:
     """Of images with a white pixel; a false alarm has a chance below 1e-4."""
     data = ColoredMNIST(num_clients=10, split_seed=0)
-    images, test = raw.train.tensors[0], raw.test.tensors[0]  # type: ignore[attr-defined,union-attr]
+    images, test = raw.train.tensors[0], raw.test.tensors[0]
     counts: tuple[Counter[Any], Counter[Any]] = (Counter(), Counter())
     for client in range(10):
         x, y = client_batch(data, client)

@@ -47,5 +47,5 @@ def test_mean_and_deviation_are_those_of_the_variants_images(
     weights /= weights.sum()
     mean = (weights * first).sum()
     std = np.sqrt((weights * second).sum() - mean**2)
-    data = EMNIST(variant)  # type: ignore[arg-type]
+    data = EMNIST(variant)
     assert (*data.pixel_mean, *data.pixel_std) == pytest.approx((mean, std), abs=5e-4)

@@ -55,7 +55,7 @@ def test_the_same_writers_make_the_test_set(tmp_path: Path) -> None:
     write_leaf(tmp_path / "femnist" / "test" / "more.json", {"new": images_of(7, 3)})
     both = FEMNIST(root=tmp_path, num_clients=5).load_datasets().test
     assert isinstance(both, dict)
-    assert {name: len(part) for name, part in both.items()} == {"test": 10, "unseen": 3}  # type: ignore[arg-type]
+    assert {name: len(part) for name, part in both.items()} == {"test": 10, "unseen": 3}
 
 
 def test_writers_are_drawn_by_a_seed_of_their_own(root: Path) -> None:

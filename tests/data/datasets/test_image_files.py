@@ -31,15 +31,15 @@ def test_emnist_equals_torchvision_but_upright(variant: str, tmp_path: Path, mon
 
     classes, first, last, offset = VARIANTS[variant]
     write_emnist(tmp_path, variant, classes, (2, 1), monkeypatch, offset)
-    data = EMNIST(variant, root=tmp_path)  # type: ignore[arg-type]
+    data = EMNIST(variant, root=tmp_path)
     images, labels = data.read(train=False)
     reference = Reference(tmp_path, split=variant, train=False)
     assert torch.equal(images.squeeze(1), reference.data.transpose(1, 2))
     assert torch.equal(labels, reference.targets - offset)
     assert labels.unique().tolist() == list(range(classes))
-    assert (data.num_classes, data.class_names[0], data.class_names[-1]) == (classes, first, last)  # type: ignore[index]
+    assert (data.num_classes, data.class_names[0], data.class_names[-1]) == (classes, first, last)
     if variant != "letters":  # torchvision calls the class of both cases by the lower case
-        assert list(data.class_names) == reference.classes  # type: ignore[arg-type]
+        assert list(data.class_names) == reference.classes
     assert len(data.read(train=True)[1]) == 2 * classes
     assert data.mean == pytest.approx((0.1307,), abs=0.05)
 
@@ -99,7 +99,7 @@ def test_each_variant_has_its_number_of_images(variant: str, tmp_path: Path) -> 
     tests = {"byclass": 116_323, "bymerge": 116_323, "balanced": 18_800, "letters": 20_800, "digits": 40_000}
     for train, count in ((True, counts[variant]), (False, tests.get(variant, 10_000))):
         with pytest.raises(FederatedError, match=f"one of EMNIST: expected {count} images of 28 x 28 in bytes"):
-            EMNIST(variant, root=tmp_path).read(train)  # type: ignore[arg-type]
+            EMNIST(variant, root=tmp_path).read(train)
 
 
 @pytest.mark.parametrize("cls", [CIFAR10, CIFAR100])
@@ -119,7 +119,7 @@ def test_cifar_equals_torchvision(cls: type[CIFAR10], tmp_path: Path, monkeypatc
     expected = torch.stack([torchvision.transforms.functional.to_tensor(image) for image in reference.data])
     expected = torchvision.transforms.functional.normalize(expected, data.mean, data.std)
     test = data.load_datasets().test
-    assert torch.allclose(test.tensors[0], expected, atol=1e-6)  # type: ignore[union-attr]
+    assert torch.allclose(test.tensors[0], expected, atol=1e-6)
 
 
 FOREIGN = "The file {path} is not the official one of CIFAR10 ("
@@ -151,16 +151,13 @@ def test_bad_cifar_files(
 def test_bytes_and_floats_give_the_same_batches(in_memory: bool, tmp_path: Path, monkeypatch: Any) -> None:
     write_cifar(tmp_path, "CIFAR10", (30, 3), monkeypatch)
     options: dict[str, Any] = {"root": tmp_path, "num_clients": 4, "val_fraction": 0.1, "split_seed": 0}
-    floats, bytes_ = (
-        CIFAR10(storage=storage, in_memory=in_memory, **options)  # type: ignore[arg-type]
-        for storage in ("float32", "uint8")
-    )
-    assert bytes_.load_datasets().train.tensors[0].dtype == torch.uint8  # type: ignore[attr-defined]
-    assert floats.load_datasets().train.tensors[0].dtype == torch.float32  # type: ignore[attr-defined]
+    floats, bytes_ = (CIFAR10(storage=storage, in_memory=in_memory, **options) for storage in ("float32", "uint8"))
+    assert bytes_.load_datasets().train.tensors[0].dtype == torch.uint8
+    assert floats.load_datasets().train.tensors[0].dtype == torch.float32
     assert bytes_.input_shape == floats.input_shape == (3, 32, 32)
     order = torch.randperm(int(floats.split.sizes[2]), generator=torch.Generator().manual_seed(0))
     pairs = [(floats.train_source().batches(2, order, 0), bytes_.train_source().batches(2, order, 0))]
-    pairs += [(floats.val_dataloader(), bytes_.val_dataloader()), (floats.test_dataloader(), bytes_.test_dataloader())]  # type: ignore[list-item]
+    pairs += [(floats.val_dataloader(), bytes_.val_dataloader()), (floats.test_dataloader(), bytes_.test_dataloader())]
     for expected, batches in pairs:
         for one, other in zip(expected, batches, strict=True):
             assert one[0].dtype == torch.float32
@@ -175,7 +172,7 @@ def test_bytes_on_cuda_equal_floats_from_the_cpu(tmp_path: Path, monkeypatch: py
         CIFAR10(root=tmp_path, storage=storage, num_clients=4, split_seed=0)
         .train_source()
         .to(device)
-        .batches(1, order, 0)  # type: ignore[arg-type]
+        .batches(1, order, 0)
         for storage, device in (("float32", "cpu"), ("uint8", "cuda"))
     )
     assert all(torch.equal(one[0], other[0].cpu()) for one, other in zip(here, there, strict=True))
@@ -186,11 +183,11 @@ def test_large_sets_are_stored_as_bytes(tmp_path: Path, monkeypatch: pytest.Monk
     data = EMNIST("digits", root=tmp_path)
     for limit, dtype in ((4 * 30 * 784, torch.float32), (4 * 30 * 784 - 1, torch.uint8)):
         monkeypatch.setattr(image_tensors_file, "_LARGE", limit)
-        assert data.load_datasets().train.tensors[0].dtype == dtype  # type: ignore[attr-defined]
+        assert data.load_datasets().train.tensors[0].dtype == dtype
 
 
 def test_impossible_options() -> None:
     with pytest.raises(FederatedError, match=r"`--data.storage` to be one of auto, float32, uint8, got 'float16'\."):
-        MNIST(storage="float16")  # type: ignore[arg-type]
+        MNIST(storage="float16")
     with pytest.raises(FederatedError, match=r"`--data.variant` to be one of byclass, .*, mnist, got 'all'\."):
-        EMNIST("all")  # type: ignore[arg-type]
+        EMNIST("all")

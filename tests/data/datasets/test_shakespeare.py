@@ -74,7 +74,7 @@ def test_windows_are_the_text(tmp_path: Path) -> None:
     assert samples(datasets.train)[:20] == [(text[i : i + 80], text[i + 80]) for i in range(20)]
     assert datasets.users.tolist() == [0] * 20 + [1]
     assert (data.input_shape, data.num_classes, data.split.sizes.tolist()) == ((80,), 81, [20, 1])
-    assert data.class_counts().sum(axis=0)[LETTERS.index(text[80])] > 0  # type: ignore[union-attr]
+    assert data.class_counts().sum(axis=0)[LETTERS.index(text[80])] > 0
 
 
 def test_both_paths_give_the_same_batches(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_windows_are_not_stored() -> None:
 def test_windows_lie_within_the_text(starts: list[int], refused: bool) -> None:
     text, places = torch.arange(10, dtype=torch.uint8), torch.tensor(starts, dtype=torch.int32)
     if not refused:
-        samples = list(TextWindows(text, places, 5))  # type: ignore[arg-type]
+        samples = list(TextWindows(text, places, 5))
         assert [(x.tolist(), int(y)) for x, y in samples] == [(list(range(s, s + 5)), s + 5) for s in starts]
         return
     with pytest.raises(FederatedError) as error:

@@ -177,7 +177,7 @@ def test_late_clients_are_as_early_ones() -> None:
 @pytest.mark.parametrize("concentration", [1e-9, 1e-3])
 @pytest.mark.parametrize("cls", [DirichletByClient, DirichletByClass, DirichletBalanced, QuantityDirichlet])
 def test_towards_0_one_class_or_client_takes_nearly_all(cls: type[Partitioner], concentration: float) -> None:
-    counts = counts_of(cls(concentration, min_samples=0), balanced(5, 400), 20, seed=0)  # type: ignore[call-arg]
+    counts = counts_of(cls(concentration, min_samples=0), balanced(5, 400), 20, seed=0)
     assert (counts.sum(axis=0) == 400).all()
     if cls is DirichletByClient:
         assert (counts.sum(axis=1) == 100).all()
@@ -193,7 +193,7 @@ def test_towards_0_one_class_or_client_takes_nearly_all(cls: type[Partitioner], 
 
 @pytest.mark.parametrize("cls", [DirichletByClient, DirichletByClass, DirichletBalanced, QuantityDirichlet])
 def test_towards_infinity_shares_are_equal(cls: type[Partitioner]) -> None:
-    counts = counts_of(cls(1e9, min_samples=0), balanced(5, 400), 20, seed=0)  # type: ignore[call-arg]
+    counts = counts_of(cls(1e9, min_samples=0), balanced(5, 400), 20, seed=0)
     assert (counts.sum(axis=0) == 400).all()
     if cls in (DirichletByClass, DirichletBalanced):
         assert set(np.unique(counts)) <= {19, 20, 21}

@@ -72,14 +72,14 @@ def test_depends_on_the_arguments_alone(partitioner: Partitioner, problem: tuple
     given_targets = targets.copy()
     before = partitioner(targets, len(targets), num_clients, seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     after = partitioner(targets, len(targets), num_clients, seed)
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     assert np.array_equal(targets, given_targets)
     assert random.getstate() == state[0]
-    assert np.random.get_state()[1].tolist() == state[1]  # noqa: NPY002
+    assert np.random.get_state()[1].tolist() == state[1]
     assert torch.equal(torch.get_rng_state(), state[2])
 
 
@@ -229,7 +229,7 @@ def test_impossible_splits_are_refused(
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_classes_per_client_must_be_a_count(value: object) -> None:
     with pytest.raises(FederatedError, match=r"`--data.partitioner.classes_per_client` to be an integer of at least 1"):
-        Shards(classes_per_client=value)  # type: ignore[arg-type]
+        Shards(classes_per_client=value)
 
 
 def test_a_split_that_repeats_samples_is_refused() -> None:
@@ -307,10 +307,10 @@ def test_every_partitioner_has_the_options(cls: type[Partitioner]) -> None:
     made = cls(min_samples=3, too_small="refuse")
     assert (made.min_samples, made.too_small) == (3, "refuse")
     with pytest.raises(FederatedError, match=r"partitioner.too_small` to be one of redraw, refuse, allow, got 'no'"):
-        cls(too_small="no")  # type: ignore[arg-type]
+        cls(too_small="no")
     for value in (-1, 1.5, True):
         with pytest.raises(FederatedError, match=r"`--data.partitioner.min_samples` to be an integer of at least 0"):
-            cls(min_samples=value)  # type: ignore[arg-type]
+            cls(min_samples=value)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_redrawing_gives_up() -> None:
 @pytest.mark.parametrize("too_small", ["redraw", "refuse"])
 def test_sizes_that_do_not_vary_are_refused_at_once(too_small: str) -> None:
     with pytest.raises(FederatedError, match=r"at least 50 samples for every client, got \d+ for client \d+: lower"):
-        sizes(PowerLaw(min_samples=50, too_small=too_small), 12)  # type: ignore[arg-type]
+        sizes(PowerLaw(min_samples=50, too_small=too_small), 12)
 
 
 def test_refuse_does_not_draw_again() -> None:

@@ -71,10 +71,10 @@ def test_the_seed_alone_decides(skew: FeatureSkew) -> None:
         return by_row(module(skew, **options), torch.Generator().manual_seed(0), None)
 
     first = read()
-    state: Any = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    state: Any = random.getstate(), np.random.get_state(), torch.get_rng_state()
     assert equal(read(), first)
     assert random.getstate() == state[0]
-    assert np.array_equal(np.random.get_state()[1], state[1][1])  # type: ignore[index]  # noqa: NPY002
+    assert np.array_equal(np.random.get_state()[1], state[1][1])
     assert torch.equal(torch.get_rng_state(), state[2])
     assert not equal(read(split_seed=4), first)
 
@@ -86,11 +86,11 @@ def test_the_data_are_neither_changed_nor_copied(skew: FeatureSkew) -> None:
     source = data.train_source()
     for batch in source.batches(0, torch.arange(30), 0):
         batch[0].zero_()
-    for loader in dict(data.test_dataloader()).values():  # type: ignore[arg-type]
+    for loader in dict(data.test_dataloader()).values():
         eval_parts(loader)
     assert torch.equal(x, X)
     assert torch.equal(y, Y)
-    held = [v for part in (source, source._rows, source._rows._skew) for v in vars(part).values()]  # type: ignore[attr-defined]
+    held = [v for part in (source, source._rows, source._rows._skew) for v in vars(part).values()]
     largest = max(value.numel() for value in held if isinstance(value, Tensor))
     assert largest < X.numel() / 20, "what is kept are numbers for each row, not images"
 

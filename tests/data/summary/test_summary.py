@@ -137,10 +137,10 @@ def test_sheet_of_samples_that_are_read_one_by_one() -> None:
 
 def test_looking_touches_no_random_stream() -> None:
     data = FederatedDataModule(DICTS, num_clients=3, split_seed=0, targets=[0, 1] * 6)
-    states = [(random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())]  # noqa: NPY002
+    states = [(random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())]
     assert [name for name, _ in split_figures(data, data.train_source())] == ["split", "sizes", "samples"]
     overview(data)
-    states.append((random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()))  # noqa: NPY002
+    states.append((random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()))
     assert states[0] == states[1]
 
 
