@@ -36,7 +36,6 @@ class ParameterVector:
 
     Attributes:
         data: Tensor of shape (d,): the live weights, in the parameters' dtype.
-        grad: Tensor of shape (d,): the live gradients.
         parameters: The trainable parameters in the order of ``module.named_parameters()``, tied ones once.
         names: Their names, in the same order.
 
@@ -53,12 +52,8 @@ class ParameterVector:
         self._owner = type(module).__name__
         self.names = tuple(name for name, _ in named)
         self.parameters = tuple(p for _, p in named)
+        self._loose = self._hidden = False
         self._flatten()
-        # In a list, as a set would call Python for the hash of a tensor.
-        self._touched: list[Tensor] = []
-        self._hidden = False
-        register: Any = nn.Parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
-        self._hooks = [register(p, self._touched.append) for p in self.parameters]
 
     @staticmethod
     def _validate(module: nn.Module, named: list[tuple[str, nn.Parameter]]) -> None:
@@ -90,7 +85,7 @@ class ParameterVector:
         first = self.parameters[0]
         self.numel = sum(p.numel() for p in self.parameters)
         self.data = torch.empty(self.numel, dtype=first.dtype, device=first.device)
-        self.grad = torch.zeros_like(self.data)
+        self._grad = torch.zeros_like(self.data)
         self._pointers: list[int] = []
         self._grads: list[Tensor] = []
         offset = 0
@@ -100,7 +95,7 @@ class ParameterVector:
                 view = self.data.as_strided(p.shape, strides, offset)
                 view.copy_(p.data)
                 p.data = view
-                p.grad = self.grad.as_strided(p.shape, strides, offset)
+                p.grad = self._grad.as_strided(p.shape, strides, offset)
                 self._pointers.append(view.data_ptr())
                 self._grads.append(p.grad)
                 offset += p.numel()
@@ -132,49 +127,63 @@ class ParameterVector:
         return True
 
     @property
+    def grad(self) -> Tensor:
+        """The live gradients, shape (d,), brought together first if a backward pass has handed them over one by one."""
+        if self._loose:
+            self.collect_gradients()
+        return self._grad
+
+    @property
+    def in_place(self) -> bool:
+        """Whether all parameters are views of the flat vector."""
+        return all(p.data_ptr() == at for p, at in zip(self.parameters, self._pointers, strict=True))
+
+    @property
     def whole(self) -> bool:
-        """Whether to step the flat vector is to step the parameters: all have a gradient, and all are views."""
-        if self._hidden:
-            return False
-        for p, view, at in zip(self.parameters, self._grads, self._pointers, strict=True):
-            if p.grad is not view or p.data_ptr() != at:
-                return False
-        return True
+        """Whether every parameter has a gradient, and it is a view of the flat one."""
+        return not self._hidden and all(p.grad is view for p, view in zip(self.parameters, self._grads, strict=True))
 
     def zero_grad(self) -> None:
         """Zeroes the flat gradient in one call and puts back gradient views that the last step detached."""
-        self.grad.zero_()
-        self._touched.clear()
-        self._hidden = False
+        self._grad.zero_()
+        self._loose = self._hidden = False
         for p, view in zip(self.parameters, self._grads, strict=True):
             if p.grad is not view:
                 p.grad = view
 
     def drop_gradients(self) -> None:
-        """Sets every ``.grad`` to None: the next backward pass hands its gradients over instead of adding them."""
-        self._touched.clear()
-        self._hidden = False
+        """Sets every ``.grad`` to None: the next backward pass hands its gradients over instead of adding them.
+
+        A parameter that it does not reach keeps None and is skipped by optimizers, as under Lightning; a zero gradient
+        would let weight decay and momentum move it.
+        """
+        self._loose, self._hidden = True, False
         for p in self.parameters:
             p.grad = None
 
-    def hide_missing_gradients(self) -> None:
-        """Sets ``.grad`` to None on parameters that no backward pass has reached since ``zero_grad``.
+    def loose_gradients(self) -> list[Tensor] | None:
+        """Returns the gradients as backward passes have handed them over, in the order of the parameters.
 
-        An optimizer skips them, as it does under Lightning; a zero gradient would let weight decay and momentum move
-        them. ``zero_grad`` brings the views back. A gradient that the user's code assigned (``p.grad = ...``, or a
-        backward pass with ``create_graph``) is copied into the flat vector.
+        Returns:
+            None if they have been brought together since, or if one is missing, sparse or part of a graph.
         """
-        self.collect_gradients()
-        reached = set(map(id, self._touched))
-        if len(reached) == len(self.parameters):
-            return
+        if not self._loose:
+            return None
+        gradients: list[Tensor] = []
         for p in self.parameters:
-            if p.grad is not None and id(p) not in reached:
-                p.grad = None
-                self._hidden = True
+            gradient = p.grad
+            if gradient is None or gradient.requires_grad or gradient.layout is not torch.strided:
+                return None
+            gradients.append(gradient)
+        return gradients
 
     def collect_gradients(self) -> None:
-        """Copies gradients that the user's code assigned into the flat vector; those set to None count as hidden."""
+        """Brings the gradients of all parameters together in the flat vector, of which they become views.
+
+        Those that user's code assigned (``p.grad = ...``, or a backward pass with ``create_graph``) are among them;
+        those that are None count as zero, and stay None for the optimizer.
+        """
+        self._loose = False
         views, gradients = [], []
         for p, view in zip(self.parameters, self._grads, strict=True):
             gradient = p.grad
@@ -187,7 +196,6 @@ class ParameterVector:
                 views.append(view)
                 gradients.append(_dense(gradient))
                 p.grad = view
-                self._touched.append(p)
         if views:
             torch._foreach_copy_(views, gradients)
 
@@ -212,8 +220,8 @@ class ParameterVector:
     def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times the gradient of a further term of the client's objective, shape (d,).
 
-        Where the loss has no gradient, the term has one: a parameter that ``hide_missing_gradients`` hid is stepped
-        again, unless the term leaves it alone.
+        Where the loss has no gradient, the term has one: a parameter without is stepped after all, unless the term
+        leaves it alone.
         """
         self.grad.add_(term, alpha=alpha)
         if self._hidden:
@@ -223,8 +231,6 @@ class ParameterVector:
 
     def release(self) -> None:
         """Makes the module an ordinary one again: parameters own their storage, gradients are None."""
-        for hook in self._hooks:
-            hook.remove()
         for p in self.parameters:
             p.data = p.data.clone(memory_format=torch.preserve_format)
             p.grad = None

@@ -96,7 +96,6 @@ class LocalStep:
                 self._before_step()
             else:
                 self._expect_no_search()
-                self.vector.hide_missing_gradients()
             return None if loss is None else loss.detach()
 
         if "optimizer_step" in self.own:
@@ -194,7 +193,6 @@ class LocalStep:
 
     def _before_step(self) -> None:
         """Lets callbacks add to the gradient, then clips: the order is add, clip, step."""
-        self.vector.hide_missing_gradients()
         if self.last_gradient is not None:
             self.last_gradient.copy_(self.vector.grad)
             for part in self.state.untrained:

@@ -102,10 +102,10 @@ def test_tied_weights_stay_tied_and_gather_both_gradients(net: Net) -> None:
 def train(net: nn.Module, steps: int, vector: ParameterVector | None, spare: Callable[[int], bool]) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     for step in range(steps):
-        optimizer.zero_grad() if vector is None else vector.zero_grad()
+        optimizer.zero_grad() if vector is None else vector.drop_gradients()
         loss_of(net, spare(step)).backward()
         if vector is not None:
-            vector.hide_missing_gradients()
+            vector.collect_gradients()
         optimizer.step()
 
 
@@ -117,19 +117,20 @@ def test_training_on_the_vector_equals_training_without_it(net: Net) -> None:
         assert torch.equal(p, q), name
 
 
-def test_parameters_without_gradient_are_hidden_and_brought_back(net: Net) -> None:
+def test_parameters_without_gradient_are_left_without_one(net: Net) -> None:
     vector = ParameterVector(net)
     view = net.spare.weight.grad
-    vector.zero_grad()
+    vector.drop_gradients()
     loss_of(net, spare=False).backward()
-    vector.hide_missing_gradients()
+    vector.collect_gradients()
     assert net.spare.weight.grad is None
     assert net.spare.bias.grad is None
     assert net.conv.weight.grad is not None
+    assert not vector.whole
     vector.zero_grad()
     assert net.spare.weight.grad is view
     loss_of(net).backward()
-    vector.hide_missing_gradients()
+    vector.collect_gradients()
     assert net.spare.weight.grad is view
     assert view.abs().sum() > 0
     expect_views(vector, net)
@@ -137,10 +138,10 @@ def test_parameters_without_gradient_are_hidden_and_brought_back(net: Net) -> No
 
 def test_a_gradient_from_any_of_several_backward_passes_counts(net: Net) -> None:
     vector = ParameterVector(net)
-    vector.zero_grad()
+    vector.drop_gradients()
     loss_of(net).backward()
     loss_of(net, spare=False).backward()
-    vector.hide_missing_gradients()
+    vector.collect_gradients()
     assert net.spare.weight.grad is not None
 
 
@@ -160,9 +161,9 @@ def test_gradients_that_user_code_assigns_reach_the_vector(net: Net, backward: C
     plain = deepcopy(net)
     loss_of(plain, spare=False).backward()
     vector = ParameterVector(net)
-    vector.zero_grad()
+    vector.drop_gradients()
     backward(net, loss_of(net, spare=False))
-    vector.hide_missing_gradients()
+    vector.collect_gradients()
     flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain.parameters() if p.requires_grad]
     assert torch.equal(vector.grad, torch.cat([grad.flatten() for grad in flat]))
     assert torch.equal(net.conv.weight.grad, plain.conv.weight.grad)
@@ -173,11 +174,11 @@ def test_gradients_that_user_code_assigns_reach_the_vector(net: Net, backward: C
 
 def test_a_gradient_that_user_code_drops_leaves_nothing_behind(net: Net) -> None:
     vector = ParameterVector(net)
-    vector.zero_grad()
+    vector.drop_gradients()
     loss_of(net).backward()
     for p in net.spare.parameters():
         p.grad = None
-    vector.hide_missing_gradients()
+    vector.collect_gradients()
     assert net.spare.weight.grad is None
     assert vector.grad[-12:].eq(0).all()
     assert vector.grad[:-12].abs().sum() > 0
@@ -206,9 +207,9 @@ def test_refresh_mends_what_was_cut_loose(net: Net, change: Callable[[Net], None
     assert vector.dtype == net.conv.weight.dtype == vector.grad.dtype
     assert all(torch.equal(p, q.to(p.dtype)) for p, q in zip(net.parameters(), plain.parameters(), strict=True))
     expect_views(vector, net)
-    vector.zero_grad()
+    vector.drop_gradients()
     loss_of(net, spare=False).backward()
-    vector.hide_missing_gradients()
+    vector.collect_gradients()
     assert net.spare.weight.grad is None
     assert net.conv.weight.grad is not None
     assert vector.grad.abs().sum() > 0
@@ -261,9 +262,10 @@ def test_copies_are_ordinary_modules(net: Net, copy: Callable[[Net], Net]) -> No
     train(other, 2, None, lambda step: True)
     assert torch.equal(vector.data, before)
     assert vector.grad.eq(0).all()
+    vector.drop_gradients()
     loss_of(net, spare=False).backward()
     loss_of(other).backward()
-    vector.hide_missing_gradients()
+    vector.collect_gradients()
     assert net.spare.weight.grad is None, "a gradient of the copy was taken for one of the original"
 
 
@@ -325,11 +327,8 @@ def test_release_gives_an_ordinary_module(net: Net) -> None:
     storages = {p.untyped_storage().data_ptr() for p in net.parameters()}
     assert len(storages) == len(list(net.parameters()))
     assert net.conv.weight.untyped_storage().nbytes() == net.conv.weight.numel() * 4
-    touched = len(vector._touched)
-    vector._touched.clear()
+    assert all(p._post_accumulate_grad_hooks is None for p in net.parameters()), "hooks must be gone"
     loss_of(net).backward()
-    assert touched
-    assert not vector._touched, "hooks must be gone"
     expect_views(ParameterVector(net), net)
 
 

@@ -1,5 +1,6 @@
 """The module's optimizer over flat vectors: one long tensor is stepped instead of every parameter by itself."""
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import copy, deepcopy
@@ -66,9 +67,13 @@ class FlatOptimizer:
         self._fuse = fuse and not self._unfused and type(optimizer) in _FUSED and weights.device.type in ("cpu", "cuda")
         self._by_hand = type(optimizer) is SGD and weights.device.type == "cpu" and not self._fuse
         self._buffers: dict[Tensor, Tensor] = {}
+        self._views: dict[Tensor, list[Tensor]] = {}
         groups = zip(self._slices, self._optimizer.param_groups, strict=True)
         # The parts of the flat vector that are stepped at once, and the tensors that stand for them.
         self._parts = [pair for slices, group in groups for pair in zip(slices, group["params"], strict=True)]
+        # The numbers of the parameters in each.
+        self._places, starts = places, [place.start for place in places.values()]
+        self._members = {t: slice(bisect_left(starts, p.start), bisect_left(starts, p.stop)) for p, t in self._parts}
         joined = {tensor: _joined_state(initial, places, part, tensor) for part, tensor in self._parts}
         self._initial = {tensor: state for tensor, state in joined.items() if state}
         self._bind(weights, gradients)
@@ -94,12 +99,21 @@ class FlatOptimizer:
             tensor.data = weights[..., part]
             tensor.grad = gradients[..., part]
 
-    def step(self) -> None:
-        """Takes one step with the hyper-parameters that the module's optimizer has now."""
-        if self._by_hand and all(map(_is_plain, self._user.param_groups)):
+    @property
+    def takes_each(self) -> bool:
+        """Whether ``step`` takes gradients that lie apart, one for each parameter."""
+        return self._by_hand and self.weights.ndim == 1 and all(map(_is_plain, self._user.param_groups))
+
+    def step(self, each: list[Tensor] | None = None) -> None:
+        """Takes one step with the hyper-parameters that the module's optimizer has now.
+
+        Args:
+            each: The gradients of the vector's parameters, where they are not in ``gradients`` and ``takes_each``.
+        """
+        if each is not None or (self._by_hand and all(map(_is_plain, self._user.param_groups))):
             for own, group in zip(self._optimizer.param_groups, self._user.param_groups, strict=True):
                 for weights in own["params"]:
-                    self._step_sgd(weights, group)
+                    self._step_sgd(weights, group, each)
             return
         for own, group in zip(self._optimizer.param_groups, self._user.param_groups, strict=True):
             own.update({**group, "params": own["params"]})
@@ -109,29 +123,49 @@ class FlatOptimizer:
                 own["fused"] = True
         self._optimizer.step()
 
-    def _step_sgd(self, weights: Tensor, group: dict[str, Any]) -> None:
+    def _step_sgd(self, weights: Tensor, group: dict[str, Any], each: list[Tensor] | None) -> None:
         """Does what ``torch.optim.SGD`` does, by the same operations, at a fraction of the fixed cost of its step."""
         gradient, momentum = weights.grad, group["momentum"]
         assert gradient is not None
+        gradients = [gradient] if each is None else each[self._members[weights]]
+        moved = [weights] if each is None else self._cut(weights, weights)
         if group["maximize"]:
-            gradient = -gradient
+            gradients = list(torch._foreach_neg(gradients))
         if group["weight_decay"] != 0:
-            gradient = gradient.add(weights, alpha=group["weight_decay"])
+            gradients = list(torch._foreach_add(gradients, moved, alpha=group["weight_decay"]))
         if momentum != 0:
             state = self._optimizer.state[weights]
             buffer = state.get("momentum_buffer")
+            first = buffer is None
             if buffer is None:
-                buffer = state["momentum_buffer"] = self._buffer(weights, gradient).copy_(gradient)
+                buffer = state["momentum_buffer"] = self._buffer(weights)
+            parts = [buffer] if each is None else self._cut(buffer, weights)
+            if first:
+                torch._foreach_copy_(parts, gradients)
             else:
-                buffer.mul_(momentum).add_(gradient, alpha=1 - group["dampening"])
-            gradient = gradient.add(buffer, alpha=momentum) if group["nesterov"] else buffer
-        weights.add_(gradient, alpha=-group["lr"])
+                buffer.mul_(momentum)
+                torch._foreach_add_(parts, gradients, alpha=1 - group["dampening"])
+            if not group["nesterov"]:
+                weights.add_(buffer, alpha=-group["lr"])
+                return
+            gradients = list(torch._foreach_add(gradients, parts, alpha=momentum))
+        torch._foreach_add_(moved, gradients, alpha=-group["lr"])
 
-    def _buffer(self, weights: Tensor, like: Tensor) -> Tensor:
+    def _buffer(self, weights: Tensor) -> Tensor:
         kept = self._buffers.get(weights)
-        if kept is None or len(kept) < len(like):
-            kept = self._buffers[weights] = torch.empty_like(like)
-        return kept[: len(like)] if like.ndim > 1 else kept
+        if kept is None or len(kept) < len(weights):
+            kept = self._buffers[weights] = torch.empty_like(weights)
+        return kept[: len(weights)] if weights.ndim > 1 else kept
+
+    def _cut(self, whole: Tensor, weights: Tensor) -> list[Tensor]:
+        """Cuts weights of a part, or their momentum, into views of the parameters in it."""
+        views = self._views.get(whole)
+        if views is None:
+            within = list(self._places.items())[self._members[weights]]
+            start = whole.storage_offset() - within[0][1].start
+            views = [whole.as_strided(p.shape, p.stride(), start + place.start) for p, place in within]
+            self._views[whole] = views
+        return views
 
     @property
     def num_states(self) -> int:

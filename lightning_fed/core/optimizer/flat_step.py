@@ -90,13 +90,16 @@ class FlatStep:
 
     def step(self) -> bool:
         """Takes a step of all parameters; False if the module's optimizer has to take it."""
-        if not (self._active and self._may_step()):
+        own, vector, flat = self._optimizer, self._vector, self._flat
+        each = vector.loose_gradients() if flat is not None and flat.takes_each else None
+        if each is None:
+            vector.collect_gradients()
+        if not (self._active and self._may_step(each is None)):
             self._active = False
             return False
-        own = self._optimizer
-        assert self._flat is not None
-        self._flat.step()
-        if self._flat.num_states != self._num_states:
+        assert flat is not None
+        flat.step(each)
+        if flat.num_states != self._num_states:
             self._show()
         elif self._counts:
             self._show_counts()
@@ -106,7 +109,7 @@ class FlatStep:
             hook(own, (own,), {})
         return True
 
-    def _may_step(self) -> bool:
+    def _may_step(self, collected: bool) -> bool:
         own = self._optimizer
         if own._optimizer_step_pre_hooks or len(own.param_groups) != self._num_groups:
             return False
@@ -115,7 +118,7 @@ class FlatStep:
         for p in self._outside:
             if p.grad is not None:
                 return False
-        return self._vector.whole and self._is_as_shown()
+        return self._vector.in_place and (self._vector.whole or not collected) and self._is_as_shown()
 
     def _is_as_shown(self) -> bool:
         """Says whether the optimizer's state holds what it was filled with, and nothing else."""
