@@ -6,7 +6,6 @@ vector, tied parameters appear once, buffers are kept apart (``lightning_fed.cor
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
