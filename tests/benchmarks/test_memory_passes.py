@@ -85,7 +85,6 @@ def test_a_local_step_makes_no_pass_more_than_one_by_hand(tmp_path: Path, moment
     steps = per_step(framework, tmp_path, momentum)
     # Forward and backward read weights and write gradients; the tight loop needs momentum, of which 0 is not to count.
     hand = per_step(by_hand, tmp_path) if momentum else 2 + 3
-    assert 4 < hand
     assert steps == pytest.approx(hand, abs=0.1)
 
 
