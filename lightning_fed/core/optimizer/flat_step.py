@@ -118,7 +118,7 @@ class FlatStep:
         for p in self._outside:
             if p.grad is not None:
                 return False
-        return self._vector.in_place and (self._vector.whole or not collected) and self._is_as_shown()
+        return self._vector.in_place and (not collected or self._vector.whole) and self._is_as_shown()
 
     def _is_as_shown(self) -> bool:
         """Says whether the optimizer's state holds what it was filled with, and nothing else."""
