@@ -1,4 +1,4 @@
-"""The package can be seen at a glance: few doors at its top, few files in a folder."""
+"""The package can be seen at a glance: few doors at its top (`py.typed`, a marker for type checkers, is none)."""
 
 from pathlib import Path
 

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from lightning_fed.errors import FederatedError
 from tests.faults.counts import Counts, Outcome
-from tests.faults.tiny import fit, is_sentence, same, versions
+from tests.faults.tiny import beside_a_whole_run, fit, is_sentence, same, versions
 
 TRIALS = 300
 TRAINED = 2
@@ -148,11 +147,7 @@ def same_weights(one: Path, other: Path) -> bool:
 def run(trials: int, seed: int) -> Counts:
     """Runs the campaign."""
     counts = Counts()
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        fit(root / "whole")
-        fit(root / "made", TRAINED)
-        (whole,) = versions(root / "whole")
+    with beside_a_whole_run(TRAINED) as (root, whole):
         for number in range(trials):
             chance = random.Random(f"{seed} {number}")
             (root / f"{number}").mkdir()

@@ -5,7 +5,6 @@ import errno
 import os
 import random
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import torch
 
 from lightning_fed.core.files import WriteError
 from tests.faults.counts import Counts, Outcome
-from tests.faults.tiny import ROUNDS, fit, is_sentence, same, versions
+from tests.faults.tiny import ROUNDS, beside_a_whole_run, fit, is_sentence, same, versions
 
 TRIALS = 200
 TRAINED = 2
@@ -152,11 +151,7 @@ def judge(folder: Path, whole: Path, disk: Disk, mode: Mode, ckpt_path: str | No
 def run(trials: int, seed: int) -> Counts:
     """Runs the campaign: every operation of a new run and of a resumed one, as often as the trials go around."""
     counts = Counts()
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        fit(root / "whole")
-        fit(root / "made", TRAINED)
-        (whole,) = versions(root / "whole")
+    with beside_a_whole_run(TRAINED) as (root, whole):
         cases = [(None, place) for place in range(_count(root / "a", None, root / "made"))]
         cases += [("last", place) for place in range(_count(root / "b", "last", root / "made"))]
         chance = random.Random(seed)

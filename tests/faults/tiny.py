@@ -2,6 +2,9 @@
 
 import csv
 import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,17 @@ def fit(folder: Path, rounds: int = ROUNDS, ckpt_path: str | None = None, **opti
 def versions(folder: Path) -> list[Path]:
     """The run folders, the oldest first."""
     return sorted((folder / "run").glob("version_*"), key=lambda path: int(path.name[8:]))
+
+
+@contextmanager
+def beside_a_whole_run(trained: int) -> Iterator[tuple[Path, Path]]:
+    """A folder with runs of so many rounds in `made`, which trials begin with, and a whole run to compare with."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        fit(root / "whole")
+        fit(root / "made", trained)
+        (whole,) = versions(root / "whole")
+        yield root, whole
 
 
 def left_by(run: Path) -> tuple[list[dict[str, str]], list[torch.Tensor]]:
