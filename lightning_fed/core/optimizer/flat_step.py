@@ -17,7 +17,7 @@ __all__ = ["FlatStep"]
 
 
 class FlatStep:
-    """Steps the flat vector in place of the module's optimizer, with the same bits in the weights.
+    """Steps the flat vector in place of the module's optimizer, on a CPU with the same bits in the weights.
 
     The module's optimizer stays the one that hooks and schedules see: its hyper-parameters are read at every step,
     hooks after its step are called, and its ``state`` holds views of the flat one, in which hooks may write. As soon as
@@ -77,11 +77,14 @@ class FlatStep:
     def _build(self) -> None:
         """Prepares to step the flat vector, if the optimizer and the vector allow for it."""
         vector, groups = self._vector, self._optimizer.param_groups
-        # In bfloat16 the last elements of a tensor are rounded otherwise than the others, and so do fused kernels.
-        exact = vector.dtype in (torch.float32, torch.float64) and vector.device.type == "cpu"
+        # In bfloat16 the last elements of a tensor are rounded otherwise than the others, and so do fused kernels on a
+        # CPU; another device promises no bits, and one kernel of one pass costs it least.
+        exact, on_cpu = vector.dtype in (torch.float32, torch.float64), vector.device.type == "cpu"
         self._flat, self._stale = None, False
-        if type(self._optimizer) in ELEMENTWISE and exact and not any(group.get("fused") for group in groups):
-            self._flat = FlatOptimizer(self._optimizer, vector, vector.data, vector.grad, self._initial)
+        as_fused = on_cpu and any(group.get("fused") for group in groups)
+        if type(self._optimizer) in ELEMENTWISE and exact and not as_fused:
+            initial = self._initial
+            self._flat = FlatOptimizer(self._optimizer, vector, vector.data, vector.grad, initial, fuse=not on_cpu)
             self._num_groups = len(groups)
             places = vector.places()
             held = [p for group in groups for p in group["params"]]
