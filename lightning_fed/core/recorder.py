@@ -159,14 +159,14 @@ class MetricRecorder:
         """
         results = {key: series.result() for key, series in self.series.items()}
         lasts = {series.options.names()[1]: series.last for series in self.series.values() if series.options.both}
-        floats = _to_floats({**results, **lasts})
+        values = {**results, **lasts}
         options = {key: series.options for key, series in self.series.items()}
         for key, (metric, shown, last) in self.metrics.items():
-            floats[key], options[key] = _computed(key, metric), shown
+            values[key], options[key] = _computed(key, metric), shown
             if last is not None and shown.both:
-                floats[shown.names()[1]] = float(last)
+                values[shown.names()[1]] = last.reshape(())
         self.series = {}
-        return _sort(options, floats)
+        return _sort(options, _to_floats(values))
 
     def reset_metrics(self) -> None:
         """Resets every Metric object that was logged since the last reset."""
@@ -200,7 +200,7 @@ def metric_states(modules: Iterable[nn.Module]) -> list[tuple[Metric, dict[str, 
     ]
 
 
-def _computed(name: str, metric: Metric) -> float:
+def _computed(name: str, metric: Metric) -> Tensor:
     value = metric.compute()
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -208,7 +208,7 @@ def _computed(name: str, metric: Metric) -> float:
             f"Expected {type(metric).__name__}, logged as {name!r}, to compute a single number, got {got}: log its "
             "parts one by one, at the end of the epoch."
         )
-    return float(value)
+    return value.detach().reshape(())
 
 
 def _to_floats(values: dict[str, Tensor | float]) -> dict[str, float]:

@@ -104,6 +104,12 @@ class AugmentedSource:
         self.unaugmented = self.unaugmented.to(device)
         return self
 
+    @property
+    def order_device(self) -> torch.device:
+        """Where the other source takes orders."""
+        device: torch.device = getattr(self.unaugmented, "order_device", torch.device("cpu"))
+        return device
+
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields a client's batches; the draws depend on the seed and the batches before alone."""
         # A stream of its own: samples that are read at random draw from that of the seed itself.

@@ -36,7 +36,8 @@ class BatchSource(Protocol):
         reads_are_seeded: Whether reading a sample may be random, so that ``seed`` matters.
 
     A source with an attribute ``drop_last`` that is true leaves out short last batches of local training: the order of
-    an epoch is then cut to whole batches, and clients without one have size 0.
+    an epoch is then cut to whole batches, and clients without one have size 0. One with an attribute ``order_device``
+    gets the orders of local training on that device.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -97,6 +98,11 @@ class TensorSource:
     def device(self) -> torch.device:
         """Where the data live."""
         return self._index.device
+
+    @property
+    def order_device(self) -> torch.device:
+        """Where orders are taken: a subclass may read otherwise, and gets them on the CPU."""
+        return self.device if type(self) is TensorSource else torch.device("cpu")
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields lists of tensors (dicts for dict data), as ``default_collate`` builds them; ``seed`` is unused."""

@@ -118,7 +118,9 @@ class Engine(ABC):
                 self.recorder.position = self.reducer.last_id
         except Exception as error:
             self._note_place(error)
+            self.divergence.read()  # who diverged before is named first
             raise
+        self.divergence.read()
         self.watch.expect_parameters()
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
         if self.processes.size > 1:
@@ -158,7 +160,7 @@ class Engine(ABC):
         sizes = self.start_gradients.begin_round(cohort, own)
         if sizes is None:
             return own
-        finite = torch.isfinite(sizes).tolist()
+        finite = self.divergence.finite(own, sizes)
         if all(self.processes.exchange(all(finite), "start gradients")):
             return own
         for client, good in zip(own, finite, strict=True):
@@ -200,10 +202,10 @@ class Engine(ABC):
         """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""
         state, weights = self.state, self.state.vector.data
         self.end_samples += client.num_samples
-        if torch.equal(state.origin, self.start):  # by value: a displacement of 0 must leave no rounding
+        if state.origin is self.start:
             return self.full_gradient.compute(client, out)
-        end = weights.clone()
-        weights.sub_(state.origin).add_(self.start)
+        end, displaced = weights.clone(), (state.origin != self.start).any()  # one of 0 must leave no rounding
+        weights.copy_(torch.where(displaced, end - state.origin + self.start, end))
         loss = self.full_gradient.compute(client, out)
         weights.copy_(end)
         return loss

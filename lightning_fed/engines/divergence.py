@@ -1,6 +1,7 @@
 """Which clients of a round ended with NaN, infinity or an exception, and when that ends the run."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -15,7 +16,10 @@ __all__ = ["DivergenceWatch"]
 
 
 class DivergenceWatch:
-    """Finds clients that diverged, by one read from the device for each.
+    """Finds clients that diverged.
+
+    On the CPU each is looked at as it ends. A read from a device waits for its work: there, if none may be left out,
+    all clients are looked at together as the round ends, and what diverged has gone no further than its sums.
 
     Args:
         state: What ``fit`` works on; its recorder holds the client's loss and what it logged.
@@ -25,7 +29,7 @@ class DivergenceWatch:
     Attributes:
         clients: Ids of those left out in this round.
         failed: What was raised in the training of some of them, by id.
-        finite_buffers: Names of the buffers that were finite when the round began.
+        buffers: Names of the buffers that are looked at: those of floating-point numbers.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, processes: Processes) -> None:
@@ -33,14 +37,18 @@ class DivergenceWatch:
         self.clients: list[int] = []
         self.failed: dict[int, str] = {}
         self._cohort_size = 0
-        self.finite_buffers: list[str] = []
+        self._reads_at_once = state.weights.device.type == "cpu" or bool(options.max_diverged)
+        self._unread: list[tuple[tuple[Client, ...], Tensor]] = []
+        self.buffers: list[str] = []
+        self._finite_buffers = state.weights.new_empty(0)
 
     def start_round(self, cohort_size: int) -> None:
         """Begins a round of so many clients."""
-        self.clients, self.failed, self._cohort_size = [], {}, cohort_size
-        # A buffer that holds infinity by design, such as an attention mask, says nothing about divergence.
-        values = self.state.buffers.values
-        self.finite_buffers = [name for name, b in values.items() if b.is_floating_point() and bool(b.isfinite().all())]
+        self.clients, self.failed, self._cohort_size, self._unread = [], {}, cohort_size, []
+        floats = {name: value for name, value in self.state.buffers.values.items() if value.is_floating_point()}
+        self.buffers = list(floats)
+        if floats:
+            self._finite_buffers = torch.stack([value.isfinite().all() for value in floats.values()])
 
     def found(self, client: Client, *vectors: Tensor) -> bool:
         """Looks for NaN and infinity in a client's vectors, mean loss and live buffers, and leaves it out for one.
@@ -52,16 +60,47 @@ class DivergenceWatch:
         for other in vectors[1:]:
             size = size + torch.linalg.vector_norm(other)
         loss = self.recorder.peek("train/loss")
-        if isinstance(loss, Tensor):
-            size = size + loss
-        live = self.state.buffers.live.tensors() if self.finite_buffers else {}
-        for name in self.finite_buffers:
-            size = size + live[name].norm()
-        if math.isfinite(size.item()) and (not isinstance(loss, float) or math.isfinite(loss)):
+        if loss is not None:  # a number of Python's may be too large for the other ones' dtype
+            size = size + (loss if isinstance(loss, Tensor) else loss - loss)
+        if self.buffers:
+            live = self.state.buffers.live.tensors()
+            size = size + self.buffer_sizes(torch._foreach_norm([live[name] for name in self.buffers]))
+        if all(self.finite((client,), size.reshape(1))):
             return False
         self.leave_out(client)
         self.recorder.roll_back()
         return True
+
+    def buffer_sizes(self, norms: Sequence[Tensor]) -> Tensor:
+        """Adds up the norms of ``buffers``, but for those that held NaN or infinity before the round.
+
+        A buffer that holds infinity by design, such as an attention mask, says nothing about divergence.
+
+        Args:
+            norms: One tensor for each, all of one shape.
+        """
+        return torch.where(self._finite_buffers, torch.stack(list(norms), dim=-1), 0.0).sum(-1)
+
+    def finite(self, clients: tuple[Client, ...], sizes: Tensor) -> list[bool]:
+        """Says of each client whether its size is finite, shape (n,); True where nobody looks before ``read``."""
+        if self._reads_at_once:
+            return [math.isfinite(size) for size in sizes.tolist()]
+        self._unread.append((clients, sizes))
+        return [True] * len(clients)
+
+    def read(self) -> None:
+        """Leaves out the clients whose sizes have not been looked at yet and are not finite.
+
+        Raises:
+            FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
+        """
+        unread, self._unread = self._unread, []
+        sizes = iter(torch.cat([sizes for _, sizes in unread]).tolist() if unread else ())
+        for clients, _ in unread:
+            diverged = [client for client, size in zip(clients, sizes, strict=False) if not math.isfinite(size)]
+            for client in sorted(diverged, key=lambda client: client.id):
+                if client.id not in self.clients:
+                    self.leave_out(client)
 
     def leave_out(self, client: Client, error: Exception | None = None) -> None:
         """Counts a client that diverged, or whose training raised an exception.

@@ -87,7 +87,7 @@ class FullGradient:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
         device, vector = self.state.vector.device, self.state.vector
         total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
-        order = torch.arange(client.num_samples)
+        order = torch.arange(client.num_samples, device=getattr(self.source, "order_device", "cpu"))
         for index, batch in enumerate(read_batches(self.source, client.id, order, seed, size)):
             share = min(size, client.num_samples - index * size)
             if self.transfer is not None:

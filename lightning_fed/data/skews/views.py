@@ -80,6 +80,12 @@ class SkewedSource:
         self._source, self._rows, self._index = self._source.to(device), self._rows.to(device), self._index.to(device)
         return self
 
+    @property
+    def order_device(self) -> torch.device:
+        """Where the other source takes orders."""
+        device: torch.device = getattr(self._source, "order_device", torch.device("cpu"))
+        return device
+
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields the source's batches in the client's scheme."""
         own = self._index[int(self._offsets[client]) : int(self._offsets[client + 1])]

@@ -16,7 +16,7 @@ from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.data import TensorSource
-from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch, to_device
+from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch, send_orders, to_device
 
 __all__ = ["BatchGroup", "LaneBatches"]
 
@@ -142,8 +142,10 @@ class LaneBatches:
 
     def _begin_epochs(self, step: int) -> None:
         """Reads the batches of lanes that begin an epoch."""
-        for lane in self._beginning(step):
-            client, order = self.clients[lane], self._shuffled(lane)
+        lanes = self._beginning(step)
+        orders = send_orders(self._source, [self._shuffled(lane) for lane in lanes])
+        for lane, order in zip(lanes, orders, strict=True):
+            client = self.clients[lane]
             at = (client.round, client.id, step // int(self._in_epoch[lane]))
             seed = seed_for(self._seed, Purpose.READ, *at) if self._source.reads_are_seeded else 0
             # Read at once: a data loader has the batches of one client at a time under way.

@@ -164,7 +164,7 @@ class VectorizedEngine(Engine):
     ) -> Iterator[Update]:
         """Yields the updates of those that did not diverge, in ascending order of id."""
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
-        finite = self._finite(len(clients), log)
+        finite = self._finite(batches.clients, log)
         for client in clients:
             if not finite[lane_of[client.id]]:
                 self.divergence.leave_out(client)
@@ -189,18 +189,18 @@ class VectorizedEngine(Engine):
             self.recorder.merge(self.started.get(lane, {}))
         self.recorder.merge(log.of(lanes))
 
-    def _finite(self, count: int, log: LaneLog) -> list[bool]:
-        """Says of each lane whether its weights, loss, buffers and gradient at the start are finite; one read."""
-        lanes = self.lanes
+    def _finite(self, clients: tuple[Client, ...], log: LaneLog) -> list[bool]:
+        """Says of each lane whether its weights, loss, buffers and gradient at the start are finite."""
+        lanes, count = self.lanes, len(clients)
         sizes: Tensor = torch.linalg.vector_norm(lanes.deltas(), dim=1)
         loss = log.total("train/loss")
         sizes = sizes if loss is None else sizes + loss
-        for name in self.divergence.finite_buffers:
-            sizes = sizes + torch.linalg.vector_norm(lanes.buffers[name][:count].reshape(count, -1), dim=1)
+        if self.divergence.buffers:
+            rows = [lanes.buffers[name][:count].reshape(count, -1) for name in self.divergence.buffers]
+            sizes = sizes + self.divergence.buffer_sizes([torch.linalg.vector_norm(row, dim=1) for row in rows])
         if self.start_gradients.method_level == "client":
             sizes = sizes + torch.linalg.vector_norm(lanes.own_gradients[:count], dim=1) + lanes.own_losses()
-        finite: list[bool] = torch.isfinite(sizes).tolist()
-        return finite
+        return self.divergence.finite(clients, sizes)
 
     def _update(self, client: Client, lane: int, options: list[tuple[float, float]], steps: int) -> Update | None:
         """Puts the trained client into the resident module and reads its update."""

@@ -58,9 +58,10 @@ class LaneLog:
         """Returns the totals of a name, shape (n,), zero for those that did not log it; None if nobody did."""
         if key not in self._totals:
             return None
-        totals = self._totals[key]
-        seen = torch.from_numpy(self._seen[key]).to(totals.device)
-        return torch.where(seen, totals, torch.zeros_like(totals))
+        totals, seen = self._totals[key], self._seen[key]
+        if seen.all() or self._series[key].reduction in ("mean", "sum"):
+            return totals
+        return torch.where(torch.from_numpy(seen).to(totals.device), totals, torch.zeros_like(totals))
 
     def of(self, lanes: list[int]) -> dict[str, LoggedValue]:
         """Reduces what some clients logged to one number for each name."""
@@ -70,7 +71,9 @@ class LaneLog:
             if not seen:
                 continue
             result[key] = series = template.copy()
-            values = self._totals[key][seen]
+            values = self._totals[key]
+            if len(seen) < self._count:  # more than one are found by an index, which goes to the device
+                values = values[seen] if len(seen) > 1 else values[seen[0]]
             reduce = {"min": torch.amin, "max": torch.amax}.get(series.reduction, torch.sum)
             series.total, series.weight = reduce(values), float(self._weights[key][seen].sum())
             series.last = self._lasts[key][seen[-1]]

@@ -1,0 +1,233 @@
+"""What a round asks of a device: no wait and no copy for a client or a step, and the weights of the CPU."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lightning_fed import FederatedError, FederatedTrainer
+from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA
+from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
+from lightning_fed.core.seeding import Purpose, seeds_for
+from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.core.updates import Client
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines import client_batches
+from lightning_fed.engines.client_batches import ClientOrders
+from lightning_fed.hooks import FederatedCallback
+from lightning_fed.masks import SignAgreement
+from lightning_fed.models import ImageClassifier, LeNet, LogisticRegression
+from tests.engines.pretended_device import DEVICE, PretendedDevice
+from tests.parts import BySizes
+
+SIZES = (12, 7, 15, 9, 11)
+ENGINES = ("sequential", "vectorized")
+METHODS: dict[str, Callable[[], list[Any]]] = {
+    "FedAvg": lambda: [FedAvg()],
+    "FedProx, SCAFFOLD, FedAdam": lambda: [FedProx(mu=0.1), SCAFFOLD(), FedAdam()],
+    "FedGA, a mask": lambda: [FedGA(), FedAvg(mask=SignAgreement())],
+    "FedGMA": lambda: [FedGMA(gradient_at="end")],
+}
+
+
+class Rounds(FederatedCallback):
+    """Notes what was counted when each round began, and when the last one had ended."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self.counts, self.marks = counts, list[Counter[str]]()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.marks.append(self.counts.copy())
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.marks.append(self.counts.copy())
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 10))
+
+
+def on_cpu(trainer: FederatedTrainer) -> None:
+    """Leaves a trainer as it is."""
+
+
+def on_device(trainer: FederatedTrainer) -> None:
+    """Lets a trainer train on the pretended device."""
+    strategy: Any = trainer.fabric.strategy
+    strategy._root_device = DEVICE
+    strategy.accelerator.setup_device = lambda device: None  # that of the CPU refuses others
+
+
+def fit(
+    folder: Path,
+    net: Callable[[], nn.Module],
+    engine: str,
+    callbacks: list[Any],
+    place: Callable[[FederatedTrainer], None] = on_device,
+    clients: int = 2,
+    epochs: int = 1,
+    side: int = 8,
+    module: ImageClassifier | None = None,
+    **options: Any,
+) -> FederatedTrainer:
+    """Trains two rounds of clients with batches of 5 samples and less."""
+    torch.manual_seed(0)
+    sizes, make = SIZES[:clients], partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    module = module or ImageClassifier(net(), optimizer=make)
+    data = TensorDataset(torch.randn(sum(sizes), 1, side, side), torch.randint(10, (sum(sizes),)))
+    options = {"logger": False, "enable_checkpointing": False, "local_epochs": epochs, **options}
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_rounds=2, engine=engine, callbacks=callbacks, default_root_dir=str(folder), seed=1,
+        enable_progress_bar=False, **options,
+    )  # fmt: skip
+    place(trainer)
+    trainer.fit(module, FederatedDataModule(data, BySizes(*sizes), clients, batch_size=5))
+    return trainer
+
+
+def a_round(folder: Path, *args: Any, **options: Any) -> tuple[Counter[str], Tensor]:
+    """Returns what the second round asked of the device, and the weights that the run ends with."""
+    with PretendedDevice() as device:
+        rounds = Rounds(device.counts)
+        *first, callbacks = args
+        trainer = fit(folder, *first, [rounds, *callbacks], **options)
+        _, before, after = rounds.marks
+        return after - before, trainer.weights.cpu()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("net", "side", "method"),
+    [
+        (LeNet, 28, "FedAvg"),
+        (normed, 8, "FedAvg"),
+        *((partial(LogisticRegression, 64), 8, method) for method in METHODS),
+    ],
+    ids=["LeNet", "BatchNorm", *METHODS],
+)
+def test_no_client_and_no_step_waits_or_copies(
+    tmp_path: Path, net: Callable[[], nn.Module], side: int, method: str, engine: str
+) -> None:
+    few, weights = a_round(tmp_path, net, engine, METHODS[method](), side=side)
+    assert few["wait"] <= 3
+    assert few["to"] <= 1
+    many, _ = a_round(tmp_path, net, engine, METHODS[method](), side=side, clients=3, epochs=2)
+    assert many == few
+    expected = fit(tmp_path, net, engine, METHODS[method](), on_cpu, side=side).weights
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_not_on_the_device_is_refused() -> None:
+    with PretendedDevice() as device:
+        here = torch.ones(3, device=DEVICE)
+        assert (here * 2.0).sum().item() == 6
+        assert here[1:].cpu().tolist() == [1, 1]
+        assert device.counts == {"wait": 2}
+        with pytest.raises(RuntimeError, match="all tensors on one device"):
+            here + torch.ones(3)
+        here.add_(torch.ones(3).to(DEVICE))
+        assert device.counts["to"] == 1
+        with pytest.raises(RuntimeError, match="copied"):
+            here[[0, 2]].sum().item()
+
+
+class Spoils(FederatedCallback):
+    """Makes NaN of what some clients send in the second round, and may raise an exception for another one."""
+
+    stacks = True
+
+    def __init__(self, *clients: int, fails_for: int | None = None) -> None:
+        self.clients, self.fails_for, self.ended = clients, fails_for, 0
+        self.round_ends: list[int] = []
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        if trainer.round == 2:
+            self.ended += 1
+            if update.client.id in self.clients:
+                update.delta[3] = torch.nan
+            if update.client.id == self.fails_for:
+                raise KeyError("of the user's own")
+
+    def on_round_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.round_ends.append(trainer.round)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("spoils", "ended"), [(Spoils(1, 2), 4), (Spoils(1, fails_for=2), 3)], ids=["two diverge", "another one fails"]
+)
+def test_who_diverged_is_said_at_the_rounds_end(tmp_path: Path, engine: str, spoils: Spoils, ended: int) -> None:
+    spoils = Spoils(*spoils.clients, fails_for=spoils.fails_for)
+    with PretendedDevice(), pytest.raises(FederatedError, match="client 1 diverged in round 2"):
+        fit(tmp_path, partial(LogisticRegression, 64), engine, [spoils, FedAvg()], clients=4, logger=[])
+    assert spoils.ended == ended
+    assert spoils.round_ends == [1]
+    (rows,) = tmp_path.rglob("metrics.csv")
+    assert len(rows.read_text().splitlines()) == 3  # a header, and the rounds before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_that_may_diverge_is_left_out_at_once(tmp_path: Path, engine: str) -> None:
+    spoils = Spoils(1)
+    net = partial(LogisticRegression, 64)
+    with PretendedDevice():
+        with pytest.warns(UserWarning, match="Client 1 diverged in round 2"):
+            trainer = fit(tmp_path, net, engine, [spoils, FedAvg()], clients=4, max_diverged=0.25)
+        assert trainer.weights.isfinite().all().item()
+    assert spoils.round_ends == [1, 2]
+
+
+class OneGradientIsNone(ImageClassifier):
+    """Has a loss that is not a number where the third client's gradient over its data is taken."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        client: Any = self.trainer.client  # type: ignore[attr-defined]  # of our trainer
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if client.id == 2 and client.round == 2 else loss
+
+
+def test_a_gradient_that_is_not_finite_is_named_before_what_it_spoils(tmp_path: Path) -> None:
+    module = OneGradientIsNone(LogisticRegression(64), optimizer=partial(torch.optim.SGD, lr=0.1))
+    net = partial(LogisticRegression, 64)
+    with PretendedDevice(), pytest.raises(FederatedError, match="client 2 diverged in round 2"):
+        fit(tmp_path, net, "sequential", [FedGA(), FedAvg()], clients=3, module=module)
+
+
+class Source:
+    """Takes orders on a device."""
+
+    order_device, batch_size, drop_last = DEVICE, 4, False
+
+
+@pytest.mark.parametrize("most", [1, 20, 1 << 22])
+@pytest.mark.parametrize(
+    "options",
+    [{"local_epochs": 3}, {"local_steps": 7}, {"local_steps": 3, "accumulate_grad_batches": 2}],
+    ids=["epochs", "steps", "windows"],
+)
+def test_orders_are_those_of_clients_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, int], most: int
+) -> None:
+    sent: list[int] = []
+
+    def send(rows: Tensor, device: torch.device) -> Tensor:
+        sent.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(client_batches, "_MOST_SENT", most)
+    monkeypatch.setattr(client_batches, "to_device", send)
+    clients = [Client(id=number, num_samples=size, round=1) for number, size in enumerate(SIZES)]
+    seeds = seeds_for(0, Purpose.SHUFFLE, 1, range(len(SIZES)))
+    orders = ClientOrders(Source(), LocalOptions(**options), clients, seeds)  # type: ignore[arg-type]  # what it asks for
+    for number, seed in enumerate(seeds):
+        stream = torch.Generator().manual_seed(seed)
+        for _, order in zip(range(6), orders.of(number), strict=False):  # more epochs than planned
+            assert torch.equal(order, torch.randperm(SIZES[number], generator=stream))
+    assert len(sent) == {1: len(SIZES), 1 << 22: 1}.get(most, len(sent))
+    assert sum(sent) < 6 * sum(SIZES)
