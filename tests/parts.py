@@ -13,6 +13,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
@@ -99,6 +100,25 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return a.dtype == b.dtype and torch.equal(a, b)
+
+
+class Sent(TorchFunctionMode):
+    """Notes how many numbers go from the host to a device at each of the copies within the block.
+
+    The device may be ``meta``, whose tensors have no values: torch follows what is computed with them all the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        made = function in (torch.tensor, torch.as_tensor, torch.scalar_tensor)
+        moved = function in (Tensor.to, Tensor.copy_) and any(a.is_cpu for a in args if isinstance(a, Tensor))
+        if (made or moved) and not result.is_cpu:
+            self.sizes.append(result.numel())
+        return result
 
 
 class BySizes(Partitioner):

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from torch.utils.data import default_collate
 from typing_extensions import Self
 
+from lightning_fed.core.devices import to_device
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.data.sources import BatchSource, map_inputs
 from lightning_fed.errors import FederatedError, expect_count
@@ -68,15 +69,17 @@ class CropFlip(Augmentation):
                 f"{tuple(inputs.shape)}: set `--data.augmentation null`, or choose other data."
             )
         size, channels, height, width = inputs.shape
-        top, left = torch.randint(0, 2 * self.padding + 1, (2, size, 1), generator=generator)
-        flipped = torch.randint(0, 2, (size, 1), generator=generator).bool() & self.flip
-        columns = torch.arange(width)
-        columns = left + torch.where(flipped, width - 1 - columns, columns)
-        rows = top + torch.arange(height)
+        places = torch.randint(0, 2 * self.padding + 1, (2, size, 1), generator=generator)
+        flips = torch.randint(0, 2, (1, size, 1), generator=generator) * self.flip
+        # Three numbers an image go to the device, which finds the place of each pixel itself.
+        top, left, flip = to_device(torch.cat([places, flips]), inputs.device)
+        columns = torch.arange(width, device=inputs.device)
+        columns = left + torch.where(flip.bool(), width - 1 - columns, columns)
+        rows = top + torch.arange(height, device=inputs.device)
         # Where each pixel of the window lies in a flat image with its border, shape (B, 1, H * W).
         pixels = (rows.unsqueeze(2) * (width + 2 * self.padding) + columns.unsqueeze(1)).reshape(size, 1, -1)
-        pixels = pixels.to(inputs.device).expand(-1, channels, -1)
-        return pad(inputs, (self.padding,) * 4).flatten(2).gather(2, pixels).view(inputs.shape)
+        padded = pad(inputs, (self.padding,) * 4).flatten(2)
+        return padded.gather(2, pixels.expand(-1, channels, -1)).view(inputs.shape)
 
 
 class AugmentedSource:

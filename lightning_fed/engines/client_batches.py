@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.core.devices import to_device
 from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.data.sources import BatchSource
@@ -21,7 +22,6 @@ __all__ = [
     "read_batches",
     "samples_in_epoch",
     "send_orders",
-    "to_device",
 ]
 
 # So many row numbers go to a device at once, 32 MiB, and are kept there for clients to come.
@@ -42,13 +42,6 @@ def explained_batches(clients: Sequence[Client], batch_size: int, change: str = 
             f"Expected at least two samples in each batch for batch normalisation, got one in the last batch of client "
             f"{client.id} in round {client.round} ({client.num_samples} samples in batches of {batch_size}): {change}."
         ) from error
-
-
-def to_device(rows: Tensor, device: torch.device) -> Tensor:
-    """Sends row numbers to a device without waiting for it: to a GPU from pinned memory."""
-    if device.type == "cpu":
-        return rows
-    return (rows.pin_memory() if device.type == "cuda" else rows).to(device, non_blocking=True)
 
 
 def send_orders(source: BatchSource, orders: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -15,7 +15,7 @@ from lightning_fed.aggregators import FedAvg
 from lightning_fed.data import Augmentation, AugmentedSource, CropFlip, FederatedDataModule
 from lightning_fed.data.sources import map_inputs
 from lightning_fed.errors import FederatedError
-from tests.parts import OneByOne, federated_trainer, same
+from tests.parts import OneByOne, Sent, federated_trainer, same
 
 N = 48
 IMAGES = torch.rand(N, 2, 6, 7, generator=torch.Generator().manual_seed(0)) + 0.1  # no zeros: they are the border's
@@ -67,6 +67,13 @@ def test_parts_can_be_switched_off() -> None:
     assert places == {(0, 0, False), (0, 0, True)}
     cropped = CropFlip(padding=1, flip=False)(IMAGES, stream())
     assert not any(origin(image, result, 1)[2] for image, result in zip(IMAGES, cropped, strict=True))
+
+
+def test_three_numbers_an_image_go_to_the_device() -> None:
+    with Sent() as sent:
+        changed = CropFlip()(IMAGES.to("meta"), stream())
+    assert (changed.device.type, changed.shape) == ("meta", IMAGES.shape)
+    assert sent.sizes == [IMAGES.numel(), 3 * N]  # the images themselves were sent within the block
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

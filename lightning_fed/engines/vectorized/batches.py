@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
+from lightning_fed.core.devices import to_device
 from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.data import TensorSource
-from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch, send_orders, to_device
+from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch, send_orders
 
 __all__ = ["BatchGroup", "LaneBatches"]
 
