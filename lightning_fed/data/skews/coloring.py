@@ -85,7 +85,8 @@ def hues_to_rgb(hues: Tensor, circle: int) -> Tensor:
     Returns:
         Colours in [0, 1] with largest channel 1 and smallest 0, shape (*hues, 3), float32.
     """
-    distance = hues[..., None].to(torch.int64) * 6 - torch.tensor([0, 2 * circle, 4 * circle], device=hues.device)
+    primaries = torch.arange(0, 6 * circle, 2 * circle, device=hues.device)
+    distance = hues[..., None].to(torch.int64) * 6 - primaries
     distance = (distance + 3 * circle) % (6 * circle) - 3 * circle  # in [-3, 3) circle, along it
     return _divide((2 * circle - distance.abs()).clamp(0, circle).to(torch.float32), circle)
 

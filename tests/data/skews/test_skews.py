@@ -25,7 +25,7 @@ from lightning_fed.data.skews import (
 from lightning_fed.data.sources import EvalBatches, LoaderSource
 from lightning_fed.models import MLP, ImageClassifier
 from tests.data.skews.parts import CLASSES, DICTS, SKEWS, N, X, Y, by_row, equal, eval_parts, module
-from tests.parts import OneByOne, federated_trainer
+from tests.parts import OneByOne, Sent, federated_trainer
 
 
 @pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)
@@ -40,6 +40,21 @@ def test_a_sample_looks_the_same_in_every_batch_order_and_path(skew: FeatureSkew
     rows = data.split.index[data.split.offsets[2] : data.split.offsets[3]].tolist()
     [(x, y)] = source.batches(2, torch.arange(len(rows)), 0, 1000)
     assert equal(list(zip(x, y, strict=True)), [expected[row] for row in rows])
+
+
+@pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)
+def test_schemes_are_on_the_device_before_the_first_batch(skew: FeatureSkew) -> None:
+    data = module(skew, val_fraction=0.25)
+    source, loaders = data.train_source().to("meta"), data.test_dataloader()
+    for loader in loaders.values():
+        loader.to("meta")
+    with Sent() as sent:
+        for client, size in enumerate(source.sizes):
+            batches = list(source.batches(client, torch.arange(size), 0))
+            assert {part.device.type for batch in batches for part in batch} == {"meta"}
+        shown = [part for loader in loaders.values() for batch in loader for part in batch]
+        assert {part.device.type for part in shown} == {"meta"}
+    assert set(sent.sizes) <= set(source.sizes), "nothing is sent but the order of an epoch"
 
 
 @pytest.mark.parametrize("skew", SKEWS, ids=lambda s: type(s).__name__)
