@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lightning_fed.core.devices import copy_into
 from lightning_fed.core.files import WriteError, write_atomically, writing
 from lightning_fed.errors import FederatedError
 
@@ -54,6 +55,8 @@ class ClientStates:
         self.location, self._run = location, None if run is None else run.absolute()
         self._shape, self._dtype = like.shape, like.dtype
         self._device = like.device if location == "device" else torch.device("cpu")
+        # Copies between pinned memory and the GPU take their turn on it, and the host waits only where it reads one.
+        self._pins = location == "host" and like.device.type == "cuda"
         self._tolerant = tolerant
         self._keeps = run is not None and pinned is not None
         self._temporary: TemporaryDirectory[str] | None = None
@@ -70,15 +73,15 @@ class ClientStates:
     def recall(self, key: str, client: int, out: Tensor) -> None:
         """Copies a client's record, zeros at first, into ``out``, shape (d,); refuses a missing or damaged file."""
         record = f"{key}/{client}"
-        if record in self._held:
-            out.copy_(self._held[record])
-        elif record in self._files:
+        value = self._held.get(record)
+        if value is None and record in self._files:
             value = self._read(self._files[record])
-            out.copy_(value)
             if self.location != "disk":
-                self._hold(record, value)
-        else:
+                value = self._hold(record, value)
+        if value is None:
             out.zero_()
+        else:
+            copy_into(out, value)
 
     def store(self, key: str, client: int, value: Tensor) -> None:
         """Keeps a copy of ``value``, shape (d,), as a client's record; ``key`` is a plain identifier.
@@ -109,6 +112,7 @@ class ClientStates:
     def move_out(self, client: int) -> dict[str, Tensor]:
         """Gives away a client's records, for the process that trains it next: copies on the CPU, by key."""
         taken = {}
+        self._await_copies()
         for record in self._of(client):
             held = self._held.get(record)
             taken[record.partition("/")[0]] = self._read(self._files[record]) if held is None else held.cpu()
@@ -143,6 +147,7 @@ class ClientStates:
         Raises:
             WriteError: If the disk of a process refuses one; all is tried again with the next call.
         """
+        self._await_copies()
         try:
             for record in sorted(self._changed):
                 self._make_durable(record)
@@ -216,11 +221,21 @@ class ClientStates:
             self._temporary.cleanup()
             self._temporary = None
 
-    def _hold(self, record: str, value: Tensor) -> None:
-        if record in self._held:
+    def _hold(self, record: str, value: Tensor) -> Tensor:
+        if self._pins:
+            # Never written again, as a copy of it may be under way; torch reuses its memory when none is.
+            fresh = torch.empty(self._shape, dtype=self._dtype, pin_memory=True)
+            self._held[record] = fresh.copy_(value.detach(), non_blocking=True)
+        elif record in self._held:
             self._held[record].copy_(value.detach())
         else:
             self._held[record] = value.detach().to(self._device, self._dtype, copy=True)
+        return self._held[record]
+
+    def _await_copies(self) -> None:
+        """Waits for what the GPU writes into the host's memory, before the host reads it."""
+        if self._pins:
+            torch.cuda.synchronize()
 
     def _folder(self) -> Path:
         """The folder of this run's files; a temporary one in a run that makes no checkpoints."""

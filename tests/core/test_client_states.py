@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.callbacks import FederatedCheckpoint
@@ -465,3 +466,69 @@ def test_records_are_copies_in_the_global_dtype(tmp_path, location):
     for key, wrong in (("A", torch.zeros(D + 1)), ("A", torch.zeros(())), ("../A", torch.zeros(D))):
         with pytest.raises(ValueError, match="expected a plain key"):
             states.store(key, 7, wrong)
+
+
+class OnGPU(Tensor):
+    """A tensor of the CPU that says it is a GPU's."""
+
+    device = torch.device("cuda", 0)
+
+
+class Queue(TorchFunctionMode):
+    """Lets copies that nobody waits for happen as late as a GPU may do them: in their order, when it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+        self.pinned: list[Tensor] = []
+        self.waits = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if function is torch.empty and options.pop("pin_memory", False):
+            self.pinned.append(torch.empty(*args, **options))
+            return self.pinned[-1]
+        if function is Tensor.pin_memory:
+            return args[0] if any(args[0] is known for known in self.pinned) else args[0].clone()
+        if function is Tensor.copy_ and options.get("non_blocking") and any(isinstance(a, OnGPU) for a in args):
+            self.waiting.append(args)
+            return args[0]
+        return function(*args, **options)
+
+    def wait(self) -> None:
+        self.waits += 1
+        for out, value in self.waiting:
+            out.copy_(value)
+        self.waiting.clear()
+
+
+def on_gpu(value: float) -> Tensor:
+    return torch.full((3,), value).as_subclass(OnGPU)
+
+
+@pytest.mark.parametrize("location", ["host", "disk"])
+def test_the_host_waits_for_a_gpu_only_where_it_reads(tmp_path, monkeypatch, location):
+    """A record that is replaced, moved or dropped while copies of it are under way is still what was recalled."""
+    outs = [on_gpu(-1.0) for _ in range(5)]
+    with Queue() as gpu:
+        monkeypatch.setattr(torch.cuda, "synchronize", gpu.wait)
+        states = ClientStates(location, on_gpu(0.0), tmp_path, pinned={})
+        states.recall("a", 0, outs[0])
+        states.store("a", 0, on_gpu(1.0))
+        states.recall("a", 0, outs[1])
+        states.store("a", 0, on_gpu(2.0))
+        states.recall("a", 0, outs[2])
+        states.move_in(0, {"a": torch.full((3,), 3.0)})
+        states.recall("a", 0, outs[3])
+        states.drop(0)
+        states.recall("a", 0, outs[4])
+        assert gpu.waits == 0
+        assert len(gpu.pinned) == (3 if location == "host" else 0)
+        states.store("a", 1, on_gpu(4.0))
+        assert states.move_out(1)["a"].tolist() == [4.0] * 3
+        states.store("a", 2, on_gpu(5.0))
+        [file] = states.dump()
+        assert gpu.waits == (2 if location == "host" else 0)
+        assert np.load(tmp_path / "client_states" / file).tolist() == [5.0] * 3
+        gpu.wait()
+    assert [out.tolist() for out in outs] == [[value] * 3 for value in (0.0, 1.0, 2.0, 3.0, 0.0)]
