@@ -121,6 +121,21 @@ class Sent(TorchFunctionMode):
         return result
 
 
+class Reads(TorchFunctionMode):
+    """Notes by name what the host reads of tensors within the block, for which it would wait on another device."""
+
+    NAMES = ("cpu", "item", "tolist", "nonzero", "__bool__", "__float__", "__int__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (name := getattr(function, "__name__", "")) in self.NAMES:
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
 class BySizes(Partitioner):
     """Gives client i the next ``sizes[i]`` samples."""
 

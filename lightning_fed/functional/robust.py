@@ -1,6 +1,6 @@
 """Means of a cohort's updates that a minority of corrupted clients cannot move far."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ __all__ = [
 
 # Coordinates sorted at a time: sorting makes copies and indices, which then stay small beside the matrix itself.
 _COLUMNS = 1 << 16
+# Iterations between two looks at whether the end is reached, where a look is a wait for the device.
+_LOOKS_EVERY = 8
 
 
 def coordinate_median(updates: Tensor) -> Tensor:
@@ -147,20 +149,33 @@ def geometric_median(
     Returns:
         Shape (d,), in the dtype of ``updates``; computed in float64.
     """
-    shares: list[float] = (weights / weights.sum()).tolist()  # so that 1 / Σ pulls is the harmonic mean
-    center = _combine(updates, shares)
-    for _ in range(iterations):
-        distances: list[float] = torch.stack([torch.linalg.vector_norm(center - row) for row in updates]).tolist()
-        pulls = [share / max(distance, smoothing) for share, distance in zip(shares, distances, strict=True)]
-        former, center = center, _combine(updates, [pull / sum(pulls) for pull in pulls])
-        if torch.linalg.vector_norm(center - former).item() * sum(pulls) <= tolerance:
+    wide = wide_dtype(updates)
+    shares = (weights / weights.sum()).to(updates.device, wide)  # so that 1 / Σ pulls is the harmonic mean
+    center, moves = _combine(updates, shares), torch.ones((), dtype=torch.bool, device=updates.device)
+    looks_every = _LOOKS_EVERY if _waits(updates) else 1
+    for iteration in range(1, iterations + 1):
+        distances = torch.stack([torch.linalg.vector_norm(center - row) for row in updates])
+        pulls = shares / distances.clamp(min=smoothing)
+        total = pulls.cumsum(0)[-1]  # in ascending order of i
+        former, center = center, torch.where(moves, _combine(updates, pulls / total), center)
+        moves = moves & ~(torch.linalg.vector_norm(center - former) * total <= tolerance)
+        if iteration % looks_every == 0 and not moves:
             break
     return center.to(updates.dtype)
 
 
-def _combine(rows: Tensor, factors: Sequence[float]) -> Tensor:
+def _combine(rows: Tensor, factors: Tensor) -> Tensor:
     """Computes Σ c_i r_i in double precision, in ascending order of i."""
-    total = rows.new_zeros(rows.shape[1], dtype=wide_dtype(rows))
-    for row, factor in zip(rows, factors, strict=True):
-        total.add_(row, alpha=factor)
+    total = rows.new_zeros(rows.shape[1], dtype=factors.dtype)
+    if _waits(rows):
+        for row, factor in zip(rows, factors, strict=True):
+            total.addcmul_(row.to(total.dtype), factor)
+    else:
+        for row, alpha in zip(rows, factors.tolist(), strict=True):
+            total.add_(row, alpha=alpha)
     return total
+
+
+def _waits(tensor: Tensor) -> bool:
+    """Says whether to read a number is to wait for a device."""
+    return tensor.device.type != "cpu"

@@ -22,6 +22,7 @@ from lightning_fed.functional import (
     squared_distances,
     trimmed_mean,
 )
+from tests.parts import Reads
 
 
 def uniform_geometric_median(updates: Tensor) -> Tensor:
@@ -129,6 +130,20 @@ def test_geometric_median_agrees_with_a_converged_weiszfeld(clients: int, size: 
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
     early = geometric_median(torch.tensor(deltas), torch.tensor(weights))
     assert np.linalg.norm(early.numpy() - expected) < 1e-3 * np.linalg.norm(deltas - expected, axis=1).mean()
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 0.0])
+def test_geometric_median_seldom_waits_for_a_device(monkeypatch: pytest.MonkeyPatch, tolerance: float) -> None:
+    """It ends at the same iteration as on the CPU, which looks after each."""
+    updates, weights = torch.tensor(cohort(5, 7), dtype=torch.float32), torch.linspace(1, 2, 5)
+    with Reads() as looks:
+        expected = geometric_median(updates, weights, 40, tolerance)
+    monkeypatch.setattr(robust, "_waits", lambda tensor: True)
+    with Reads() as reads:
+        found = geometric_median(updates, weights, 40, tolerance)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    iterations = looks.names.count("__bool__")
+    assert reads.names == ["__bool__"] * -(-iterations // 8)
 
 
 def test_geometric_median_of_a_triangle_and_of_a_majority() -> None:
