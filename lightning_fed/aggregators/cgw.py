@@ -30,7 +30,7 @@ class CGW(Aggregator):
         **kwargs: Options of every aggregator.
 
     Attributes:
-        corrective_weights: x_i of the last round, shape (n,), float64; empty if α = 0.
+        corrective_weights: x_i of the last round, shape (n,), float64, on the CPU; empty if α = 0.
 
     Raises:
         FederatedError: If an argument is out of range, or a client's loss is negative.
@@ -53,7 +53,7 @@ class CGW(Aggregator):
         """Returns Δ - (1/η_g) Σ x_i D_i, shape (d,): the learning rate is for Δ alone."""
         if self.alpha == 0:
             return update.mean
-        gram = gram_matrix(update.gradients)
+        gram = gram_matrix(update.gradients).cpu()  # read once: what follows asks for one number after another
         self.corrective_weights = corrective_weights(gram, update.losses, self.alpha, self.constraint)
         correction = weighted_gradients(update.gradients, self.corrective_weights)
         return torch.sub(update.mean, correction, alpha=1 / self.lr)

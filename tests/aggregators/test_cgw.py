@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from lightning_fed import FederatedTrainer
+from lightning_fed import FederatedTrainer, ReducedUpdate
 from lightning_fed.aggregators import CGW, Aggregator, FedAvg
 from lightning_fed.data import IID, FederatedDataModule
 from lightning_fed.errors import FederatedError
@@ -24,6 +24,7 @@ from tests.aggregators.quadratic import (
     train_by_hand,
     weights_after,
 )
+from tests.parts import Reads
 
 SIZES = [7, 1, 30, 12]
 
@@ -53,6 +54,16 @@ def test_agrees_with_numpy_and_lr_is_for_the_mean_alone(constraint: Any, weighti
     shares = np.array(SIZES) / sum(SIZES) if weighting == "samples" else np.full(4, 0.25)
     expected = start + lr * (shares @ deltas) - correction(gradients, losses, 0.3, constraint)
     np.testing.assert_allclose(after, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("constraint", ["per_client", "shared"])
+def test_the_device_is_waited_for_once(constraint: Any) -> None:
+    _, deltas, gradients, losses = map(torch.tensor, problem())
+    update = ReducedUpdate(round=1, mean=deltas.mean(0), gradients=gradients, losses=losses)
+    with Reads() as reads:
+        CGW(0.3, constraint).server_step(update)
+    assert reads.names[0] == "cpu", "all that is read later is read of what was brought to the host"
+    assert reads.names.count("cpu") == 1
 
 
 @pytest.mark.parametrize("constraint", ["per_client", "shared"])
