@@ -99,12 +99,15 @@ def _started_by_torchrun() -> tuple[int, int] | None:
 
 
 def launch(fabric: Fabric) -> None:
-    """Starts the run's other processes, once, and waits for them.
+    """Makes the run's device the current one, and starts its other processes, once, and waits for them.
 
     Raises:
         FederatedError: If the launcher that started this process has started another number.
     """
-    if fabric.world_size == 1 or fabric._launched:
+    if fabric.world_size == 1:
+        fabric.accelerator.setup_device(fabric.device)  # else what names no number would go to device 0
+        return
+    if fabric._launched:
         return
     try:
         fabric.launch()

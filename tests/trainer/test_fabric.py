@@ -1,0 +1,23 @@
+"""Fabric is started as Lightning's trainer starts: devices first."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.accelerators import CPUAccelerator
+
+from tests.parts import Classifier, federated_data, federated_trainer
+
+
+@pytest.mark.parametrize("call", ["fit", "validate"])
+def test_the_device_is_the_current_one_before_data_and_model(
+    call: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(CPUAccelerator, "setup_device", lambda self, device: seen.append(device))
+    data = federated_data()
+    monkeypatch.setattr(type(data), "prepare_data", lambda self: seen.append("data"))
+    getattr(federated_trainer(tmp_path), call)(Classifier(), datamodule=data)
+    assert seen[:2] == [torch.device("cpu"), "data"]
+    assert seen.count(torch.device("cpu")) == 1
