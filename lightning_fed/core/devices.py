@@ -1,9 +1,52 @@
 """What must be said to an accelerator otherwise than to a CPU."""
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor
 
-__all__ = ["copy_into", "to_device"]
+__all__ = ["copy_into", "device_streams", "seed_devices", "set_device_streams", "to_device"]
+
+
+@cache
+def _accelerator() -> Any:
+    """Returns torch's module for the kind of device that this process may use beside the CPU, None without one."""
+    try:
+        device = torch.accelerator.current_accelerator()
+    except RuntimeError:  # torch 2.6, where there is none
+        return None
+    return None if device is None else torch.get_device_module(device)
+
+
+def _in_use() -> Any:
+    """Returns the same, but None where nothing has used it yet: it is not to be started for its random streams."""
+    module = _accelerator()
+    asked = None if module is None else getattr(module, "is_initialized", None) or module.is_available
+    return module if asked is not None and asked() else None
+
+
+def seed_devices(seed: int) -> None:
+    """Seeds the random streams of all devices in use but the CPU."""
+    if (module := _in_use()) is not None:
+        seed_all = getattr(module, "manual_seed_all", None) or module.manual_seed  # MPS is one
+        seed_all(seed)
+
+
+def device_streams() -> list[Tensor]:
+    """Returns the states of the random streams of all devices in use but the CPU."""
+    if (module := _in_use()) is None:
+        return []
+    return list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
+
+
+def set_device_streams(states: list[Tensor]) -> None:
+    """Puts back what ``device_streams`` returned."""
+    module = _accelerator()
+    if states and hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(states)
+    elif states:
+        module.set_rng_state(states[0])
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lightning_fed.core.devices import device_streams, seed_devices, set_device_streams
 from lightning_fed.errors import FederatedError
 
 __all__ = [
@@ -134,10 +135,7 @@ def seed_everywhere(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # user transforms may draw from the global stream
     # Not torch.manual_seed: before CUDA is initialised it walks the whole call stack, 0.3 ms each time.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        torch.cuda.manual_seed_all(seed)
-    if torch.backends.mps.is_available():
-        torch.mps.manual_seed(seed)
+    seed_devices(seed)
 
 
 @contextmanager
@@ -145,25 +143,24 @@ def isolated_streams(seed: int | None = None) -> Iterator[None]:
     """Puts the global streams back at the end of the block, also where an exception ends it.
 
     Args:
-        seed: Seeds those of the CPU within the block, and leaves those of GPUs alone: a user's transform draws from
+        seed: Seeds those of the CPU within the block, and leaves those of devices alone: a user's transform draws from
             them, which would move the streams that dropout draws from, and depend on which clients came before.
     """
     state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002  # as above
-    gpus: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
     if seed is not None:
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # as above
         torch.default_generator.manual_seed(seed)
-    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        gpus = torch.cuda.get_rng_state_all()
+    else:
+        others = device_streams()
     try:
         yield
     finally:
         random.setstate(state[0])
         np.random.set_state(state[1])  # noqa: NPY002  # as above
         torch.default_generator.set_state(state[2])
-        if gpus:
-            torch.cuda.set_rng_state_all(gpus)
+        set_device_streams(others)
 
 
 def run_seed() -> int:

@@ -41,16 +41,19 @@ class StepProbe:
         largest = int(source.sizes.argmax())
         client = Client(largest, int(source.sizes[largest]), 1)
         one_step = replace(options, local_epochs=None, local_steps=1)
-        self._before = random_states()
+        self._before = self._streams()
         with without_trace(self.module):
             try:
                 batches = LaneBatches(state, one_step, (client,), by_index=False)
                 (self.group,) = list(batches.groups(0))
-                self._draws = random_states() != self._before
+                self._draws = self._streams() != self._before
             except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
                 raise CannotStack(f"its batches cannot be put side by side ({first_sentence(error)})") from error
         in_epoch = -(-client.num_samples // self.group.size)
         self._read_ahead = 0 if batches.gathers else in_epoch * _bytes(self.group.batch)
+
+    def _streams(self) -> tuple[bytes, ...]:
+        return random_states(self.state.vector.device)
 
     def expect_stackable(self) -> bool:
         """Takes the gradients of two clients, and of one of them alone.
@@ -74,7 +77,7 @@ class StepProbe:
             self._expect_metrics_untouched(counts)
             if kept := holds_stacked_tensors(self.module):
                 raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
-            ours, theirs = random_states(), self._before
+            ours, theirs = self._streams(), self._before
             if ours[1:3] != theirs[1:3]:
                 raise CannotStack(f"{name} draws from NumPy's or Python's random stream, once for all clients")
             draws = self._draws or ours != theirs

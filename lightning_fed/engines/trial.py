@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_fed.core.devices import device_streams
 from lightning_fed.core.seeding import isolated_streams
 
 __all__ = ["Attributes", "agree", "holds_stacked_tensors", "random_states", "without_trace"]
@@ -104,13 +105,16 @@ def holds_stacked_tensors(module: nn.Module) -> str | None:
     return None
 
 
-def random_states() -> tuple[bytes, bytes, bytes, bytes]:
-    """Returns the state of the global random streams: torch's, NumPy's, Python's, those of GPUs."""
+def random_states(device: torch.device) -> tuple[bytes, bytes, bytes, bytes]:
+    """Returns the state of the global random streams: torch's, NumPy's, Python's, those of a run's device.
+
+    A run on the CPU has no other: what of a GPU has been started meanwhile, by whatever looked at it, says nothing.
+    """
     numpy_state: Any = np.random.get_state()  # noqa: NPY002  # the global stream is what is asked for
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch
+    others = device_streams() if device.type != "cpu" else []
     return (
         torch.default_generator.get_state().numpy().tobytes(),
         numpy_state[1].tobytes() + bytes(str(numpy_state[2:]), "ascii"),
         bytes(str(random.getstate()), "ascii"),
-        b"".join(state.numpy().tobytes() for state in gpus),
+        b"".join(state.numpy().tobytes() for state in others),
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fed.core import seeding
+from lightning_fed.core import devices, seeding
 from lightning_fed.core.seeding import (
     Purpose,
     generator_for,
@@ -151,3 +151,48 @@ def test_isolated_streams_are_put_back_whatever_happens(seed: int | None) -> Non
     assert found[0] == found[1]
     assert (found[0] == expected) == (seed is None)
     assert draw() == expected
+
+
+class Stream:
+    """The random streams of a device that this machine need not have, as torch's module of its kind offers them."""
+
+    def __init__(self, of_many: bool) -> None:
+        self.states = [torch.zeros(1, dtype=torch.uint8)]
+        self.used = False
+        if of_many:  # as CUDA and XPU; MPS has one, and does not say whether it is in use
+            self.is_initialized = lambda: self.used
+            self.manual_seed_all, self.get_rng_state_all = self.manual_seed, lambda: list(self.states)
+            self.set_rng_state_all = lambda states: setattr(self, "states", states)
+        else:
+            self.is_available = lambda: self.used
+            self.get_rng_state, self.set_rng_state = lambda: self.states[0], lambda state: self.draw(int(state))
+
+    def manual_seed(self, seed: int) -> None:
+        assert self.used, "what nobody uses is not to be started"
+        self.draw(seed)
+
+    def draw(self, number: int) -> None:
+        self.states = [torch.tensor([number], dtype=torch.uint8)]
+
+
+@pytest.mark.parametrize("of_many", [True, False])
+def test_streams_of_any_device_are_seeded_and_put_back(monkeypatch: pytest.MonkeyPatch, of_many: bool) -> None:
+    stream = Stream(of_many)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: stream)
+    devices._accelerator.cache_clear()
+    try:
+        seed_everywhere(3)
+        with isolated_streams():
+            pass
+        assert stream.states[0].item() == 0
+        stream.used = True
+        seed_everywhere(4)
+        assert stream.states[0].item() == 4
+        with isolated_streams():
+            stream.draw(5)
+        assert stream.states[0].item() == 4
+        with isolated_streams(9):
+            assert stream.states[0].item() == 4
+    finally:
+        devices._accelerator.cache_clear()

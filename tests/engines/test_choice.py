@@ -73,6 +73,14 @@ class AddsToAll(Adds):
     stacks = True
 
 
+class StartsGPU(Model):
+    """Looks at a GPU beside the CPU that it trains on, which starts the GPU and its random streams."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        torch.cuda.is_initialized = lambda: True
+        return super().training_step(batch, batch_idx)
+
+
 REFUSED = {
     "control flow": (Branches, [], {}, r"Branches does not go through torch.func.vmap \(.*data-dependent"),
     "metric": (KeepsMetric, [], {}, "updates torchmetrics objects"),
@@ -190,3 +198,12 @@ def test_trying_leaves_nothing_changed(tmp_path):
     ]
     agree(runs[0], runs[1])
     agree(runs[0], runs[2])
+
+
+def test_a_gpu_that_is_started_meanwhile_draws_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    streams = torch.arange(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [streams])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: None)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+    assert train(tmp_path, StartsGPU, "auto").trainer.engine_choice["engine"] == "vectorized"
