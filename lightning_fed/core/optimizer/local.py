@@ -1,5 +1,6 @@
 """The optimizer and schedules that a module configures, made fresh for every client without rebuilding them."""
 
+import re
 from copy import deepcopy
 from traceback import walk_tb
 from typing import Any
@@ -62,7 +63,7 @@ class LocalOptimizer:
         self.lr_factor = 1.0
         self._rates: list[tuple[dict[str, Any], Any, Any]] = []
         self.start_round()
-        self._built = [{k: repr(v) for k, v in group.items()} for group in self._groups]
+        self._built = [{k: _without_device(repr(v)) for k, v in group.items()} for group in self._groups]
         self._num_built = [len(each.param_groups) for each in self.optimizers]
 
     @property
@@ -215,7 +216,7 @@ class LocalOptimizer:
                     f"Expected the checkpoint to hold {count} {name.replace('_', ' ')} of the optimizer, got "
                     f"{len(state[name])}: a resumed run keeps them, start a new one with `--weights`."
                 )
-        self._groups = state["groups"]
+        self._groups = [_placed(*pair) for pair in zip(state["groups"], self._param_groups, strict=True)]
         self._has_tensors = True  # looked for again with the next round
         self._step_states = state["step_schedulers"]
         for config, scheduler in zip(self.round_schedulers, state["round_schedulers"], strict=True):
@@ -227,13 +228,27 @@ class LocalOptimizer:
             changed = [("number of parameter groups", str(len(built)), str(len(self._built)))]
         else:
             pairs = zip(built, self._built, strict=True)
-            changed = [(k, was[k], now[k]) for was, now in pairs for k in was.keys() & now.keys() if was[k] != now[k]]
+            both = [(k, _without_device(was[k]), now[k]) for was, now in pairs for k in was.keys() & now.keys()]
+            changed = [(k, was, now) for k, was, now in both if was != now]
         if changed:
             name, was, now = sorted(changed)[0]
             raise FederatedError(
                 f"Expected the optimizer of the run that the checkpoint is from, with {name} {was}, got {now}: a "
                 "resumed run keeps its options, start a new one with `--weights` instead of `--ckpt_path`."
             )
+
+
+def _without_device(value: str) -> str:
+    """Takes the device out of a hyper-parameter in words: a run goes on with a tensor on another one."""
+    return re.sub(r", device='[^']*'", "", value)
+
+
+def _placed(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Brings the tensors among saved hyper-parameters to where the module has its own."""
+    return {
+        key: value.to(own[key].device) if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) else value
+        for key, value in saved.items()
+    }
 
 
 def _is_of_torch(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
+from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import UnequalWork
@@ -49,6 +50,19 @@ def test_step_restarts_for_each_client_and_round(tmp_path):
 def test_step_restarts_where_rates_are_tensors(tmp_path):
     each = {0: [0.8, 0.4, 0.2], 1: [0.8, 0.4]}  # torch changes such a rate in place
     assert run(tmp_path, halving("step", torch.tensor(0.8)), rounds=2) == {1: each, 2: each}
+
+
+def test_a_tensor_rate_goes_on_on_another_device():
+    def made(lr: float) -> LocalOptimizer:
+        return LocalOptimizer(Classifier(optimizer=lambda m: SGD(m.parameters(), lr=torch.tensor(lr))), restart=True)
+
+    saved, resumed = made(0.1).state_dict(), made(0.1)
+    saved["built"] = [{**group, "lr": "tensor(0.1000, device='cuda:0')"} for group in saved["built"]]  # as it was saved
+    resumed.optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
+    resumed.load_state_dict(saved)
+    assert resumed.optimizer.param_groups[0]["lr"].device.type == "meta"
+    with pytest.raises(FederatedError, match=r"with lr tensor\(0.1000\), got tensor\(0.2000\)"):
+        made(0.2).load_state_dict(saved)
 
 
 def test_step_continues_from_the_longest_client(tmp_path):
