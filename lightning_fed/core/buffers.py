@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.errors import FederatedError
 
@@ -135,12 +136,8 @@ def _mark(parameter: Tensor) -> tuple[int, ...]:
 
 
 def _norms(parameters: Iterable[Tensor]) -> Tensor:
-    norms = [torch.linalg.vector_norm(p.detach(), dtype=_wide(p)) for p in parameters]
+    norms = [torch.linalg.vector_norm(p.detach(), dtype=wide_dtype(p.device)) for p in parameters]
     return torch.stack(norms) if norms else torch.empty(0)
-
-
-def _wide(parameter: Tensor) -> torch.dtype:
-    return torch.float32 if parameter.device.type == "mps" else torch.float64
 
 
 def _widen(buffer: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["copy_into", "device_streams", "seed_devices", "set_device_streams", "to_device"]
+__all__ = ["copy_into", "device_streams", "seed_devices", "set_device_streams", "to_device", "wide_dtype"]
 
 
 @cache
@@ -61,3 +61,8 @@ def copy_into(out: Tensor, values: Tensor) -> None:
     """Copies a tensor into another one; what goes from the host to a GPU is pinned, and nobody waits for it."""
     is_sent = out.device.type == "cuda" and values.device.type == "cpu"
     out.copy_(values.pin_memory() if is_sent else values, non_blocking=is_sent)
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Returns the dtype to sum in: float64, or float32 on a device that has no other."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fed.core.devices import wide_dtype
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LogOptions", "LoggedValue", "scalar"]
@@ -96,8 +97,7 @@ class LoggedValue:
             self.total.add_(value, alpha=weight)
             return
         # Not added in place to zero: under vmap that is one number, and the value one for each client.
-        wide = torch.float32 if value.device.type == "mps" else torch.float64
-        first = value.to(wide) * weight
+        first = value.to(wide_dtype(value.device)) * weight
         self.total = first + self.total if self.total else first
 
     def merge(self, other: LoggedValue) -> None:
@@ -134,7 +134,7 @@ def scalar(name: str, value: Any) -> Tensor | float:
             )
         value = value.detach().reshape(())
         assert isinstance(value, Tensor)
-        return value if value.is_floating_point() else value.double()
+        return value if value.is_floating_point() else value.to(wide_dtype(value.device))
     if isinstance(value, Real):  # numbers of NumPy too
         return float(value)
     raise FederatedError(

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.logged_values import LoggedValue, LogOptions, scalar
 from lightning_fed.core.overrides import lightning_class
 from lightning_fed.errors import FederatedError
@@ -216,8 +217,7 @@ def _to_floats(values: dict[str, Tensor | float]) -> dict[str, float]:
     floats = {key: float(value) for key, value in values.items() if not isinstance(value, Tensor)}
     for device in {t.device for t in tensors.values()}:
         here = {key: t for key, t in tensors.items() if t.device == device}
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        stacked = torch.stack([t.to(wide) for t in here.values()])
+        stacked = torch.stack([t.to(wide_dtype(device)) for t in here.values()])
         floats.update(zip(here, stacked.tolist(), strict=True))
     return floats
 

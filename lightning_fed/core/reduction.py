@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
 
@@ -51,8 +52,7 @@ class RoundReducer:
         self.num_registered = num_registered
         self._sums = {need: torch.zeros_like(like) for need in _ADD if need in needs}
         if Need.WEIGHTED_SIGN_SUM in needs:  # sums of samples are integers beyond what float32 holds
-            wide = like.dtype if like.device.type == "mps" else torch.float64
-            self._sums[Need.WEIGHTED_SIGN_SUM] = torch.zeros_like(like, dtype=wide)
+            self._sums[Need.WEIGHTED_SIGN_SUM] = torch.zeros_like(like, dtype=wide_dtype(like.device))
         self._scratch = torch.empty_like(like) if needs & ~(Need.MEAN | Need.SUM | Need.UPDATES) else like.new_empty(0)
         self._rows = {need: like.new_empty(0, like.numel()) for need in _ROWS if need in needs}
         # Welford's running mean and sum of squared deviations.
@@ -109,16 +109,15 @@ class RoundReducer:
                 continue
             if so_far is None:
                 # In double precision the mean of a buffer that all clients agree on is that buffer, to the bit.
-                wide = torch.float32 if buffer.device.type == "mps" else torch.float64
-                so_far = torch.zeros_like(buffer, dtype=torch.promote_types(buffer.dtype, wide))
+                wide = torch.promote_types(buffer.dtype, wide_dtype(buffer.device))
+                so_far = torch.zeros_like(buffer, dtype=wide)
                 self._buffers[name] = so_far
             so_far.add_(buffer, alpha=update.weight)
 
     def begin_buffer(self, name: str, value: Tensor) -> None:
         """Counts a buffer that a later client is the first to change for those that have entered."""
         if self._clients and is_averaged(value):
-            wide = torch.float32 if value.device.type == "mps" else torch.float64
-            self._buffers[name] = value.to(wide) * sum(self._weights)
+            self._buffers[name] = value.to(wide_dtype(value.device)) * sum(self._weights)
 
     def reduce(self, round: int) -> ReducedUpdate:
         """Closes the round: divides the weighted sums by Σ weight.
@@ -138,7 +137,7 @@ class RoundReducer:
         if self._moments:
             named["variance"] = torch.div(self._moments[1], max(count - 1, 1), out=self._scratch)
         if self._losses:
-            named["losses"] = torch.stack(self._losses).to("cpu", torch.float64)
+            named["losses"] = torch.stack(self._losses).cpu().double()
         return ReducedUpdate(
             round=round,
             clients=tuple(self._clients),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.core.devices import device_streams
+from lightning_fed.core.devices import device_streams, wide_dtype
 from lightning_fed.core.seeding import isolated_streams
 
 __all__ = ["Attributes", "agree", "holds_stacked_tensors", "random_states", "without_trace"]
@@ -90,7 +90,7 @@ def agree(one: Tensor, other: Tensor, coarse: float) -> bool:
     if not other.is_floating_point():
         return torch.equal(one, other)
     finite = other.isfinite()
-    one, other = one[finite].double(), other[finite].double()
+    one, other = (tensor[finite].to(wide_dtype(tensor.device)) for tensor in (one, other))
     return bool((one - other).norm() <= coarse * other.norm() + 1e-6)
 
 

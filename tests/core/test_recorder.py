@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchmetrics import MaxMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
+from lightning_fed.core.logged_values import scalar
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from tests.parts import CLASSES, Classifier, federated_data, federated_trainer, points
@@ -268,3 +270,9 @@ def test_logging_where_nothing_is_collected(tmp_path):
 
     with pytest.raises(FederatedError, match=r"self\.log.*on_train_epoch_start"):
         run(tmp_path, Logs())
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float64), ("cuda", torch.float64), ("mps", torch.float32)])
+def test_integers_are_summed_in_what_the_device_has(device: str, dtype: torch.dtype) -> None:
+    with FakeTensorMode():  # on a device that need not be there
+        assert scalar("train/hits", torch.ones((), dtype=torch.int64, device=device)).dtype == dtype
