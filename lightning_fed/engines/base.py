@@ -157,7 +157,9 @@ class Engine(ABC):
 
     def _exchange(self, cohort: Cohort, own: tuple[Client, ...]) -> tuple[Client, ...]:
         """Computes the cohort's gradients at w, if they are asked for; returns those of its own that have one."""
+        self.at_work = own
         sizes = self.start_gradients.begin_round(cohort, own)
+        self.at_work = ()
         if sizes is None:
             return own
         finite = self.divergence.finite(own, sizes)

@@ -14,6 +14,7 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.step import CannotStack, refusal
 from lightning_fed.hooks import FederatedCallback, HookCaller, is_stock
@@ -51,9 +52,13 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
         choice = processes_of(state.fabric).from_first(lambda: _choose(state, options, hooks), "engine")
     if options.engine == "auto":
         rank_zero_info(f"Engine: {choice['engine']}, as {choice['reason']}.")
+    if "full_gradients" in choice:
+        rank_zero_info(f"Gradients over a client's full data: {choice['full_gradients']}.")
     state.engine_choice = choice
     if choice["engine"] == "vectorized":
-        return VectorizedEngine(state, options, hooks, reducer, chunk_size=choice["chunk_size"])
+        stacks = "full_gradients" not in choice
+        size = choice["chunk_size"]
+        return VectorizedEngine(state, options, hooks, reducer, chunk_size=size, stack_full_gradients=stacks)
     return SequentialEngine(state, options, hooks, reducer)
 
 
@@ -75,7 +80,18 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
     share = -(-state.cohort_size // processes_of(state.fabric).size)
     size = options.chunk_size or max(1, min(share, _LARGEST_CHUNK, probe.lanes_that_fit()))
     why = "the model is small and its step goes through torch.func.vmap" if automatic else "it was asked for"
-    return {"engine": "vectorized", "chunk_size": size, "reason": why}
+    return {"engine": "vectorized", "chunk_size": size, "reason": why, **_apart(probe, options, hooks)}
+
+
+def _apart(probe: StepProbe, options: LocalOptions, hooks: HookCaller) -> dict[str, str]:
+    """Says why gradients over a client's full data cannot be taken at once, if any are; nothing if they can."""
+    if options.full_gradient_mode == "train" or not any(map(asks_for_full_gradients, hooks.callbacks)):
+        return {}
+    try:
+        probe.expect_stackable(in_eval=True)
+    except CannotStack as reason:
+        return {"full_gradients": f"one client after another, as in eval mode {reason}"}
+    return {}
 
 
 def _against(state: TrainState, draws: bool) -> str:
@@ -116,8 +132,6 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
                 raise CannotStack(f"{_owner(method)} overrides `{hook}` without saying `stacks = True`")
     if options.on_client_error == "skip":
         raise CannotStack("`--trainer.on_client_error` is skip, and clients that train at once also fail at once")
-    if options.accumulate_grad_batches > 1:
-        raise CannotStack(f"`--trainer.accumulate_grad_batches` is {options.accumulate_grad_batches}")
     optimizer = state.optimizer.optimizer
     if type(optimizer) not in ELEMENTWISE:
         raise CannotStack(f"{type(optimizer).__name__} is not known to step each weight by its own gradient alone")

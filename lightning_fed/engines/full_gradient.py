@@ -38,7 +38,9 @@ class FullGradient:
     def __init__(self, state: TrainState, options: LocalOptions) -> None:
         self.state, self.options, self.module, self.transfer = state, options, state.module, state.transfer
         self.source = getattr(state.source, "unaugmented", state.source)
+        self.size = options.full_gradient_batch_size or self.source.batch_size
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
+        self.wide = torch.float32 if self.state.vector.device.type == "mps" else torch.float64
 
     def compute(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient at the module's live weights.
@@ -50,43 +52,60 @@ class FullGradient:
         Returns:
             f_i, shape (), on the device.
         """
-        vector = self.state.vector
-        seed = seed_for(self.state.seed, Purpose.GRADIENT, client.round, client.id)
+        state, vector, before = self.state, self.state.vector, self.state.client
+        seed = seed_for(state.seed, Purpose.GRADIENT, client.round, client.id)
         vector.zero_grad()
         out.zero_()
-        size = self.options.full_gradient_batch_size or self.source.batch_size
-        with explained_batches((client,), size, _CHANGE), self._unnoticed(client):
+        with self._unnoticed((client,)):
+            state.client = client
             seed_everywhere(seed)
-            loss = self._accumulate(client, seed, size, out)
-        if self.options.full_gradient_weight_decay:
-            self._add_weight_decay()
+            loss = self._accumulate(client, seed, out)
+        state.client = before
         out.add_(vector.grad)
         vector.zero_grad()
-        for part in self.state.untrained:  # where clients do not move the model, no method may on account of a gradient
-            out[part] = 0
+        self._complete(vector.data, out)
         return loss
 
+    def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
+        """Computes the gradients of clients at the global model, each with the buffers that it starts from.
+
+        Args:
+            clients: The clients.
+            out: Receives ∇f_i of each, shape (n, d).
+
+        Returns:
+            f_i of each, shape (n,), on the device.
+        """
+        self.state.vector.data.copy_(self.state.weights)
+        losses = []
+        for client, row in zip(clients, out, strict=True):
+            self.state.buffers.load(client)
+            losses.append(self.compute(client, row))
+        return torch.stack(losses) if losses else out.new_empty(0)
+
     @contextmanager
-    def _unnoticed(self, client: Client) -> Iterator[None]:
+    def _unnoticed(self, clients: tuple[Client, ...]) -> Iterator[None]:
         """Lets a pass over the data change nothing, and begin with Metric objects as they are after a reset."""
-        state, before = self.state, self.state.client
-        with without_trace(self.module, state.buffers.parameters), recording(self.module, MetricRecorder()):
+        state = self.state
+        with (
+            explained_batches(clients, self.size, _CHANGE),
+            without_trace(self.module, state.buffers.parameters),
+            recording(self.module, MetricRecorder()),
+        ):
             for part in self.module.modules():
                 if isinstance(part, Metric):
                     part.reset()
             # Otherwise each part as it trains: the user may hold some in eval.
             if self.options.full_gradient_mode == "eval":
                 self.module.eval()
-            state.client = client
             yield
-        state.client = before
         if moved := state.buffers.take_in_moved():
             state.buffers.live.load({**state.buffers.live.copy(), **moved})
 
-    def _accumulate(self, client: Client, seed: int, size: int, out: Tensor) -> Tensor:
+    def _accumulate(self, client: Client, seed: int, out: Tensor) -> Tensor:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
-        device, vector = self.state.vector.device, self.state.vector
-        total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+        vector, size = self.state.vector, self.size
+        total = torch.zeros((), dtype=self.wide, device=vector.device)
         order = torch.arange(client.num_samples, device=getattr(self.source, "order_device", "cpu"))
         for index, batch in enumerate(read_batches(self.source, client.id, order, seed, size)):
             share = min(size, client.num_samples - index * size)
@@ -106,9 +125,13 @@ class FullGradient:
         vector.collect_gradients()
         return total
 
-    def _add_weight_decay(self) -> None:
-        with torch.no_grad():
-            for group in self.state.optimizer.optimizer.param_groups:
-                for p in group["params"]:
-                    if p.requires_grad and group.get("weight_decay"):
-                        self.state.vector.gradient_of(p).add_(p, alpha=float(group["weight_decay"]))
+    def _complete(self, weights: Tensor, out: Tensor) -> None:
+        """Adds to gradients at some weights, vectors or rows of them, what the optimizer decays, if asked to."""
+        groups = self.state.optimizer.optimizer.param_groups if self.options.full_gradient_weight_decay else []
+        places = self.state.vector.places() if groups else {}
+        for group in groups:
+            for p in group["params"]:
+                if p.requires_grad and group.get("weight_decay"):
+                    out[..., places[p]].add_(weights[..., places[p]], alpha=float(group["weight_decay"]))
+        for part in self.state.untrained:  # where clients do not move the model, no method may on account of a gradient
+            out[..., part] = 0

@@ -40,7 +40,7 @@ class StepProbe:
         self.step = StackedStep(state)
         largest = int(source.sizes.argmax())
         client = Client(largest, int(source.sizes[largest]), 1)
-        one_step = replace(options, local_epochs=None, local_steps=1)
+        one_step = replace(options, local_epochs=None, local_steps=1, accumulate_grad_batches=1)
         self._before = self._streams()
         with without_trace(self.module):
             try:
@@ -55,8 +55,11 @@ class StepProbe:
     def _streams(self) -> tuple[bytes, ...]:
         return random_states(self.state.vector.device)
 
-    def expect_stackable(self) -> bool:
+    def expect_stackable(self, in_eval: bool = False) -> bool:
         """Takes the gradients of two clients, and of one of them alone.
+
+        Args:
+            in_eval: Whether the module is in eval mode, as where gradients over all of a client's data are taken.
 
         Returns:
             Whether random numbers were drawn.
@@ -66,7 +69,7 @@ class StepProbe:
                 keep apart.
         """
         name, counts = type(self.module).__name__, self._update_counts()
-        with self._moving_nothing(), without_trace(self.module):
+        with self._moving_nothing(), self._on_trial(in_eval):
             try:
                 gradients, buffers = self._take(2)
             except CannotStack:
@@ -82,9 +85,16 @@ class StepProbe:
                 raise CannotStack(f"{name} draws from NumPy's or Python's random stream, once for all clients")
             draws = self._draws or ours != theirs
         if not draws:
-            with self._moving_nothing():
+            with self._moving_nothing(), self._on_trial(in_eval):
                 self._expect_the_same_alone(gradients[0], {key: rows[0] for key, rows in buffers.items()})
         return draws
+
+    @contextmanager
+    def _on_trial(self, in_eval: bool) -> Iterator[None]:
+        with without_trace(self.module):
+            if in_eval:
+                self.module.eval()
+            yield
 
     @contextmanager
     def _moving_nothing(self) -> Iterator[None]:
@@ -119,14 +129,10 @@ class StepProbe:
         vector = self.state.vector
         coarse = 0.1 if vector.dtype in (torch.bfloat16, torch.float16) else 1e-2
         vector.zero_grad()
-        with without_trace(self.module):
-            self._loss_alone().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            vector.collect_gradients()
-            pairs = [
-                (gradient, vector.grad),
-                *((buffers[k], b) for k, b in self.state.buffers.live.tensors().items()),
-            ]
-            same = all(agree(a, b, coarse) for a, b in pairs)
+        self._loss_alone().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        vector.collect_gradients()
+        pairs = [(gradient, vector.grad), *((buffers[k], b) for k, b in self.state.buffers.live.tensors().items())]
+        same = all(agree(a, b, coarse) for a, b in pairs)
         vector.zero_grad()
         if not same:
             raise CannotStack(f"{type(self.module).__name__} gives another gradient, or other buffers, under vmap")

@@ -7,15 +7,25 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.train_state import TrainState
-from lightning_fed.core.updates import Client, Cohort, StartGradient
+from lightning_fed.core.updates import Client, Cohort, Need, StartGradient
 from lightning_fed.distributed.reducer import gather_rows
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.hooks import FederatedCallback, HookCaller
 
-__all__ = ["ComputedStartGradients"]
+__all__ = ["ComputedStartGradients", "asks_for_full_gradients"]
 
 _LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
+
+
+def asks_for_full_gradients(callback: Callback) -> bool:
+    """Says whether a callback may ask for gradients over the clients' full data, where they start or end."""
+    defaults = (None, FederatedCallback.start_gradients, Aggregator.start_gradients)
+    if getattr(type(callback), "start_gradients", None) not in defaults:
+        return True
+    if not isinstance(callback, Aggregator):
+        return False
+    return bool(callback.all_needs & Need.ANY_GRADIENT) and callback.gradient_at != "last_step"
 
 
 class ComputedStartGradients:
@@ -99,28 +109,25 @@ class ComputedStartGradients:
             self._own = torch.empty_like(self.state.weights)
         if self.level != "cohort" or not cohort.clients:
             return None
+        if len(self._all_rows) < len(own):
+            self._all_rows = self._all_rows.new_empty(len(own), self._all_rows.shape[1])
+        rows = self._all_rows[: len(own)]
         with self.processes.working_alone():
-            rows, losses = self._compute_rows(own)
+            losses = self.compute(own, rows)
         self._arrange(own, cohort.clients, rows, losses)
         if not self.exchanged:
             return None
         sizes: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return sizes + losses
 
-    def _compute_rows(self, clients: tuple[Client, ...]) -> tuple[Tensor, Tensor]:
-        if len(self._all_rows) < len(clients):
-            self._all_rows = self._all_rows.new_empty(len(clients), self._all_rows.shape[1])
-        self.state.vector.data.copy_(self.state.weights)
-        losses = []
-        for row, client in zip(self._all_rows, clients, strict=False):
-            self.state.buffers.load(client)
-            losses.append(self._compute(client, row))
-        return self._all_rows[: len(clients)], torch.stack(losses) if losses else self.loss.new_empty(0)
+    def compute(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
+        """Computes the gradients at w of some clients, shape (n, d); returns their losses there, shape (n,)."""
+        self._count(clients)
+        return self.full_gradient.compute_at_start(clients, out)
 
-    def _compute(self, client: Client, out: Tensor) -> Tensor:
+    def _count(self, clients: tuple[Client, ...]) -> None:
         if self.method_level != "none":
-            self.samples += client.num_samples
-        return self.full_gradient.compute(client, out)
+            self.samples += sum(client.num_samples for client in clients)
 
     def _arrange(self, own: tuple[Client, ...], clients: tuple[Client, ...], rows: Tensor, losses: Tensor) -> None:
         """Takes over the gradients of own clients, and averages those of all with the aggregator's weights."""
@@ -152,5 +159,6 @@ class ComputedStartGradients:
             at = self._at[client.id]
             self.gradient, self.loss = self._rows[at], self._losses[at]
         elif self.level == "client":
-            self.loss = self._compute(client, self._own)
+            self._count((client,))
+            self.loss = self.full_gradient.compute(client, self._own)
             self.gradient = self._own

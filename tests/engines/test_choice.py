@@ -90,7 +90,6 @@ REFUSED = {
     "callback": (Model, [Watches], {}, "Watches overrides `on_train_batch_end`"),
     "start": (Model, [Starts], {}, "Starts overrides `on_client_start` without saying `stacks = True`"),
     "algorithm": (Model, [Adds], {}, "Adds overrides `on_before_optimizer_step` without saying"),
-    "accumulation": (Model, [], {"accumulate_grad_batches": 2}, "accumulate_grad_batches` is 2"),
     "optimizer": (
         lambda: Model(optimizer=lambda m: torch.optim.Adafactor(m.parameters())), [], {}, "Adafactor is not known",
     ),

@@ -1,5 +1,6 @@
 """The gradient over a client's full data: right, and without a trace in the client's training."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,16 @@ def _fit(
     return trainer, net
 
 
+ENGINES = ("sequential", "vectorized")
 NEEDS = Need.MEAN | Need.GRADIENTS | Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM | Need.UPDATES
 
 
 @pytest.mark.parametrize("point", ["start", "end", "last_step"])
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_asking_for_gradients_changes_nothing_else(tmp_path: Path, point: str, mode: Any) -> None:
-    plain, plain_net = _fit(tmp_path, FedAvg())
-    asked, asked_net = _fit(tmp_path, Collecting(NEEDS & ~Need.GRADIENTS, point), full_gradient_mode=mode)
+@pytest.mark.parametrize(("mode", "engine"), list(product(["eval", "train"], ENGINES)))
+def test_asking_for_gradients_changes_nothing_else(tmp_path: Path, point: str, mode: Any, engine: str) -> None:
+    plain, plain_net = _fit(tmp_path, FedAvg(), engine=engine)
+    aggregator = Collecting(NEEDS & ~Need.GRADIENTS, point)
+    asked, asked_net = _fit(tmp_path, aggregator, full_gradient_mode=mode, engine=engine)
     for name, value in plain_net.state_dict().items():
         assert torch.equal(asked_net.state_dict()[name], value), name
     assert plain.metrics.callback["seen"] == asked.metrics.callback["seen"]
@@ -91,10 +94,10 @@ class Linear(Net):
         self.layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize("point", ["start", "end"])
-def test_the_gradient_is_that_of_the_mean_loss_over_all_samples(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize(("point", "engine"), list(product(["start", "end"], ENGINES)))
+def test_the_gradient_is_that_of_the_mean_loss_over_all_samples(tmp_path: Path, point: str, engine: str) -> None:
     aggregator = Collecting(NEEDS, point)
-    _fit(tmp_path, aggregator, rounds=1, kind=Linear, precision="64-true")
+    _fit(tmp_path, aggregator, rounds=1, kind=Linear, precision="64-true", engine=engine)
     (update,) = aggregator.given
     data = _data()
     data.setup("fit")

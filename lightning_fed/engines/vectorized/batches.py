@@ -31,12 +31,14 @@ class BatchGroup:
         batch: Their batches; tensors of shape (m, b, ...).
         batch_idx: Number of the batch within the epoch (of the first client, where that differs).
         size: b.
+        first: Whether it is the first batch of a step, which takes several where gradients are accumulated.
     """
 
     lanes: slice
     batch: Any
     batch_idx: int
     size: int
+    first: bool = True
 
 
 class LaneBatches:
@@ -46,34 +48,51 @@ class LaneBatches:
 
     Args:
         state: What ``fit`` works on: gives seed and batches.
-        options: Local epochs or steps.
+        options: Local epochs or steps, and batches of a step.
         clients: The clients.
         by_index: Whether batches with different numbers within the epoch must be apart.
+        whole: If given, one pass over all samples as they are, in order, in batches of so many, as for a full gradient.
 
     Attributes:
         gathers: Whether batches are gathered from tensors, not read one by one.
+        order: For each lane the place of its client among those given.
         clients: The clients in the order of lanes.
         steps: Local steps of each lane, never increasing.
         samples: Samples that all their local steps go through.
     """
 
-    def __init__(self, state: TrainState, options: LocalOptions, clients: tuple[Client, ...], by_index: bool) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        options: LocalOptions,
+        clients: tuple[Client, ...],
+        by_index: bool,
+        whole: int | None = None,
+    ) -> None:
         source, transfer = state.source, state.transfer
+        if whole is not None:
+            source = getattr(source, "unaugmented", source)
         self._seed, self._source, self._transfer, self._by_index = state.seed, source, transfer, by_index
         self._taken = 0
+        self._whole, self._size = whole is not None, whole or source.batch_size
         sizes = np.array([client.num_samples for client in clients])
-        samples = samples_in_epoch(source, sizes)
-        in_epoch = -(-samples // source.batch_size)
-        steps = local_steps(source, options, sizes)
-        own = [client.steps for client in clients]
+        samples = sizes if self._whole else samples_in_epoch(source, sizes)
+        in_epoch = -(-samples // self._size)
+        self._window = 1 if self._whole else max(1, min(options.accumulate_grad_batches, int(in_epoch.max())))
+        steps = in_epoch if self._whole else local_steps(source, options, sizes)
+        own = [None if self._whole else client.steps for client in clients]
         steps = np.where([s is not None for s in own], [s or 0 for s in own], steps)
-        last = samples - (in_epoch - 1) * source.batch_size
+        last = samples - (in_epoch - 1) * self._size
         order = np.lexsort((np.arange(len(clients)), -last, -in_epoch, -steps))
+        self.order: list[int] = order.tolist()
         self.clients = tuple(clients[at] for at in order)
         self.steps: list[int] = steps[order].tolist()
         self._in_epoch, self._last, self._trained = in_epoch[order], last[order], samples[order]
-        seeds = seeds_for(self._seed, Purpose.SHUFFLE, self.clients[0].round, [client.id for client in self.clients])
-        self._orders = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._steps_in_epoch = -(-self._in_epoch // self._window)
+        if not self._whole:
+            ids = [client.id for client in self.clients]
+            seeds = seeds_for(self._seed, Purpose.SHUFFLE, clients[0].round, ids)
+            self._orders = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.gathers = type(source) is TensorSource and transfer is None  # a subclass may read otherwise
         self._epochs: list[list[Any]] = [[] for _ in clients]
         self._planned = self._plan() if self.gathers else None
@@ -87,7 +106,7 @@ class LaneBatches:
         """Yields the batches of a step; call for every step in turn."""
         if self._planned is None:
             self._begin_epochs(step)
-        for lanes, index, size in self._bounds(step):
+        for part, lanes, index, size in self._bounds(step):
             count = (lanes.stop - lanes.start) * size
             if self._planned is None:
                 lane_batches = zip(self._epochs[lanes], index.tolist(), strict=True)
@@ -96,22 +115,26 @@ class LaneBatches:
                 batch = self._source.gather(self._planned[self._taken : self._taken + count].view(-1, size))
                 self._taken += count
             self.samples += count
-            yield BatchGroup(lanes, batch, int(index[0]), size)
+            yield BatchGroup(lanes, batch, int(index[0]), size, first=part == 0)
 
-    def _bounds(self, step: int) -> list[tuple[slice, npt.NDArray[np.int64], int]]:
-        """Returns lanes, number of the batch within each one's epoch, and size of the batches of a step."""
+    def _bounds(self, step: int) -> Iterator[tuple[int, slice, npt.NDArray[np.int64], int]]:
+        """Yields place in the step, lanes, number of the batch within each one's epoch, and size of its batches."""
         count = self.active(step)
         in_epoch = self._in_epoch[:count]
-        index = step % in_epoch
-        sizes = np.where(index == in_epoch - 1, self._last[:count], self._source.batch_size)
-        differs = np.diff(sizes) != 0
-        if self._by_index or not self.gathers:
-            differs |= np.diff(index) != 0
-        if not self.gathers:  # what a transfer hook makes of a batch need not be of one shape
-            kinds = [_kind(self._epochs[lane][index[lane]]) for lane in range(count)]
-            differs |= np.array([a != b for a, b in pairwise(kinds)], dtype=bool)
-        bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), count]
-        return [(slice(a, b), index[a:b], int(sizes[a])) for a, b in zip(bounds, bounds[1:], strict=False)]
+        for part in range(self._window):
+            index = step % self._steps_in_epoch[:count] * self._window + part
+            sizes = np.where(index == in_epoch - 1, self._last[:count], self._size)
+            sizes[index >= in_epoch] = 0  # the epoch has ended before the window is full
+            differs = np.diff(sizes) != 0
+            if self._by_index or not self.gathers:
+                differs |= np.diff(index) != 0
+            if not self.gathers:  # what a transfer hook makes of a batch need not be of one shape
+                kinds = [_kind(self._epochs[at][index[at]]) if sizes[at] else None for at in range(count)]
+                differs |= np.array([a != b for a, b in pairwise(kinds)], dtype=bool)
+            bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), count]
+            for a, b in pairwise(bounds):
+                if sizes[a]:
+                    yield part, slice(a, b), index[a:b], int(sizes[a])
 
     def _plan(self) -> Tensor:
         """Draws the rows of all batches of all steps, in the order in which they are met, and sends them at once."""
@@ -121,8 +144,8 @@ class LaneBatches:
             for lane in self._beginning(step):
                 samples = int(self._trained[lane])
                 orders[lane, :samples] = self._shuffled(lane).add_(self._source.first_row(self.clients[lane].id))
-            for lanes, index, size in self._bounds(step):
-                at = index * self._source.batch_size
+            for _, lanes, index, size in self._bounds(step):
+                at = index * self._size
                 rows = orders[lanes]
                 if (at == at[0]).all():
                     rows = rows[:, int(at[0]) : int(at[0]) + size].clone()  # the next epoch is written in its place
@@ -133,12 +156,14 @@ class LaneBatches:
 
     def _beginning(self, step: int) -> list[int]:
         """Returns the lanes that begin an epoch with a step."""
-        lanes: list[int] = np.flatnonzero(step % self._in_epoch[: self.active(step)] == 0).tolist()
+        lanes: list[int] = np.flatnonzero(step % self._steps_in_epoch[: self.active(step)] == 0).tolist()
         return lanes
 
     def _shuffled(self, lane: int) -> Tensor:
         """Shuffles the samples of a lane for its next epoch, as when it trains alone."""
         count = self.clients[lane].num_samples
+        if self._whole:
+            return torch.arange(count)
         return torch.randperm(count, generator=self._orders[lane])[: int(self._trained[lane])]
 
     def _begin_epochs(self, step: int) -> None:
@@ -147,13 +172,18 @@ class LaneBatches:
         orders = send_orders(self._source, [self._shuffled(lane) for lane in lanes])
         for lane, order in zip(lanes, orders, strict=True):
             client = self.clients[lane]
-            at = (client.round, client.id, step // int(self._in_epoch[lane]))
-            seed = seed_for(self._seed, Purpose.READ, *at) if self._source.reads_are_seeded else 0
+            at = (client.round, client.id, step // int(self._steps_in_epoch[lane]))
+            seed = self._read_seed(*at) if self._source.reads_are_seeded else 0
             # Read at once: a data loader has the batches of one client at a time under way.
-            batches = read_batches(self._source, client.id, order, seed)
-            if (left := self.steps[lane] - step) < self._in_epoch[lane]:
-                batches = islice(batches, left)
+            batches = read_batches(self._source, client.id, order, seed, self._size)
+            if (left := self.steps[lane] - step) < self._steps_in_epoch[lane]:
+                batches = islice(batches, left * self._window)
             self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
+
+    def _read_seed(self, round: int, client: int, epoch: int) -> int:
+        if self._whole:
+            return seed_for(self._seed, Purpose.GRADIENT, round, client)
+        return seed_for(self._seed, Purpose.READ, round, client, epoch)
 
 
 def _kind(batch: Any) -> Any:

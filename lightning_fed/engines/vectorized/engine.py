@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fed.core.devices import to_device
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
@@ -14,9 +15,10 @@ from lightning_fed.engines.client_batches import explained_batches, samples_in_e
 from lightning_fed.engines.vectorized.allocator import keep_freed_memory
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep, common_batch_sizes
+from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.lanes import Lanes
 from lightning_fed.engines.vectorized.log import LaneLog
-from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence, refusal
+from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, explained_refusals, refusal
 
 __all__ = ["VectorizedEngine"]
 
@@ -27,28 +29,35 @@ class VectorizedEngine(Engine):
     Args:
         *args: See ``Engine``.
         chunk_size: Clients trained at once.
+        stack_full_gradients: Whether gradients over the clients' full data are taken at once too.
 
     Raises:
         CannotStack: If the model or the run cannot train this way.
     """
 
-    def __init__(self, *args: Any, chunk_size: int) -> None:
+    def __init__(self, *args: Any, chunk_size: int, stack_full_gradients: bool = True) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
         if self.state.vector.device.type == "cpu":
             keep_freed_memory()
-        self.step: StackedStep | CompiledStep = StackedStep(self.state)
+        step = StackedStep(self.state)
+        self.step: StackedStep | CompiledStep = step
+        self.stacked_gradient: StackedFullGradient | None = None
+        if stack_full_gradients:
+            self.stacked_gradient = StackedFullGradient(self.state, self.options, step, chunk_size)
+            self.start_gradients.full_gradient = self.stacked_gradient
         share = -(-self.state.cohort_size // self.processes.size)  # as a rule; of small clients it is more
         self.lanes = Lanes(self.state, min(chunk_size, share))
         if self.options.compile_mode:
             source = self.state.source
             sizes = common_batch_sizes(samples_in_epoch(source, source.sizes), source.batch_size)
-            self.step = CompiledStep(self.step, self.lanes.capacity, sizes, self.options.compile_mode)
+            self.step = CompiledStep(step, self.lanes.capacity, sizes, self.options.compile_mode)
         self.started: dict[int, dict[str, LoggedValue]] = {}  # what each lane's start has logged
         self.gradient_hooks = self.hooks.bound("on_before_optimizer_step")
         self.client_start_hooks = self.hooks.bound("on_client_start")
         self.clip_val = self.options.gradient_clip_val
-        self.last_gradients = self.lanes.matrix() if self.gradient_at == "last_step" else None
+        self.kept_gradients = self.lanes.matrix() if self.gradient_at in ("last_step", "end") else None
+        self.ended: dict[int, tuple[Tensor, Tensor]] = {}  # gradient and loss where a client ended, by its id
         # It lends its options alone; a schedule would warn that it steps before its optimizer does.
         self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
 
@@ -78,8 +87,8 @@ class VectorizedEngine(Engine):
         if count > self.lanes.capacity:
             del self.lanes  # first: there may not be room for both
             self.lanes = Lanes(self.state, count)
-            if self.last_gradients is not None:
-                self.last_gradients = self.lanes.matrix()
+            if self.kept_gradients is not None:
+                self.kept_gradients = self.lanes.matrix()
 
     def _start_clients(self, batches: LaneBatches, clients: tuple[Client, ...]) -> None:
         """Lets every client start at the global model, or where hooks displace it, in ascending order of id."""
@@ -88,13 +97,14 @@ class VectorizedEngine(Engine):
         self.started.clear()
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
         own_buffers = bool(state.buffers.values) and state.buffers.policy == "local"
-        per_client = bool(self.client_start_hooks) or own_buffers or self.start_gradients.level == "client"
+        if self.start_gradients.level == "client":
+            lanes.compute_own(self.start_gradients, batches.clients)
+        per_client = bool(self.client_start_hooks) or own_buffers
         for client in clients if per_client else ():
             lane = lane_of[client.id]
             state.vector.data.copy_(self.start)
             state.buffers.load(client)
-            self.start_gradients.load(client)
-            lanes.keep_gradient(lane, self.start_gradients)
+            lanes.give_gradient(lane, self.start_gradients, client)
             state.origin, state.displacement = self.start, None
             seed_everywhere(seed_for(state.seed, Purpose.LOCAL, client.round, client.id))
             state.client, logged, self.recorder.series = client, self.recorder.series, {}
@@ -131,27 +141,24 @@ class VectorizedEngine(Engine):
         for run in batches.groups(step):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
-            try:
+            out = (lanes.gradients if run.first else lanes.further_gradients)[run.lanes]
+            with explained_refusals(self.module):
                 if refresh and isinstance(self.step, CompiledStep):
                     self.step.refresh()
-                out = lanes.gradients[run.lanes]
                 logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
-            except CannotStack as reason:
-                raise refusal(reason) from reason
-            except RuntimeError as error:
-                if "vmap" not in str(error) and "atching rule" not in str(error):
-                    raise
-                where = f"{type(self.module).__name__} does not go through torch.func.vmap in each of its steps"
-                raise refusal(CannotStack(f"{where} ({first_sentence(error)})")) from error
+            if not run.first:
+                lanes.gradients[run.lanes].add_(out)
             log.add(run.lanes, logged, totals)
+        if self.options.accumulate_grad_batches > 1:
+            lanes.gradients[: lanes.active].div_(self.options.accumulate_grad_batches)
 
     def _edit_gradients(self) -> None:
         """Lets client algorithms add to the gradients of all active lanes, then clips: add, clip, step."""
         lanes = self.lanes
-        if self.last_gradients is not None:
-            self.last_gradients[: lanes.active].copy_(lanes.gradients[: lanes.active])
+        if self.gradient_at == "last_step" and self.kept_gradients is not None:
+            self.kept_gradients[: lanes.active].copy_(lanes.gradients[: lanes.active])
             for part in self.state.untrained:
-                self.last_gradients[: lanes.active, part] = 0
+                self.kept_gradients[: lanes.active, part] = 0
         if self.gradient_hooks:
             with lanes.stacked(self.algorithms):
                 for hook in self.gradient_hooks:
@@ -168,7 +175,9 @@ class VectorizedEngine(Engine):
         for client in clients:
             if not finite[lane_of[client.id]]:
                 self.divergence.leave_out(client)
-        left = [client for client in clients if finite[lane_of[client.id]]]
+        left = tuple(client for client in clients if finite[lane_of[client.id]])
+        if self.gradient_at == "end":
+            self._take_end_gradients(left, [lane_of[client.id] for client in left])
         per_client = bool(self.options.max_diverged)  # one that a hook spoils is forgotten alone
         if not per_client:
             self._record(log, [lane_of[client.id] for client in left])
@@ -182,6 +191,24 @@ class VectorizedEngine(Engine):
                 update = self._update(client, lane, options[: batches.steps[lane]], batches.steps[lane])
                 if update is not None and update.distance:
                     yield update
+
+    def _take_end_gradients(self, clients: tuple[Client, ...], lanes: list[int]) -> None:
+        """Computes the gradients of clients where they ended, if they can be taken at once."""
+        if self.stacked_gradient is None or self.kept_gradients is None or not clients:
+            return
+        at, rows = to_device(torch.tensor(lanes), self.state.weights.device), self.kept_gradients[: len(lanes)]
+        buffers = {name: value[at] for name, value in self.lanes.buffers.items()}
+        losses = self.stacked_gradient.compute_at(self.lanes.ends(at), buffers, clients, rows)
+        self.ended = {client.id: (row, loss) for client, row, loss in zip(clients, rows, losses, strict=True)}
+
+    def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
+        """Returns the loss where a client ended, and its gradient there in ``out``; see ``Engine``."""
+        if client.id not in self.ended:
+            return super()._end_gradient(client, out)
+        self.end_samples += client.num_samples
+        gradient, loss = self.ended[client.id]
+        out.copy_(gradient)
+        return loss
 
     def _record(self, log: LaneLog, lanes: list[int]) -> None:
         """Records what clients have logged that enter the round."""
@@ -199,7 +226,7 @@ class VectorizedEngine(Engine):
             rows = [lanes.buffers[name][:count].reshape(count, -1) for name in self.divergence.buffers]
             sizes = sizes + self.divergence.buffer_sizes([torch.linalg.vector_norm(row, dim=1) for row in rows])
         if self.start_gradients.method_level == "client":
-            sizes = sizes + torch.linalg.vector_norm(lanes.own_gradients[:count], dim=1) + lanes.own_losses()
+            sizes = sizes + lanes.own_sizes()
         return self.divergence.finite(clients, sizes)
 
     def _update(self, client: Client, lane: int, options: list[tuple[float, float]], steps: int) -> Update | None:
@@ -211,8 +238,8 @@ class VectorizedEngine(Engine):
             state.buffers.live.load({name: rows[lane] for name, rows in lanes.buffers.items()})
         lanes.give_gradient(lane, self.start_gradients, client)
         update = Update(client, lanes.deltas()[lane], steps)
-        if self.gradient_at == "last_step" and self.gradient is not None and self.last_gradients is not None:
-            self.gradient.copy_(self.last_gradients[lane])
+        if self.gradient_at == "last_step" and self.gradient is not None and self.kept_gradients is not None:
+            self.gradient.copy_(self.kept_gradients[lane])
         if self.gradient_at is not None and not self._take_gradient(update):
             return None
         update.buffers = state.buffers.live.tensors() if lanes.buffers else {}

@@ -58,7 +58,8 @@ class Lanes:
         self.buffers = {name: b.unsqueeze(0).repeat(capacity, *[1] * b.ndim) for name, b in live.items()}
         self.own_gradients = state.weights.new_empty(0, vector.numel)
         self.active = self._count = 0
-        self._own_losses: dict[int, Tensor] = {}
+        self._own_losses = state.weights.new_empty(0)
+        self._further = self.weights.new_empty(0)
         self._origins: dict[int, Tensor] = {}
         self._shifts: dict[int, Tensor] = {}
         self._start = self._origin = state.weights
@@ -75,20 +76,24 @@ class Lanes:
         """Loads the global model into the first ``count`` lanes."""
         self.active = self._count = count
         self._measured = False
-        for kept in (self._own_losses, self._origins, self._shifts):
+        for kept in (self._origins, self._shifts):
             kept.clear()
         self.weights[:count].copy_(weights)
         for name, value in self.state.buffers.values.items():
             self.buffers[name][:count].copy_(value)
 
-    def keep_gradient(self, lane: int, gradients: ComputedStartGradients) -> None:
-        """Keeps the gradient at w that was just computed for one client."""
-        if gradients.level != "client":
-            return
+    @property
+    def further_gradients(self) -> Tensor:
+        """Where gradients go that are added to those of the current step, shape (n, d)."""
+        if not len(self._further):
+            self._further = torch.empty_like(self.weights)
+        return self._further
+
+    def compute_own(self, gradients: ComputedStartGradients, clients: tuple[Client, ...]) -> None:
+        """Computes the gradient at w of every client that asks for its own, in the order of lanes."""
         if not len(self.own_gradients):
             self.own_gradients = self.matrix()
-        self.own_gradients[lane].copy_(gradients.gradient)
-        self._own_losses[lane] = gradients.loss
+        self._own_losses = gradients.compute(clients, self.own_gradients[: len(clients)])
 
     def give_gradient(self, lane: int, gradients: ComputedStartGradients, client: Client) -> None:
         """Makes the gradient at w that of a client again."""
@@ -97,9 +102,10 @@ class Lanes:
         else:
             gradients.load(client)
 
-    def own_losses(self) -> Tensor:
-        """Returns the losses at w of clients that asked for their gradient, shape (n,)."""
-        return torch.stack([self._own_losses[lane] for lane in range(self._count)])
+    def own_sizes(self) -> Tensor:
+        """Returns ‖g_i‖ + f_i at w of clients that asked for their gradient, shape (n,)."""
+        sizes: Tensor = torch.linalg.vector_norm(self.own_gradients[: self._count], dim=1)
+        return sizes + self._own_losses
 
     def take_start(self, lane: int, start: Tensor) -> None:
         """Takes over where a client starts, after its hooks: weights, origin, displacement, buffers."""
@@ -124,6 +130,15 @@ class Lanes:
     def origin_of(self, lane: int) -> Tensor:
         """Returns the point from which a client's update is measured, shape (d,)."""
         return self._origins.get(lane, self._start)
+
+    def ends(self, lanes: Tensor) -> Tensor:
+        """Returns where the clients of some lanes ended, without a displacement of their start, shape (m, d)."""
+        ends = self.weights[lanes]
+        if self._origin is self._start:
+            return ends
+        origins = self._origin[lanes]
+        displaced = (origins != self._start).any(dim=1, keepdim=True)  # of 0 it must leave no rounding
+        return torch.where(displaced, ends - origins + self._start, ends)
 
     def take_rates(self, factors: list[float]) -> None:
         """Takes over the clients' factors on the learning rate."""

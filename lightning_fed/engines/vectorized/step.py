@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import Precision
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad_and_value, vmap
 
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.overrides import accepts
@@ -17,7 +17,9 @@ from lightning_fed.core.train_state import TrainState
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.errors import FederatedError
 
-__all__ = ["MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "first_sentence", "refusal"]
+__all__ = [
+    "MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "explained_refusals", "first_sentence", "refusal",
+]  # fmt: skip
 
 
 class CannotStack(Exception):
@@ -47,6 +49,20 @@ def first_sentence(error: Exception) -> str:
     return lines[0].split(". ")[0].rstrip(".")
 
 
+@contextmanager
+def explained_refusals(module: nn.Module) -> Iterator[None]:
+    """Makes a sentence of what vmap says of a step in the middle of a run."""
+    try:
+        yield
+    except CannotStack as reason:
+        raise refusal(reason) from reason
+    except RuntimeError as error:
+        if "vmap" not in str(error) and "atching rule" not in str(error):
+            raise
+        where = f"{type(module).__name__} does not go through torch.func.vmap in each of its steps"
+        raise refusal(CannotStack(f"{where} ({first_sentence(error)})")) from error
+
+
 class _ManyClients:
     """Stands for ``trainer.client`` where a step is that of many."""
 
@@ -67,6 +83,7 @@ class StackedStep:
 
     Attributes:
         reads_batch_idx: Whether the training step may depend on the batch's number within its epoch.
+        losses: The clients' losses in the last call, shape (n,).
     """
 
     def __init__(self, state: TrainState) -> None:
@@ -83,7 +100,9 @@ class StackedStep:
         self.trained = [name for name, parameter in named if id(parameter) in stepped]
         self.recorder = MetricRecorder()
         self.touched: set[str] = set()
-        self._gradients = vmap(grad(self._loss, has_aux=True), in_dims=(0, 0, 0, None), randomness="different")
+        self.losses = self.vector.data.new_empty(0)
+        gradients = grad_and_value(self._loss, has_aux=True)
+        self._gradients = vmap(gradients, in_dims=(0, 0, 0, None), randomness="different")
 
     def __call__(
         self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor
@@ -110,7 +129,7 @@ class StackedStep:
         with recording(self.module, self.recorder), self.precision.forward_context(), self._restoring():
             # By parameter: as parts of one vector their gradients would be joined, a matrix larger than the cache.
             pieces = tuple(self._pieces(weights))
-            gradients, (totals, replaced) = self._gradients(pieces, buffers, batch, batch_idx)
+            gradients, (self.losses, (totals, replaced)) = self._gradients(pieces, buffers, batch, batch_idx)
         for place, gradient in zip(self._pieces(out), gradients, strict=True):
             place.copy_(gradient)
         for name, value in replaced.items():  # by assignment; what is changed in place is in the rows already

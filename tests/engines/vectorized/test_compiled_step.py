@@ -75,6 +75,7 @@ def test_all_ways_to_train_agree(tmp_path, traced, name):
 NORM, CNN_OF_8 = MODELS["batch norm"], PACKAGE["CNN"][0]
 RUNS = {
     "epochs": (NORM, [], {"local_epochs": 2}),
+    "accumulation": (NORM, [lambda: SCAFFOLD("I")], {"accumulate_grad_batches": 2}),
     "steps": (NORM, [], {"local_steps": 6}),
     "chunks": (NORM, [], {"chunk_size": 2}),
     "one alone": (NORM, [], {"chunk_size": 1}),

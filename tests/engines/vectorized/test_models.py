@@ -1,6 +1,7 @@
 """Every kind of model trains alike one client after another and many at once."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from lightning_fed.aggregators import FedGMA
+from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.data import CropFlip, FederatedDataModule
 from tests.engines.package_models import PACKAGE
 from tests.engines.parts import (
@@ -23,7 +26,7 @@ from tests.engines.parts import (
     train,
     vectors,
 )
-from tests.parts import BySizes, quick_first
+from tests.parts import BySizes, graded, quick_first
 
 
 class Tied(Model):
@@ -85,6 +88,10 @@ def grouped(model: Model) -> Any:
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
+def last_gradient() -> FedGMA:
+    return FedGMA(gradient_at="last_step")
+
+
 def norm() -> Model:
     return Model(nn.Sequential(nn.Linear(FEATURES, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES)))
 
@@ -111,6 +118,27 @@ MODELS = {
 def test_modules_of_the_users_own(tmp_path, model, options):
     sizes = tuple(size if size != 25 else 26 for size in SIZES)
     both(tmp_path, MODELS[model], make_data=lambda: data(sizes=sizes), **options)
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "two": {"accumulate_grad_batches": 2, "local_epochs": 2},
+    "three": {"accumulate_grad_batches": 3, "local_steps": 5},
+    "more than there are": {"accumulate_grad_batches": 9, "gradient_clip_val": 0.1},
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "window"), graded(product(["batch norm", "logs", "replaces buffers", "reads batch_idx"], WINDOWS))
+)
+def test_accumulated_gradients(tmp_path, model, window):
+    """Over the batches of an epoch: clients have from one to four."""
+    sizes = tuple(size if size != 25 else 26 for size in SIZES)
+    both(tmp_path, MODELS[model], make_data=lambda: data(sizes=sizes), **WINDOWS[window])
+
+
+@pytest.mark.parametrize("part", [lambda: SCAFFOLD("II"), lambda: FedGA(0.3, form="step"), last_gradient])
+def test_accumulated_gradients_of_every_method(tmp_path, part):
+    both(tmp_path, Model, part, accumulate_grad_batches=2)
 
 
 @pytest.mark.slow
@@ -190,6 +218,11 @@ def test_samples_that_a_data_loader_reads(tmp_path, num_workers):
     options = {"batch_size": 8, "num_workers": num_workers}
     make = partial(FederatedDataModule, Rows(), BySizes(*SIZES), len(SIZES), **options)
     both(tmp_path, OfDicts, local_epochs=2, make_data=make)
+
+
+def test_accumulated_gradients_of_samples_that_are_read(tmp_path):
+    make = partial(FederatedDataModule, Rows(), BySizes(*SIZES), len(SIZES), batch_size=8)
+    both(tmp_path, OfDicts, local_steps=3, accumulate_grad_batches=2, max_rounds=1, make_data=make)
 
 
 def test_augmented_samples(tmp_path):

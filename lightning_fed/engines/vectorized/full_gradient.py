@@ -1,0 +1,96 @@
+"""The gradients of many clients' losses over all their training data, at once."""
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core.devices import to_device
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.core.train_state import LocalOptions, TrainState
+from lightning_fed.core.updates import Client
+from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.engines.vectorized.batches import LaneBatches
+from lightning_fed.engines.vectorized.step import StackedStep, explained_refusals
+
+__all__ = ["StackedFullGradient"]
+
+
+class StackedFullGradient(FullGradient):
+    """Computes what ``FullGradient`` computes, of a chunk of clients at once.
+
+    What the module draws from torch's random streams differs from client to client, but is not what one draws alone.
+
+    Args:
+        state: What ``fit`` works on.
+        options: See ``FullGradient``.
+        step: Computes the gradients of a batch of each.
+        chunk_size: Clients at once; of batches larger than those of training fewer.
+    """
+
+    def __init__(self, state: TrainState, options: LocalOptions, step: StackedStep, chunk_size: int) -> None:
+        super().__init__(state, options)
+        self.step, self.chunk_size = step, chunk_size
+
+    def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
+        """Computes the gradients of clients at the global model; see ``FullGradient``."""
+        vector = self.state.vector
+        vector.data.copy_(self.state.weights)
+        losses = []
+        for first in range(0, len(clients), self.chunk_size):
+            chunk = clients[first : first + self.chunk_size]
+            weights = vector.data.expand(len(chunk), -1)
+            losses.append(self.compute_at(weights, self._buffers_of(chunk), chunk, out[first : first + len(chunk)]))
+        return torch.cat(losses) if losses else out.new_empty(0)
+
+    def _buffers_of(self, clients: tuple[Client, ...]) -> dict[str, Tensor]:
+        """Returns the buffers that clients start from by name, each of shape (n, ...)."""
+        buffers, found = self.state.buffers, []
+        for client in clients if buffers.policy == "local" else clients[:1]:
+            buffers.load(client)
+            found.append(buffers.live.copy())
+        rows = {name: torch.stack([one[name] for one in found]) for name in found[0]}
+        return {name: value.expand(len(clients), *value.shape[1:]) for name, value in rows.items()}
+
+    def compute_at(
+        self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor
+    ) -> Tensor:
+        """Computes the gradients of clients at weights of their own.
+
+        Args:
+            weights: Those of each, shape (n, d).
+            buffers: Their buffers by name, shape (n, ...); left as they are.
+            clients: The clients.
+            out: Receives ∇f_i of each, shape (n, d).
+
+        Returns:
+            f_i of each, shape (n,).
+        """
+        size = min(self.size, max(client.num_samples for client in clients))
+        count = max(1, self.chunk_size * self.state.source.batch_size // max(size, self.state.source.batch_size))
+        losses = []
+        for at in range(0, len(clients), count):
+            rows = slice(at, at + count)
+            losses.append(self._pass(weights[rows], {k: b[rows] for k, b in buffers.items()}, clients[rows], out[rows]))
+        self._complete(weights, out)
+        return torch.cat(losses)
+
+    def _pass(self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor) -> Tensor:
+        """Computes the gradients of a few clients, without weight decay; returns their losses."""
+        batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx, whole=self.size)
+        lanes = to_device(torch.tensor(batches.order), out.device)
+        weights = weights if weights.stride(0) == 0 else weights[lanes]  # one vector for all
+        buffers = {name: rows[lanes] for name, rows in buffers.items()}
+        samples = torch.tensor([client.num_samples for client in batches.clients], dtype=self.wide)
+        samples, gradients = to_device(samples, out.device), weights.new_empty(weights.shape)
+        losses = samples.new_zeros(len(clients))
+        out.zero_()
+        with self._unnoticed(clients), explained_refusals(self.module):
+            seed_everywhere(seed_for(self.state.seed, Purpose.GRADIENT, clients[0].round, clients[0].id))
+            for step in range(batches.steps[0]):
+                for run in batches.groups(step):
+                    at, found = run.lanes, gradients[run.lanes]
+                    kept = {name: rows[at] for name, rows in buffers.items()}
+                    self.step(weights[at], kept, run.batch, run.batch_idx, run.size, found)
+                    shares = run.size / samples[at]
+                    out.index_add_(0, lanes[at], found.to(out.dtype).mul_(shares[:, None]))
+                    losses.index_add_(0, lanes[at], self.step.losses * shares)
+        return losses
