@@ -116,7 +116,9 @@ def test_no_client_and_no_step_waits_or_copies(
 ) -> None:
     few, weights = a_round(tmp_path, net, engine, METHODS[method](), side=side)
     assert few["wait"] <= 3
-    assert few["to"] <= 1
+    # A pass over all data of many clients sends its own rows, and who is in which lane.
+    passes = {"FedGA, a mask": 2, "FedGMA": 3} if engine == "vectorized" else {}
+    assert few["to"] <= 1 + passes.get(method, 0)
     many, _ = a_round(tmp_path, net, engine, METHODS[method](), side=side, clients=3, epochs=2)
     assert many == few
     expected = fit(tmp_path, net, engine, METHODS[method](), on_cpu, side=side).weights

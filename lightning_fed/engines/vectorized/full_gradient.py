@@ -76,11 +76,12 @@ class StackedFullGradient(FullGradient):
     def _pass(self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor) -> Tensor:
         """Computes the gradients of a few clients, without weight decay; returns their losses."""
         batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx, whole=self.size)
-        lanes = to_device(torch.tensor(batches.order), out.device)
+        sizes = [client.num_samples for client in batches.clients]
+        lanes, counts = to_device(torch.tensor([batches.order, sizes]), out.device)
+        samples = counts.to(self.wide)
         weights = weights if weights.stride(0) == 0 else weights[lanes]  # one vector for all
         buffers = {name: rows[lanes] for name, rows in buffers.items()}
-        samples = torch.tensor([client.num_samples for client in batches.clients], dtype=self.wide)
-        samples, gradients = to_device(samples, out.device), weights.new_empty(weights.shape)
+        gradients = weights.new_empty(weights.shape)
         losses = samples.new_zeros(len(clients))
         out.zero_()
         with self._unnoticed(clients), explained_refusals(self.module):
