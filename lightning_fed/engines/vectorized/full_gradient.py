@@ -82,7 +82,7 @@ class StackedFullGradient(FullGradient):
         weights = weights if weights.stride(0) == 0 else weights[lanes]  # one vector for all
         buffers = {name: rows[lanes] for name, rows in buffers.items()}
         gradients = weights.new_empty(weights.shape)
-        losses = samples.new_zeros(len(clients))
+        losses: Tensor = samples.new_zeros(len(clients))
         out.zero_()
         with self._unnoticed(clients), explained_refusals(self.module):
             seed_everywhere(seed_for(self.state.seed, Purpose.GRADIENT, clients[0].round, clients[0].id))
