@@ -1,6 +1,6 @@
 """Options under names that are not ours: no more, as configurations saved before have them, or Lightning's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -18,11 +18,10 @@ _Place = dict[str, Any] | Namespace
 
 def drop_removed(config: Any, parent: str = "") -> list[str]:
     """Drops them, in place, from a configuration or its part below ``parent``; returns those that were there."""
-    dropped = []
-    for option in REMOVED:
-        for place, name in _find(config, parent, option):
-            place.pop(name)
-            dropped.append(option)
+    place = _of_trainer(config, parent)
+    dropped = [option for option in REMOVED if option.removeprefix("trainer.") in place]
+    for option in dropped:
+        place.pop(option.removeprefix("trainer."))
     return dropped
 
 
@@ -32,10 +31,10 @@ def take_lightnings(config: Any, parent: str = "") -> None:
     Raises:
         FederatedError: On one that has no meaning here.
     """
-    for foreign in FOREIGN:
-        for place, name in _find(config, parent, f"trainer.{foreign}"):
-            for own, value in own_arguments({name: place.pop(name)}).items():
-                place[own] = value
+    place = _of_trainer(config, parent)
+    for name in [name for name in FOREIGN if name in place]:
+        for own, value in own_arguments({name: place.pop(name)}).items():
+            place[own] = value
 
 
 def own_words(words: Sequence[str]) -> list[str]:
@@ -64,11 +63,7 @@ def _value(word: str) -> Any:
         return word
 
 
-def _find(config: Any, parent: str, option: str) -> Iterator[tuple[_Place, str]]:
-    """Yields the group that holds an option and its name there, if a configuration below ``parent`` has it."""
-    *groups, name = option.removeprefix(f"{parent}.").split(".")
-    place = config
-    for group in groups:
-        place = place.get(group) if isinstance(place, (dict, Namespace)) else None
-    if isinstance(place, (dict, Namespace)) and name in place:
-        yield place, name
+def _of_trainer(config: Any, parent: str) -> _Place:
+    """Returns the trainer's options in a configuration or its part below ``parent``, none if they are not there."""
+    found = config.get("trainer") if parent != "trainer" and isinstance(config, (dict, Namespace)) else config
+    return found if isinstance(found, (dict, Namespace)) else {}
