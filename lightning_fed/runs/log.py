@@ -1,5 +1,6 @@
 """Sends a run's rows, config and split to its loggers."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.core.files import WriteError, writing
+from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, read_rows
 from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, show_picture
@@ -27,9 +29,14 @@ class RunLog:
         former: The run that the checkpoint is of, None if it is of none.
         writes: Whether this process writes; another one has loggers that take everything and keep nothing.
 
+    Attributes:
+        draw: Draws the pictures of the split, at the first ``catch_up``.
+
     Raises:
         FederatedError: If the run goes on in its folder, and rows are missing there or have changed.
     """
+
+    draw: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -67,6 +74,18 @@ class RunLog:
             with _writing(logger):
                 logger.log_hyperparams(config)
 
+    def catch_up(self) -> None:
+        """Does once what takes seconds and no round waits for: draws pictures and opens the W&B run."""
+        draw, self.draw = self.draw, None
+        if draw is None:
+            return
+        with isolated_streams():
+            draw()
+            for logger in self.loggers:
+                if isinstance(logger, RoundWandbLogger):
+                    with _writing(logger):
+                        logger.open()
+
     def log_picture(self, key: str, path: Path) -> None:
         """Adds a picture file where a logger takes pictures."""
         for logger in self.loggers:
@@ -91,6 +110,8 @@ class RunLog:
 
     def close(self, status: str) -> None:
         """Flushes and closes every logger."""
+        if status == "success":
+            self.catch_up()
         for logger in self.loggers:
             ended = nullcontext() if status == "success" else suppress(WriteError)  # what failed before is to be seen
             with ended, _writing(logger):

@@ -6,9 +6,9 @@ import netrc
 import os
 import zlib
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -192,7 +192,8 @@ class RoundWandbLogger(WandbLogger):
     """Lightning's WandbLogger with ``round`` as the axis of every chart.
 
     Online when the user is logged in, else offline. A run that is resumed keeps its id; its earlier rounds are
-    replayed from metrics.csv, unless the server holds them already.
+    replayed from metrics.csv, unless the server holds them already. The W&B run is opened when ``experiment`` is first
+    asked for, which takes seconds; what is logged before waits for it.
 
     Args:
         run: The run's folder and id.
@@ -200,8 +201,6 @@ class RoundWandbLogger(WandbLogger):
     """
 
     def __init__(self, run: RunFolder, project: str = "lightning_fed") -> None:
-        import wandb
-
         super().__init__(
             name=f"{run.name}/{run.path.name}",
             save_dir=str(run.path),
@@ -209,27 +208,56 @@ class RoundWandbLogger(WandbLogger):
             project=os.environ.get("WANDB_PROJECT", project),
             group=run.label,
             mode=_wandb_mode(),
-            settings=wandb.Settings(silent=True, console="off"),
+            settings={"silent": True, "console": "off"},
         )
         # Lightning passes this setting, unset, to every wandb; newer ones warn that they no longer know it.
         self._wandb_init.pop("anonymous", None)
-        self.experiment.define_metric("round")
-        self.experiment.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
+        self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def experiment(self) -> Any:
+        """The W&B run."""
+        self.open()
+        return self._experiment
+
+    def open(self) -> None:
+        """Opens the W&B run, if it is not, and logs what has waited for it."""
+        if self._experiment is not None:
+            return
+        run: Any = super().experiment
+        self._experiment = run
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
         # An online run that is resumed already holds rounds: they are the same numbers, and are not sent again.
-        resumed = getattr(self.experiment, "resumed", False)
-        self._already_there = int(self.experiment.summary.get("round", -1)) if resumed else -1
+        self._already_there = int(run.summary.get("round", -1)) if getattr(run, "resumed", False) else -1
+        waiting, self._waiting = self._waiting, []
+        for log in waiting:
+            log()
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
+        """Records the config."""
+        if self._experiment is None:
+            self._waiting.append(partial(self.log_hyperparams, params))
+        else:
+            super().log_hyperparams(params)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Logs a round's row, or whatever else a module logs by itself."""
-        if metrics.get("round", float("inf")) > self._already_there:
+        if self._experiment is None:
+            self._waiting.append(partial(self.log_metrics, dict(metrics), step))
+        elif metrics.get("round", float("inf")) > self._already_there:
             super().log_metrics(metrics, step=step)
 
     def log_picture(self, key: str, path: Path) -> None:
-        """Adds a picture file to the row that is logged next."""
+        """Adds a picture file to the row that is logged next: the first one, where none is logged yet."""
+        if self._experiment is None:
+            self._waiting.insert(0, partial(self.log_picture, key, path))
+            return
         import wandb
 
-        self.experiment.log({key: wandb.Image(str(path))}, commit=False)
+        self._experiment.log({key: wandb.Image(str(path))}, commit=False)
 
     def finalize(self, status: str) -> None:
         """Closes the run, so that the next one in this process is a run of its own."""
-        self.experiment.finish(exit_code=0 if status == "success" else 1)
+        if self._experiment is not None:
+            self._experiment.finish(exit_code=0 if status == "success" else 1)

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ class Bookkeeping:
             log.log_config({**self.config(trainer), **facts})
             self._note_below_config(notes)
         if self.run is not None and log.loggers and trainer.is_global_zero:
-            self._draw_split(trainer, self.run, log)
+            log.draw = partial(self._draw_split, trainer, self.run, log)
 
     def _note_below_config(self, notes: list[str]) -> None:
         """Writes below the run's config what its start has shown."""
@@ -199,12 +200,14 @@ class Bookkeeping:
 
         if not isinstance(trainer.datamodule, FederatedDataModule):
             return
-        for name, figure in split_figures(trainer.datamodule, trainer.source):
-            path, picture = run.path / f"{name}.png", io.BytesIO()
-            figure.savefig(picture, format="png")
-            with going_on(trainer):
+        try:
+            for name, figure in split_figures(trainer.datamodule, trainer.source):
+                path, picture = run.path / f"{name}.png", io.BytesIO()
+                figure.savefig(picture, format="png")
                 write_atomically(path, picture.getvalue())
                 log.log_picture(name, path)
+        except Exception as error:  # no training ends for the sake of a picture
+            rank_zero_warn(f"The pictures of the split could not be drawn ({type(error).__name__}: {error}).")
 
     def report_end(self, trainer: LightningNames, signum: int | None) -> None:
         """Says where a finished run lies, or how to resume one that a signal stopped."""

@@ -74,6 +74,7 @@ class RoundLoop:
             self._finish_round(started)
         while self._continues():
             self._run_round()
+            self.log.catch_up()
         self._save(final=True)
         trainer.hooks("on_train_end")
         trainer.hooks("on_fit_end")

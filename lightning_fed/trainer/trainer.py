@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -320,6 +320,11 @@ class FederatedTrainer(LightningNames):
             with set_detect_anomaly(self.options.detect_anomaly):
                 loop.run()
             status = "success"
+        except Exception:
+            if self.processes.size == 1:  # else the others wait for word of the failure
+                with suppress(Exception):
+                    log.catch_up()
+            raise
         finally:
             log.close(status)
             # A W&B run of ours is over now; the user's own loggers stay, as under Lightning.

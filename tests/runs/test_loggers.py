@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.core.files import WriteError
@@ -55,7 +55,7 @@ def rounds_of(trainer: FederatedTrainer) -> list[str]:
 
 def test_rounds_after_a_large_step_reach_wandb_and_own_rows_stay_out_of_the_table(tmp_path, monkeypatch):
     experiment = Experiment()
-    monkeypatch.setattr(RoundWandbLogger, "experiment", experiment)
+    monkeypatch.setattr(WandbLogger, "experiment", experiment)
     monkeypatch.setenv("WANDB_MODE", "offline")
     trainer = federated_trainer(tmp_path, logger=None, enable_checkpointing=True, max_rounds=3)
     trainer.fit(LogsItself(), federated_data(8, 8))
