@@ -108,8 +108,8 @@ class ServerOptimizer(Aggregator):
         return {"optimizer": deepcopy(self._optimizer.state_dict()), "built": dict(self._built)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps what ``state_dict`` returned until the optimizer is made."""
-        self._saved = dict(state_dict)
+        """Keeps what ``state_dict`` returned until the optimizer is made, anew if there is one."""
+        self._saved, self._optimizer = dict(state_dict), None
 
 
 def _options(optimizer: Optimizer) -> dict[str, str]:

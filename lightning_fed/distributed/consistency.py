@@ -2,11 +2,14 @@
 
 import hashlib
 import json
-from typing import Any, NamedTuple
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
@@ -14,7 +17,18 @@ from torch.optim import Optimizer
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Standing", "checksum", "expect_same_data", "expect_same_standing", "share_model"]
+__all__ = [
+    "Standing",
+    "checksum",
+    "expect_same_data",
+    "expect_same_standing",
+    "follow_first",
+    "plain_options",
+    "share_model",
+    "state_of_first",
+]
+
+_T = TypeVar("_T")
 
 
 class Standing(NamedTuple):
@@ -23,28 +37,56 @@ class Standing(NamedTuple):
     Attributes:
         signum: The signal that has asked it to stop, None for none.
         should_stop: Whether a callback has.
-        held: A checksum of what it goes on with.
+        held: A checksum of what it goes on with: the global model, and the options of the local optimizer.
+        kept: A checksum of what methods keep on the server.
     """
 
     signum: int | None
     should_stop: bool
     held: int
+    kept: int
 
 
-def checksum(weights: Tensor, optimizer: Optimizer) -> int:
-    """Computes a checksum of the global model and of all hyper-parameters that it is trained by; objects are left out.
+def checksum(*values: Any) -> int:
+    """Computes a checksum of nested values: tensors by their bits, and plain ones; objects are left out."""
+    return crc32(json.dumps(values, skipkeys=True, default=_checksum_of_bits).encode())
+
+
+def _checksum_of_bits(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return None
+    return crc32(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def plain_options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Returns the hyper-parameters of all parameter groups, by name in order."""
+    return [{name: group[name] for name in sorted(group) if name != "params"} for group in optimizer.param_groups]
+
+
+@torch.no_grad()
+def follow_first(processes: Processes, tensors: Sequence[Tensor], what: str) -> None:
+    """Gives all processes the first one's tensors, in place, where theirs differ in a bit.
+
+    What all compute from the same bits differs where processors round otherwise: with other vector instructions.
 
     Args:
-        weights: The global vector, shape (d,).
-        optimizer: The local optimizer.
+        processes: The processes of the run.
+        tensors: Tensors of the same shapes in each.
+        what: What they are of; see ``Processes.exchange``.
     """
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    plain = json.dumps(
-        [float(weights.double().sum()), groups],
-        sort_keys=True,
-        default=lambda value: value.tolist() if isinstance(value, Tensor) else None,
-    )
-    return crc32(plain.encode())
+    if processes.size > 1 and len(set(processes.exchange(checksum(*tensors), what))) > 1:
+        processes.broadcast(*tensors)
+
+
+def state_of_first(processes: Processes, state: _T) -> _T:
+    """Returns on every process what the first one gives, its tensors on the CPU; called by all."""
+    own = pickle.dumps(move_data_to_device(state, "cpu") if processes.rank == 0 else None, protocol=5)
+    content = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    length = processes.exchange(len(content), "state")[0]
+    whole = content if processes.rank == 0 else content.new_empty(length)
+    processes.broadcast(whole)
+    first: _T = pickle.loads(whole.numpy().data)
+    return first
 
 
 def expect_same_standing(everyone: list[Standing], round: int) -> None:

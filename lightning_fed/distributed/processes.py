@@ -21,6 +21,8 @@ __all__ = ["LostProcess", "PeerFailure", "Processes"]
 _T = TypeVar("_T")
 # How often a process that waits for the others looks whether they live, and how long one that failed waits for them.
 _POLL, _LAST_WORD_S = timedelta(seconds=1), 11.0
+# Bytes of what a process says that are sent with their number: most fits in, such as what 100 clients have entered.
+_SHORT = 8192
 
 
 class PeerFailure(FederatedError):
@@ -181,19 +183,24 @@ class Processes:
         self._deadline = float("inf")
 
     def _gather(self, said: Any) -> list[Any]:
-        """Gives every process what each one says: how long it is, then the whole, filled up to the longest."""
-        pickled = bytearray(
-            pickle.dumps(said, protocol=5)
-        )  # what cannot be pickled fails before the others wait for it
-        content = torch.frombuffer(pickled, dtype=torch.uint8)
-        lengths = [torch.empty(1, dtype=torch.long) for _ in range(self.size)]
+        """Gives every process what each one says: how long it is and, in one go, as much as most that is said."""
+        pickled = pickle.dumps(said, protocol=5)  # what cannot be pickled fails before the others wait for it
+        content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
+        head = torch.cat([torch.tensor([len(content)]).view(torch.uint8), content[:_SHORT]])
+        everyone = self._gather_bytes(head, 8 + _SHORT)
+        lengths = [int(each[:8].view(torch.long)) for each in everyone]
+        everyone = [each[8:] for each in everyone]
+        if max(lengths) > _SHORT:
+            everyone = self._gather_bytes(content, max(lengths))
+        return [pickle.loads(each[:length].numpy().data) for each, length in zip(everyone, lengths, strict=True)]
+
+    def _gather_bytes(self, content: Tensor, size: int) -> list[Tensor]:
+        """Returns the bytes of each process, filled up to one size."""
+        whole = torch.nn.functional.pad(content, (0, size - len(content)))
+        everyone = [torch.empty_like(whole) for _ in range(self.size)]
         with self._noticing_loss():
-            own = torch.tensor([len(content)])
-            self._finish(dist.all_gather(lengths, own, async_op=True), own)
-            everyone = [torch.empty(max(map(int, lengths)), dtype=torch.uint8) for _ in range(self.size)]
-            whole = torch.nn.functional.pad(content, (0, len(everyone[0]) - len(content)))
             self._finish(dist.all_gather(everyone, whole, async_op=True), whole)
-        return [pickle.loads(each[: int(length)].numpy().data) for each, length in zip(everyone, lengths, strict=True)]
+        return everyone
 
     def _finish(self, work: Any, like: Tensor) -> None:
         """Waits for an operation of all processes while they live.

@@ -11,12 +11,21 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.callbacks.stock import StockCallbacks
+from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Cohort, ReducedUpdate
-from lightning_fed.distributed.consistency import Standing, checksum, expect_same_standing
+from lightning_fed.distributed.consistency import (
+    Standing,
+    checksum,
+    expect_same_standing,
+    follow_first,
+    plain_options,
+    state_of_first,
+)
 from lightning_fed.distributed.reducer import make_reducer
 from lightning_fed.engines import make_engine
 from lightning_fed.engines.client_batches import local_steps
@@ -142,12 +151,15 @@ class RoundLoop:
     def _step_weights(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
         trainer.hooks("on_round_end", update, module=False)
+        buffers = self.state.buffers
+        buffers.step(update)
+        stepped = [self.state.weights, *(buffers.values[name] for name in update.buffers)]
+        follow_first(trainer.processes, stepped, "server step")
         if not math.isfinite(trainer.weights.norm().item()):
             raise FederatedError(
                 f"Expected a finite global model after the server step of round {trainer.round}, got NaN or infinity: "
                 "lower `--aggregator.lr` or the learning rate in the model's optimizer."
             )
-        self.state.buffers.step(update)
         self.state.load_global_model()
 
     def _learning_rates(self) -> dict[str, float]:
@@ -226,16 +238,23 @@ class RoundLoop:
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 
     def _agree(self) -> None:
-        """Lets all processes stop after the same round, and makes sure that they go on with the same model."""
+        """Lets all processes stop after the same round, and makes sure that they go on with the same numbers."""
         trainer, processes = self.trainer, self.trainer.processes
         if processes.size == 1:
             return
-        held = checksum(self.state.weights, self.state.optimizer.optimizer)
-        everyone = processes.exchange(Standing(self.stop.signum, bool(trainer.should_stop), held), "round")
+        methods = [cb for cb in trainer.callbacks if isinstance(cb, (Aggregator, ClientAlgorithm))]
+        states = [method.state_dict() for method in methods]
+        held = checksum(self.state.weights, plain_options(self.state.optimizer.optimizer))
+        own = Standing(self.stop.signum, bool(trainer.should_stop), held, kept=checksum(states))
+        everyone = processes.exchange(own, "round")
         self.agreed = next((standing.signum for standing in everyone if standing.signum is not None), None)
         self.stop.signum = self.stop.signum or self.agreed
         trainer.should_stop = any(standing.should_stop for standing in everyone)
         expect_same_standing(everyone, trainer.round)
+        if len({standing.kept for standing in everyone}) > 1:
+            for method, state in zip(methods, state_of_first(processes, states), strict=True):
+                if state:
+                    method.load_state_dict(state)
 
     def _save(self, final: bool) -> None:
         """Writes the checkpoints that are due."""

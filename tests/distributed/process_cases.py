@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Sampler, TensorDataset, random_split
@@ -19,7 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA, FedNova
 from lightning_fed.callbacks.diagnostics import GradientDissimilarity
-from lightning_fed.client_algorithms import SCAFFOLD, FedGA
+from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.vectorized import engine as vectorized
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork
@@ -402,6 +403,38 @@ def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = Fal
     return {**result, "records": records, "of_client": own}
 
 
+class Drifts(FederatedCallback):
+    """On the second process, has what methods keep differ in its last bits after each round, as other processors do."""
+
+    def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        if trainer.global_rank:
+            for method in (trainer.aggregator, *(cb for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm))):
+                if kept := method.state_dict():
+                    method.load_state_dict(apply_to_collection(kept, Tensor, _next))
+
+
+def _next(tensor: Tensor) -> Tensor:
+    return torch.nextafter(tensor, torch.full_like(tensor, torch.inf))
+
+
+def _step_elsewhere(step: Callable[[Any], Tensor], update: Any) -> Tensor:
+    others = torch.distributed.is_initialized() and torch.distributed.get_rank() > 0
+    return _next(step(update)) if others else step(update)
+
+
+def unlike(devices: int, folder: Path, rule: str, *client: ClientAlgorithm, stops: tuple[int, ...] = (4,)) -> Result:
+    """The second process rounds the server's step otherwise, and keeps something else in its last bits."""
+    name, make = f"unlike-{devices}-{rule}-{len(client)}-{len(stops)}", RULES[rule].make
+    for rounds in stops:
+        aggregator = make()
+        aggregator.server_step = partial(_step_elsewhere, aggregator.server_step)
+        result = fit(
+            devices, aggregator, *client, Drifts(), max_rounds=rounds, clients_per_round=3, logger=[], name=name,
+            enable_checkpointing=True, default_root_dir=str(folder / name), ckpt_path="last",
+        )  # fmt: skip
+    return {**result, "kept": [method.state_dict() for method in (aggregator, *client)]}
+
+
 EVERYTHING = [
     (name, rule, mask)
     for name, local in {"none": CLIENT_LIMITS["none"], **CLIENTS}.items()
@@ -438,6 +471,10 @@ CASES: dict[str, Case] = {
     **{f"vectorized model | {name}": partial(of_the_package, name=name, engine="vectorized") for name in SMALL},
     "compiled": compiled,
     "float32": partial(compose, client="SCAFFOLD", rule="FedAdam", mask="soft", precision="32-true"),
+    "unlike | FedYogi": partial(unlike, rule="FedYogi"),
+    "unlike | FedYogi, resumed": partial(unlike, rule="FedYogi", stops=(2, 4)),
+    "unlike | ServerOptimizer": partial(unlike, rule="ServerOptimizer"),
+    "unlike | SCAFFOLD": lambda devices, folder: unlike(devices, folder, "FedAvgM", SCAFFOLD()),
     "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
     "local steps": lambda devices, _: fit(devices, local_steps=3),
     **{f"faults | {engine}": partial(compose, engine=engine, **FAULTY) for engine in ("sequential", "vectorized")},

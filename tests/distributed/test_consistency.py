@@ -1,12 +1,13 @@
-"""The model and every hyper-parameter of the local optimizer are compared after a round."""
+"""The model and every hyper-parameter of the local optimizer are compared after a round, bit for bit."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_fed.distributed.consistency import Standing, checksum, expect_same_standing
+from lightning_fed.distributed.consistency import Standing, checksum, expect_same_standing, follow_first, plain_options
+from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
 
 
@@ -16,16 +17,17 @@ def optimizer(**of_second: Any) -> torch.optim.Optimizer:
 
 
 def standing(weight: float = 1.0, **of_second: Any) -> Standing:
-    return Standing(None, False, checksum(torch.tensor([weight, 2.0]), optimizer(**of_second)))
+    held = checksum(torch.tensor([weight, 2.0]), plain_options(optimizer(**of_second)))
+    return Standing(None, False, held, kept=0)
 
 
 def test_the_same_options_agree() -> None:
     expect_same_standing([standing(), standing(lr=0.1), standing(betas=(0.9, 0.999))], 3)
-    assert standing(lr=torch.tensor(0.1, dtype=torch.float64)) == standing()
+    assert standing(lr=torch.tensor(0.1)) == standing(lr=torch.tensor(0.1))
     own, other = optimizer(), optimizer()
     for one in (own, other):  # whose text is another in each process
         one.param_groups[0]["of the user's own"] = object()
-    assert checksum(torch.ones(1), own) == checksum(torch.ones(1), other)
+    assert checksum(plain_options(own)) == checksum(plain_options(other))
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,60 @@ def test_the_same_options_agree() -> None:
 def test_another_model_or_option_of_any_group_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(FederatedError, match="the same options of the local optimizer, after round 3, but they differ"):
         expect_same_standing([standing(), standing(), standing(**other)], 3)
+
+
+LIKE = {
+    "a clone": lambda t: t.clone(),
+    "other strides": lambda t: t.t().clone().t(),
+    "wider memory": lambda t: torch.stack([t, t], -1)[..., 0],
+}
+UNLIKE = {
+    "one bit": lambda t: torch.nextafter(t, t + 1),
+    "one bit up, one down": lambda t: torch.stack([torch.nextafter(t[0], t[0] + 1), torch.nextafter(t[1], t[1] - 1)]),
+    "another order": lambda t: t.flip(0),
+    "another sign of zero": lambda t: torch.where(t == 0, -t, t),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_checksum_is_of_bits(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[1.0, -2.0, 0.0], [3.0, 2.0, 4.0]], dtype=dtype)
+    own = checksum(tensor, {"state": [tensor, 1, None]})
+    for name, change in LIKE.items():
+        assert checksum(change(tensor), {"state": [change(tensor), 1, None]}) == own, name
+    for name, change in UNLIKE.items():
+        assert checksum(change(tensor), {"state": [tensor, 1, None]}) != own, name
+        assert checksum(tensor, {"state": [change(tensor), 1, None]}) != own, name
+    assert checksum(tensor, {"state": [tensor, 2, None]}) != own
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64], ids=str)
+def test_tensors_of_any_kind_have_one(dtype: torch.dtype) -> None:
+    assert checksum(torch.ones(3, dtype=dtype)) != checksum(torch.zeros(3, dtype=dtype))
+    assert checksum(torch.ones((), dtype=dtype)) != checksum(torch.zeros((), dtype=dtype))
+    assert checksum(torch.empty(0, dtype=dtype)) == checksum(torch.empty(0, dtype=dtype))
+
+
+class Two(Processes):
+    """Two processes, of which the other one says what it is told to."""
+
+    def __init__(self, other: Tensor) -> None:
+        super().__init__(rank=1, size=2)
+        self.other, self.sent = other, 0
+
+    def exchange(self, value: Any, what: str = "") -> list[Any]:
+        return [checksum(self.other), value]
+
+    def broadcast(self, *tensors: Tensor, source: int = 0) -> None:
+        self.sent += 1
+        for tensor in tensors:
+            tensor.copy_(self.other)
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_weights_are_sent_only_where_they_differ(differs: bool) -> None:
+    own = torch.ones(5)
+    processes = Two(own + differs * 1e-7)
+    follow_first(processes, [own], "server step")
+    assert processes.sent == differs
+    assert torch.equal(own, processes.other)

@@ -117,6 +117,11 @@ def test_a_run_of_two_processes_goes_on_in_two_bit_for_bit(pair: Pair) -> None:
         assert same(found["resumed"], found["kept host"])
 
 
+def test_a_run_on_unlike_processors_goes_on_bit_for_bit(pair: Pair) -> None:
+    for found in pair.everyone:
+        assert same(found["unlike | FedYogi, resumed"], found["unlike | FedYogi"])
+
+
 @pytest.mark.parametrize("name", ["too many diverged", "one diverged"])
 def test_clients_that_diverge_are_counted_over_all_processes(pair: Pair, name: str) -> None:
     with pytest.raises(FederatedError) as alone:
