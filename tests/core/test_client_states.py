@@ -532,3 +532,17 @@ def test_the_host_waits_for_a_gpu_only_where_it_reads(tmp_path, monkeypatch, loc
         assert np.load(tmp_path / "client_states" / file).tolist() == [5.0] * 3
         gpu.wait()
     assert [out.tolist() for out in outs] == [[value] * 3 for value in (0.0, 1.0, 2.0, 3.0, 0.0)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_records_come_back_to_cuda(tmp_path, location):
+    value = torch.zeros(1 << 20, device="cuda")
+    states, outs = ClientStates(location, value, tmp_path, pinned={}), []
+    for number in range(12):  # no call waits for the one before
+        states.store("a", number % 2, value.add_(1))
+        states.recall("a", number % 2, out := torch.empty_like(value))
+        outs.append(out)
+    assert [out.unique().tolist() for out in outs] == [[number + 1.0] for number in range(12)]
+    files = [np.load(tmp_path / "client_states" / file) for file in states.dump()]
+    assert [np.unique(file).tolist() for file in files] == [[11.0], [12.0]]

@@ -146,6 +146,13 @@ def test_geometric_median_seldom_waits_for_a_device(monkeypatch: pytest.MonkeyPa
     assert reads.names == ["__bool__"] * -(-iterations // 8)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@every_mean
+def test_the_same_on_cuda(mean: Callable[[Tensor], Tensor]) -> None:
+    updates = torch.tensor(cohort(9, 6))
+    torch.testing.assert_close(mean(updates.cuda()).cpu(), mean(updates), rtol=0, atol=1e-12)
+
+
 def test_geometric_median_of_a_triangle_and_of_a_majority() -> None:
     angles = 2 * np.pi * np.arange(3) / 3
     triangle = torch.tensor(np.stack([np.cos(angles), np.sin(angles)], axis=1))
