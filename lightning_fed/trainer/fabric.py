@@ -12,6 +12,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 
+from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.overrides import lightning_class
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError, expect_variables
@@ -139,8 +140,18 @@ def announce_device(fabric: Fabric, module: LightningModule) -> None:
 
 
 def move_to_device(fabric: Fabric, module: LightningModule) -> None:
-    """Brings a module to the device and precision of Fabric, without wrapping it."""
+    """Brings a module to the device and precision of Fabric, without wrapping it.
+
+    Raises:
+        FederatedError: If it has tensors in double precision, which the device has not.
+    """
     fabric.strategy.precision.convert_module(module)
+    doubles = any(tensor.dtype == torch.float64 for tensor in (*module.parameters(), *module.buffers()))
+    if doubles and wide_dtype(fabric.device) != torch.float64:
+        raise FederatedError(
+            f"Expected {type(module).__name__} to be in single precision on {fabric.device}, which has no float64: set "
+            "`--trainer.precision 32-true`, convert its tensors, or set `--trainer.accelerator cpu`."
+        )
     module.to(fabric.device)
 
 

@@ -1,12 +1,15 @@
 """Fabric is started as Lightning's trainer starts: devices first."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.fabric.accelerators import CPUAccelerator
 
+from lightning_fed.errors import FederatedError
+from lightning_fed.trainer.fabric import move_to_device
 from tests.parts import Classifier, federated_data, federated_trainer
 
 
@@ -21,3 +24,10 @@ def test_the_device_is_the_current_one_before_data_and_model(
     getattr(federated_trainer(tmp_path), call)(Classifier(), datamodule=data)
     assert seen[:2] == [torch.device("cpu"), "data"]
     assert seen.count(torch.device("cpu")) == 1
+
+
+def test_double_precision_is_refused_where_the_device_has_none() -> None:
+    precision = SimpleNamespace(convert_module=lambda module: module.double())
+    fabric: Any = SimpleNamespace(device=torch.device("mps"), strategy=SimpleNamespace(precision=precision))
+    with pytest.raises(FederatedError, match="Classifier to be in single precision on mps.*`--trainer.precision"):
+        move_to_device(fabric, Classifier())
