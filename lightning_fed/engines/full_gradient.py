@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.overrides import accepts
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
@@ -40,7 +41,7 @@ class FullGradient:
         self.source = getattr(state.source, "unaugmented", state.source)
         self.size = options.full_gradient_batch_size or self.source.batch_size
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
-        self.wide = torch.float32 if self.state.vector.device.type == "mps" else torch.float64
+        self.wide = wide_dtype(self.state.vector.device)
 
     def compute(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient at the module's live weights.

@@ -1,5 +1,6 @@
 """What a round asks of a device: no wait and no copy for a client or a step, and the weights of the CPU."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedError, FederatedTrainer
@@ -233,3 +235,37 @@ def test_orders_are_those_of_clients_on_the_cpu(
             assert torch.equal(order, torch.randperm(SIZES[number], generator=stream))
     assert len(sent) == {1: len(SIZES), 1 << 22: 1}.get(most, len(sent))
     assert sum(sent) < 6 * sum(SIZES)
+
+
+class SinglePrecision(PretendedDevice):
+    """The device without float64, as MPS: it neither holds it nor makes it of what the CPU gets."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        given, made = ([x for x in tree_leaves(part) if isinstance(x, Tensor)] for part in ((args, kwargs), result))
+        if any(x.dtype == torch.double for x in made) and any(x.device == DEVICE for x in (*given, *made)):
+            raise TypeError(f"{func} makes float64 of a tensor of the device")
+        return result
+
+
+class LogsHits(ImageClassifier):
+    """Logs an integer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("train/hits", (self(batch[0]).argmax(1) == batch[1]).sum(), reduce_fx="sum")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_device_without_float64_trains_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, engine: str
+) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("lightning_fed.") and hasattr(module, "wide_dtype"):
+            monkeypatch.setattr(module, "wide_dtype", lambda of: torch.float32)
+    with SinglePrecision():
+        torch.manual_seed(0)
+        logs = LogsHits(normed(), optimizer=partial(torch.optim.SGD, lr=0.1))
+        trainer = fit(tmp_path, normed, engine, METHODS[method](), module=logs)
+        assert trainer.weights.isfinite().all().item()
