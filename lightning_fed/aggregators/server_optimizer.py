@@ -108,8 +108,10 @@ class ServerOptimizer(Aggregator):
         return {"optimizer": deepcopy(self._optimizer.state_dict()), "built": dict(self._built)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps what ``state_dict`` returned until the optimizer is made, anew if there is one."""
-        self._saved, self._optimizer = dict(state_dict), None
+        """Keeps what ``state_dict`` returned until the optimizer is made, or gives it to the one that is there."""
+        self._saved = dict(state_dict)
+        if self._optimizer is not None:
+            self._restore(self._optimizer)
 
 
 def _options(optimizer: Optimizer) -> dict[str, str]:

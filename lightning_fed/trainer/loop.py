@@ -253,7 +253,7 @@ class RoundLoop:
         expect_same_standing(everyone, trainer.round)
         if len({standing.kept for standing in everyone}) > 1:
             for method, state in zip(methods, state_of_first(processes, states), strict=True):
-                if state:
+                if state and processes.rank > 0:  # the first one's is what a checkpoint holds
                     method.load_state_dict(state)
 
     def _save(self, final: bool) -> None:

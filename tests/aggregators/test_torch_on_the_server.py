@@ -81,3 +81,16 @@ def test_a_resumed_run_keeps_its_server_optimizer() -> None:
         Server(ServerOptimizer(lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.0)), start, state)
     with pytest.raises(FederatedError, match=r"(Adam|None), got "):
         Server(ServerOptimizer(), start, state)
+
+
+def test_a_state_that_comes_between_two_rounds_is_taken_over_at_once() -> None:
+    """As from another process, whose processor rounds otherwise; the checkpoint of the round holds it."""
+    start, deltas = rounds()
+    servers = [Server(ServerOptimizer(lambda p: torch.optim.Adam(p, lr=0.1)), start) for _ in range(2)]
+    for server, shift in zip(servers, (0.0, 1e-3), strict=True):
+        server.round(deltas[0] + shift, SIZES)
+    first, second = (server.aggregator for server in servers)
+    second.load_state_dict(first.state_dict())
+    kept, taken = (aggregator.state_dict()["optimizer"]["state"][0] for aggregator in (first, second))
+    assert all(torch.equal(kept[name], taken[name]) for name in ("exp_avg", "exp_avg_sq"))
+    assert kept["exp_avg"].abs().sum() > 0

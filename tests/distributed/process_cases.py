@@ -474,6 +474,7 @@ CASES: dict[str, Case] = {
     "unlike | FedYogi": partial(unlike, rule="FedYogi"),
     "unlike | FedYogi, resumed": partial(unlike, rule="FedYogi", stops=(2, 4)),
     "unlike | ServerOptimizer": partial(unlike, rule="ServerOptimizer"),
+    "unlike | ServerOptimizer, resumed": partial(unlike, rule="ServerOptimizer", stops=(2, 4)),
     "unlike | SCAFFOLD": lambda devices, folder: unlike(devices, folder, "FedAvgM", SCAFFOLD()),
     "dropout": lambda devices, _: fit(devices, net=start(Dropping)),
     "local steps": lambda devices, _: fit(devices, local_steps=3),
