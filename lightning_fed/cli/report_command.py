@@ -2,18 +2,20 @@
 
 import argparse
 import io
+import math
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_number
+from lightning_fed.runs.report.budgets import derived_columns
 from lightning_fed.runs.report.load import MeasuredRun, Method, group_runs, load_runs
 from lightning_fed.runs.report.plots import curves_figure
-from lightning_fed.runs.report.tables import Row, format_table, lower_is_better, method_rows, write_csv
+from lightning_fed.runs.report.tables import Row, format_table, is_share, lower_is_better, method_rows, write_csv
 
 __all__ = ["choose_metric", "main"]
 
@@ -37,7 +39,7 @@ def main(argv: list[str]) -> int:
     runs, notes = load_runs(options.runs)
     metric = options.metric or choose_metric(runs)
     methods, more_notes = group_runs(runs, metric)
-    rows = method_rows(methods, metric)
+    rows = method_rows(methods, metric, _derived(options, methods, metric))
     order = [row.method for row in rows]
     methods.sort(key=lambda method: order.index(method.label))
     written = _write(options, methods, rows, metric)
@@ -77,11 +79,31 @@ def _parser() -> _Parser:
         "cumulative column",
     )
     parser.add_argument(
+        "--budget", type=float, help="a column with the metric at the last evaluation within it, in --x"
+    )
+    parser.add_argument(
+        "--target",
+        type=float,
+        help="columns with the rounds, bytes, gradients and seconds to the first evaluation as good, as in metrics.csv",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         help="folder for report.png and report.csv (default: RUNS if it is one folder, else here)",
     )
     return parser
+
+
+def _derived(
+    options: argparse.Namespace, methods: Sequence[Method], metric: str
+) -> dict[str, Callable[[MeasuredRun], float]]:
+    values = [value for method in methods for run in method.runs for value in run.columns[metric].values()]
+    if options.budget is not None:
+        expect_number("--budget", options.budget, least=0)
+    if options.target is not None:
+        low, high = (0, 1) if is_share(metric, values) else (-math.inf, math.inf)
+        expect_number("--target", options.target, least=low, most=high)
+    return derived_columns(methods, metric, options.x, options.budget, options.target)
 
 
 def _write(options: argparse.Namespace, methods: Sequence[Method], rows: Sequence[Row], metric: str) -> list[Path]:

@@ -51,6 +51,36 @@ def test_metric_x_and_output_options(runs: Path, tmp_path: Path, capsys) -> None
     assert not (runs / "report.png").exists()
 
 
+def test_budget_and_target_are_further_columns(runs: Path, capsys) -> None:
+    # FedAvg ends at 0.7 and 0.8, GMA at 0.8 and 0.9, each after 200 bytes up.
+    main([str(runs), "--x", "comm/bytes_up", "--budget", "150", "--target", "0.75"])
+    out = capsys.readouterr().out
+    assert re.search(r"at comm/bytes_up 150 \(%\)  comm/bytes_up to 0.75  round to 0.75$", out, re.MULTILINE)
+    assert re.search(r"^FedAvg\+SignAgreement .* 50\.00 ± 0\.00 +200 ± 0 +2 ± 0$", out, re.MULTILINE)
+    assert re.search(r"^FedAvg .* 50\.00 ± 0\.00 +1 of 2 seeds +1 of 2 seeds$", out, re.MULTILINE)
+    header, first, second = (runs / "report-comm_bytes_up.csv").read_text().splitlines()
+    assert header.endswith(
+        "at_comm/bytes_up_150_std,comm/bytes_up_to_0.75_mean,comm/bytes_up_to_0.75_std,round_to_0.75_mean,round_to_0.75_std"
+    )
+    assert first.endswith(",0.5,0.0,200.0,0.0,2.0,0.0")
+    assert second.endswith(",0.5,0.0,,,,")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--target", "80"], r"`--target` to be in \[0, 1\], got 80"),
+        (["--target", "nan"], "`--target`"),
+        (["--target", "nan", "--metric", "val/loss"], "`--target`"),
+        (["--budget", "-1"], "`--budget`"),
+        (["--target", "much"], "argument --target"),
+    ],
+)
+def test_a_wrong_budget_or_target_is_one_sentence(runs: Path, options: list[str], said: str) -> None:
+    with pytest.raises(FederatedError, match=said):
+        main([str(runs), *options])
+
+
 def test_several_folders_write_here(runs: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.errors import FederatedError
-from lightning_fed.runs.report.load import MeasuredRun, Method
+from lightning_fed.runs.report.budgets import spent
+from lightning_fed.runs.report.load import Method
 from lightning_fed.runs.report.tables import is_share
 
 if TYPE_CHECKING:
@@ -43,8 +42,6 @@ X_UNITS = {
     "samples": "",
     "gradients": "",
 }
-# What is no column of its own, as the columns that it is the sum of.
-X_SUMS = {"comm/bytes": ("comm/bytes_down", "comm/bytes_up"), "time": ("time/round",)}
 
 Vector = NDArray[np.float64]
 
@@ -64,27 +61,10 @@ def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector
     """
     rounds = sorted(set.intersection(*(set(run.columns[metric]) for run in method.runs)))
     values = np.array([[run.columns[metric][at] for at in rounds] for run in method.runs], dtype=np.float64)
-    places = np.array([_places(run, x, rounds) for run in method.runs], dtype=np.float64)
+    places = np.array([spent(run, x, rounds) for run in method.runs], dtype=np.float64)
     with np.errstate(invalid="ignore"):  # a diverged run makes the deviation NaN, and the band ends there
         std = values.std(axis=0, ddof=1) if len(values) > 1 else None
     return places.mean(axis=0), values.mean(axis=0), std
-
-
-def _places(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
-    if x == "round":
-        return [float(at) for at in rounds]
-    totals = np.zeros(len(rounds))
-    for column in X_SUMS.get(x, (x,)):
-        if column not in run.columns:
-            raise FederatedError(
-                f"Expected `--x` to name a column that every run measured, got {x!r}, missing in {run.path}."
-            )
-        values = list(run.columns[column].values())
-        cumulative = [0.0, *(accumulate(values) if x == "time" else values)]
-        # Cumulative counts stand still in rounds without training, and start from nothing.
-        totals += np.array(cumulative)[np.searchsorted(list(run.columns[column]), list(rounds), side="right")]
-    places: list[float] = totals.tolist()
-    return places
 
 
 def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> Figure:

@@ -3,13 +3,13 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.runs.report.load import Method
+from lightning_fed.runs.report.load import MeasuredRun, Method
 
 __all__ = [
     "LAST",
@@ -20,6 +20,7 @@ __all__ = [
     "lower_is_better",
     "method_rows",
     "summarize",
+    "table_cells",
     "write_csv",
 ]
 
@@ -29,10 +30,14 @@ LAST = 10
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and sample standard deviation (n - 1) over seeds; the latter None for one seed."""
+    """Mean and sample standard deviation (n - 1) over seeds; the latter None for one seed.
+
+    Where only some seeds have a value, there is no mean, and ``found`` says how many.
+    """
 
     mean: float
     std: float | None
+    found: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Row:
         final: Value at a run's own last evaluated round, over seeds.
         best: Best value over a run's evaluated rounds, over seeds.
         last: Mean over a run's last 10 evaluated rounds (fewer if it has fewer), over seeds.
+        derived: Further columns, over seeds.
     """
 
     method: str
@@ -54,6 +60,11 @@ class Row:
     final: Summary
     best: Summary
     last: Summary
+    derived: dict[str, Summary] = field(default_factory=dict)
+
+    def summaries(self) -> dict[str, Summary]:
+        """All that is averaged over seeds, by column."""
+        return {"final": self.final, "best": self.best, f"last{LAST}": self.last, **self.derived}
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -75,14 +86,22 @@ def is_share(metric: str, values: Sequence[float]) -> bool:
     return "acc" in metric.lower() and all(0 <= value <= 1 for value in values if math.isfinite(value))
 
 
-def method_rows(methods: Sequence[Method], metric: str) -> list[Row]:
-    """Summarises each method, best final mean first and diverged (NaN) last."""
+def method_rows(
+    methods: Sequence[Method], metric: str, derived: Mapping[str, Callable[[MeasuredRun], float]] | None = None
+) -> list[Row]:
+    """Summarises each method, best final mean first and diverged (NaN) last.
+
+    Args:
+        methods: The methods.
+        metric: A column.
+        derived: The value for one run of each further column, NaN where it has none.
+    """
     sign = 1 if lower_is_better(metric) else -1
-    rows = [_row(method, metric) for method in methods]
+    rows = [_row(method, metric, derived or {}) for method in methods]
     return sorted(rows, key=lambda row: (math.isnan(row.final.mean), sign * row.final.mean))
 
 
-def _row(method: Method, metric: str) -> Row:
+def _row(method: Method, metric: str, derived: Mapping[str, Callable[[MeasuredRun], float]]) -> Row:
     best = min if lower_is_better(metric) else max
     curves = [run.columns[metric] for run in method.runs]
     values = [list(curve.values()) for curve in curves]
@@ -93,41 +112,59 @@ def _row(method: Method, metric: str) -> Row:
         final=summarize([run[-1] for run in values]),
         best=summarize([best((v for v in run if not math.isnan(v)), default=math.nan) for run in values]),
         last=summarize([fmean(run[-LAST:]) for run in values]),
+        derived={name: _summarize_found([value(run) for run in method.runs]) for name, value in derived.items()},
     )
 
 
-def format_table(rows: Sequence[Row], metric: str) -> str:
-    """Lays the table out as plain text; accuracies in percent."""
+def _summarize_found(values: Sequence[float]) -> Summary:
+    """Returns no mean where a seed has no value: that of the others would flatter the method."""
+    found = sum(not math.isnan(value) for value in values)
+    return summarize(values) if found == len(values) else Summary(math.nan, None, found)
+
+
+def table_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
+    """Writes the header and a line for each method; accuracies in percent."""
     percent = is_share(metric, [summary.mean for row in rows for summary in (row.final, row.best, row.last)])
-    unit = " (%)" if percent else ""
-    header = ["method", "seeds", f"final{unit}", f"best{unit}", f"mean of last {LAST}{unit}"]
-    lines = [header] + [
-        [row.method, str(row.seeds), *(_text(summary, percent) for summary in (row.final, row.best, row.last))]
-        for row in rows
+    names = list(rows[0].summaries())
+    in_percent = {name for name in names if percent and (name not in rows[0].derived or name.startswith("at "))}
+    titles = {f"last{LAST}": f"mean of last {LAST}"}
+    header = [titles.get(name, name) + (" (%)" if name in in_percent else "") for name in names]
+    lines = [
+        [_text(summary, row.seeds, name in in_percent) for name, summary in row.summaries().items()] for row in rows
     ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    rule = ["-" * width for width in widths]
-    lines.insert(1, rule)
+    return [["method", "seeds", *header]] + [
+        [row.method, str(row.seeds), *line] for row, line in zip(rows, lines, strict=True)
+    ]
+
+
+def format_table(rows: Sequence[Row], metric: str) -> str:
+    """Lays the table out as plain text."""
+    lines = table_cells(rows, metric)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
-def _text(summary: Summary, percent: bool) -> str:
+def _text(summary: Summary, seeds: int, percent: bool) -> str:
+    if summary.found is not None:
+        return f"{summary.found} of {seeds} seeds"
     scale, mean, std = (100, ".2f", ".2f") if percent else (1, ".4g", ".2g")
     deviation = "-" if summary.std is None else f"{scale * summary.std:{std}}"
     return f"{scale * summary.mean:{mean}} ± {deviation}"
 
 
 def write_csv(rows: Sequence[Row], metric: str, path: Path) -> None:
-    """Writes the table with values as measured; an empty cell for the deviation of one seed."""
-    names = ["final", "best", f"last{LAST}"]
+    """Writes the table with values as measured; empty cells for the deviation of one seed, and where seeds lack one."""
+    names = [name.replace(" ", "_") for name in rows[0].summaries()]
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(
         ["metric", "method", "seeds", "rounds", *(f"{n}_{part}" for n in names for part in ("mean", "std"))]
     )
     for row in rows:
-        cells = [cell for summary in (row.final, row.best, row.last) for cell in (summary.mean, summary.std)]
+        summaries = row.summaries().values()
+        cells = [cell for s in summaries for cell in ((s.mean, s.std) if s.found is None else (None, None))]
         writer.writerow([metric, row.method, row.seeds, max(row.last_rounds), *cells])
     write_atomically(path, text.getvalue().encode(), "--output")

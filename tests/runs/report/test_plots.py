@@ -6,7 +6,8 @@ from matplotlib.colors import to_hex
 
 from lightning_fed.core.train_state import no_totals
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.report.plots import X_LABELS, X_SUMS, curve, curves_figure
+from lightning_fed.runs.report.budgets import X_SUMS
+from lightning_fed.runs.report.plots import X_LABELS, curve, curves_figure
 from tests.runs.report.parts import method
 
 
