@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from lightning_fed.data.adapters.modules import SourceModule
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
 from lightning_fed.data.description import Divided, name_skew, name_targets
-from lightning_fed.data.division import Division, DivisionOptions, HeldOut, ValSplit, divide
+from lightning_fed.data.division import CENTRAL, Division, DivisionOptions, HeldOut, ValSplit, divide
 from lightning_fed.data.evaluation import JoinedBatches, eval_loader, expect_free_names, join_tests, worker_options
 from lightning_fed.data.inspection import AnyDataset, find_conversion
 from lightning_fed.data.label_statistics import label_statistics
@@ -206,14 +206,27 @@ class FederatedDataModule(LightningDataModule):
 
     def train_source(self) -> BatchSource:
         """Returns where the local loop gets the clients' batches from."""
-        loaded, split = self._load(), self.split
-        source: BatchSource = LoaderSource(loaded.datasets.train, split, **vars(self.loading))
-        if loaded.tensors is not None:
-            convert, loading = find_conversion(loaded.datasets.train), self.loading
-            source = TensorSource(loaded.tensors, split, loading.batch_size, convert, loading.drop_last)
-        if (skewed := self._divide().skewed) is not None:
-            source = skewed.source(source)
+        source = self._source_of(self.split, self.loading)
         return source if self.augmentation is None else AugmentedSource(source, self.augmentation)
+
+    def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
+        """Returns where the samples held out of each client are read from, one client at a time.
+
+        Args:
+            part: Those for validation (``val_split="per_client"``), or for test (``client_test_fraction``).
+
+        Raises:
+            FederatedError: If none were held out of clients.
+        """
+        held = self.division.val if part == "val" else self.division.clients
+        if not len(held) or held.owners[0] == CENTRAL:
+            option = "client_test_fraction 0.2" if part == "test" else "val_split per_client --data.val_fraction 0.2"
+            raise FederatedError(
+                f"Expected data with {part} samples of each client, got none: hold some out, as by `--data.{option}`."
+            )
+        sizes = np.bincount(held.owners, minlength=self.split.num_clients)
+        split = Split(held.rows, np.concatenate([[0], np.cumsum(sizes)]))
+        return self._source_of(split, self.loading.changed(batch_size=self.eval_batch_size, drop_last=False))
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled, for a centralised baseline."""
@@ -372,6 +385,15 @@ class FederatedDataModule(LightningDataModule):
         # Lightning's own Trainer has no seed.
         seed = getattr(self.trainer, "seed", None)
         return run_seed() if seed is None else int(seed)
+
+    def _source_of(self, split: Split, loading: Loading) -> BatchSource:
+        """Returns the batches of rows of the training set, as the clients see them but for augmentation."""
+        loaded, skewed = self._load(), self._divide().skewed
+        source: BatchSource = LoaderSource(loaded.datasets.train, split, **vars(loading))
+        if loaded.tensors is not None:
+            convert = find_conversion(loaded.datasets.train)
+            source = TensorSource(loaded.tensors, split, loading.batch_size, convert, loading.drop_last)
+        return source if skewed is None else skewed.source(source, split)
 
     def _context(self) -> tuple[Any, int]:
         return self.trainer, self._seed()

@@ -1,6 +1,7 @@
 """Pure functions on tensors: no trainer, no module, no input or output."""
 
 from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
+from lightning_fed.functional.clients import ClientSummary, summarize_clients
 from lightning_fed.functional.dissimilarity import GradientSpread, gradient_spread
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
 from lightning_fed.functional.inner_products import gram_matrix, squared_distances
@@ -25,6 +26,7 @@ from lightning_fed.functional.server import (
 )
 
 __all__ = [
+    "ClientSummary",
     "GradientSpread",
     "agreement",
     "alignment",
@@ -52,6 +54,7 @@ __all__ = [
     "sgd_distance",
     "sign_agreement_mask",
     "squared_distances",
+    "summarize_clients",
     "trimmed_mean",
     "vote_threshold",
     "weighted_gradients",

@@ -1,6 +1,6 @@
 """Validation, test and prediction of one model through the LightningModule's own steps."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
@@ -17,12 +17,15 @@ from torchmetrics import Metric
 from lightning_fed.core.overrides import accepts, batch_transfer, overrides, requires
 from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.data.sources import BatchSource
 from lightning_fed.distributed.logs import gather_logged, logging_alone
 from lightning_fed.distributed.processes import Processes
+from lightning_fed.engines.client_batches import read_batches
+from lightning_fed.engines.trial import without_trace
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
-__all__ = ["evaluate", "named_loaders", "predict", "print_results"]
+__all__ = ["evaluate", "evaluate_clients", "named_loaders", "predict", "print_results"]
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
 
@@ -120,6 +123,61 @@ def evaluate(
     return results
 
 
+def evaluate_clients(
+    trainer: LightningNames, source: BatchSource, clients: Sequence[int], batch_size: int | None
+) -> dict[int, dict[str, float]]:
+    """Runs ``validation_step`` over the samples of each client, as if they were a validation set of their own.
+
+    The module's own hooks of validation are called for each, callbacks hear nothing of it, and the module and the
+    random streams are left as they were. Of several processes each takes clients in turn.
+
+    Args:
+        trainer: The trainer, whose module holds the model to evaluate.
+        source: The clients' samples.
+        clients: The clients; each has samples.
+        batch_size: Samples per batch, the source's own if not given.
+
+    Returns:
+        What is logged for loggers, by client and name.
+    """
+    module, processes = trainer.lightning_module, trainer.processes
+    expect_module(module, "validation_step")
+    own: dict[int, dict[str, float]] = {}
+    with (
+        _stage(trainer, RunningStage.VALIDATING),
+        without_trace(module),
+        _eval_mode(module, "validation"),
+        processes.working_alone(),
+    ):
+        for client in clients[processes.rank :: processes.size]:
+            seed = seed_for(trainer.seed, Purpose.EVALUATE, trainer.round, client)
+            order = torch.arange(int(source.sizes[client]), device=getattr(source, "order_device", "cpu"))
+            own[client] = _evaluate_alone(trainer, read_batches(source, client, order, seed, batch_size))
+    everyone = processes.exchange(own, "clients")
+    return {client: everyone[number % processes.size][client] for number, client in enumerate(clients)}
+
+
+def _evaluate_alone(trainer: LightningNames, batches: Iterable[Any]) -> dict[str, float]:
+    """Returns what the module logs of a validation set that no other process and no callback sees."""
+    module, recorder = trainer.lightning_module, MetricRecorder()
+
+    def hooks(name: str, *args: Any) -> None:
+        getattr(module, name)(*args)
+
+    for part in module.modules():
+        if isinstance(part, Metric):
+            part.reset()
+    with recording(module, recorder):
+        hooks("on_validation_start")
+        hooks("on_validation_epoch_start")
+        for _ in _run_batches(trainer, "validation", batches, 0, 1, 1.0, recorder, hooks):
+            pass
+        _seed(trainer, "validation", 1)
+        hooks("on_validation_epoch_end")
+        hooks("on_validation_end")
+    return recorder.compute().logged
+
+
 def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: int | float) -> list[Any]:
     """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets."""
     module = trainer.lightning_module
@@ -152,8 +210,11 @@ def _run_batches(
     num_loaders: int,
     limit: int | float,
     recorder: MetricRecorder,
+    hooks: Callable[..., None] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Yields number and output of each batch of one data set; of several processes each takes batches in turn.
+
+    With other ``hooks`` than the trainer's the data set is this process's own.
 
     What a step draws at random depends on its batch's number alone, and so does what is drawn to read a batch: all
     processes shuffle alike, and the results are those of one.
@@ -168,7 +229,8 @@ def _run_batches(
     takes_batch = accepts(step, "batch_idx", 2)
     takes_loader = accepts(step, "dataloader_idx", 3) if num_loaders > 1 else requires(step, "dataloader_idx")
     which = (index,) if num_loaders > 1 else ()
-    rank, size = trainer.processes.rank, trainer.processes.size
+    rank, size = (trainer.processes.rank, trainer.processes.size) if hooks is None else (0, 1)
+    hooks = trainer.hooks if hooks is None else hooks
     most = batch_limit(limit, known_length(loader))
     for batch_idx, batch in enumerate(loader if resident else _read(trainer, name, loader, index)):
         if most is not None and batch_idx >= most:
@@ -181,11 +243,11 @@ def _run_batches(
         if transfer is not None:
             batch = transfer(batch, index)
         recorder.batch, recorder.batch_size, recorder.position = batch, None, batch_idx
-        trainer.hooks(f"on_{name}_batch_start", batch, batch_idx, *which)
+        hooks(f"on_{name}_batch_start", batch, batch_idx, *which)
         args = (batch_idx, index) if takes_loader else (batch_idx,) if takes_batch else ()
         with trainer.fabric.autocast():
             output = step(batch, *args)
-        trainer.hooks(f"on_{name}_batch_end", output, batch, batch_idx, *which)
+        hooks(f"on_{name}_batch_end", output, batch, batch_idx, *which)
         recorder.batch, recorder.batch_size = None, 1
         yield batch_idx, output
 

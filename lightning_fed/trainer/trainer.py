@@ -1,7 +1,7 @@
 """The trainer: one Fabric loop over rounds, and nothing about any algorithm."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import CompileMode, LocalOptions, TrainState
+from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
 from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
@@ -30,7 +31,7 @@ from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stra
 from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
-from lightning_fed.trainer.evaluation import evaluate, predict, print_results
+from lightning_fed.trainer.evaluation import evaluate, evaluate_clients, predict, print_results
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.lightning_arguments import with_aliases
 from lightning_fed.trainer.lightning_names import LightningNames, forwarded
@@ -259,6 +260,10 @@ class FederatedTrainer(LightningNames):
         """Writes the weights of the last finished round as ``last_good``, where a ``fit`` with a run folder failed."""
         if self.run is not None and isinstance(self.train_state, TrainState):
             save_last_good(self, self.run.checkpoints)
+
+    def evaluate_clients(self, source: BatchSource, clients: Sequence[int]) -> dict[int, dict[str, float]]:
+        """Returns what ``validation_step`` logs of the model on each client's samples, by client and name."""
+        return evaluate_clients(self, source, clients, getattr(self.datamodule, "eval_batch_size", None))
 
     # The four calls of a Lightning user
 

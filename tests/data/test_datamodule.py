@@ -165,7 +165,7 @@ def test_both_sources_give_the_same_batches(module: tuple[str, FederatedDataModu
     fast = data.train_source()
     slow: BatchSource = LoaderSource(data.load_datasets().train, data.split, data.batch_size)
     if (skewed := data._divide().skewed) is not None:
-        slow = skewed.source(slow)
+        slow = skewed.source(slow, data.split)
     for client in (0, 7):
         order = torch.randperm(int(fast.sizes[client]), generator=torch.Generator().manual_seed(client))[:70]
         for one, other in zip(fast.batches(client, order, 0), slow.batches(client, order, 0), strict=True):

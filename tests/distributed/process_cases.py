@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA, FedNova
-from lightning_fed.callbacks.diagnostics import GradientDissimilarity
+from lightning_fed.callbacks.diagnostics import ClientEvaluation, GradientDissimilarity
 from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.vectorized import engine as vectorized
@@ -500,6 +500,13 @@ CASES: dict[str, Case] = {
         devices, EarlyStopping("val/max", patience=1), net=start(Logging), data=evaluated(), max_rounds=9
     ),
     "logged": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(), check_test_every_n_rounds=1),
+    "each client": lambda devices, _: fit(
+        devices,
+        ClientEvaluation(1, num_clients=5, participation=True),
+        net=start(Logging),
+        data=evaluated(),
+        clients_per_round=3,
+    ),
     "logged, one batch": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(1)),
     "logged, one client": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(2), clients_per_round=1),
     "validate": partial(call, what="validate"),

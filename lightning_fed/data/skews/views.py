@@ -161,9 +161,9 @@ class SkewedSets:
         )
         return cls(skew.prepare(division.num_owners, division.seed, facts), loaded, division)
 
-    def source(self, source: BatchSource) -> SkewedSource:
-        """Returns the clients' batches."""
-        return SkewedSource(source, self.division.split, self._training_rows())
+    def source(self, source: BatchSource, split: Split) -> SkewedSource:
+        """Returns the clients' batches, of what a split gives them of the training set."""
+        return SkewedSource(source, split, self._training_rows())
 
     def labels(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the training labels that the model sees, shape (num_samples,)."""

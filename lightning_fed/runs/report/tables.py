@@ -77,7 +77,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 def lower_is_better(metric: str) -> bool:
     """Tells by its name whether a metric is better when smaller."""
-    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm")
+    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std")
     return any(word in metric.lower() for word in words)
 
 

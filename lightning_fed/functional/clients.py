@@ -1,0 +1,42 @@
+"""How a value is distributed over clients."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_fed.functional.inner_products import wide_dtype
+
+__all__ = ["ClientSummary", "summarize_clients"]
+
+
+class ClientSummary(NamedTuple):
+    """What ``summarize_clients`` returns, in float64, each of shape ().
+
+    Attributes:
+        mean: (1/n) Σ v_i.
+        weighted: Σ s_i v_i / Σ s_i.
+        worst: Mean of the worst tenth of the clients, ⌈n/10⌉ of them.
+        std: sqrt((1/n) Σ (v_i - mean)²): over clients, who are all there are, not a sample of some.
+    """
+
+    mean: Tensor
+    weighted: Tensor
+    worst: Tensor
+    std: Tensor
+
+
+def summarize_clients(values: Tensor, weights: Tensor, lower_is_better: bool) -> ClientSummary:
+    """Computes how a metric is distributed over clients; NaN where one of the values is.
+
+    Args:
+        values: v_i, the metric of each client, shape (n,), n at least 1.
+        weights: s_i, its samples, shape (n,), with a sum above 0.
+        lower_is_better: Whether the worst values are the largest ones.
+    """
+    values = values.to(wide_dtype(values))
+    weights = weights.to(values)
+    worst = values.topk(-(-len(values) // 10), largest=lower_is_better).values
+    mean = values.mean()
+    worst = torch.where(mean.isnan(), mean, worst.mean())  # `topk` takes a NaN for the largest
+    return ClientSummary(mean, weights @ values / weights.sum(), worst, values.std(correction=0))
