@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.overrides import lightning_class, overrides
-from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradient, StartGradients, Update
+from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, StartGradient, StartGradients, Update
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 
@@ -151,10 +151,12 @@ class FederatedCallback(Callback):
             called once for all, with vectors of shape (m, d) instead of (d,).
         adds_to_gradient: Whether ``on_before_optimizer_step`` adds a term. Terms are added in the order of the names of
             their classes, so that the order of the list changes no bit of their sum, and before any other such hook.
+        needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; no gradients.
     """
 
     stacks: bool = False
     adds_to_gradient: bool = False
+    needs: Need = Need.NOTHING
 
     def start_gradients(self, round: int) -> StartGradient:
         """Says which gradients g_i = ∇f_i(w) over a client's full data the callback needs before local training.

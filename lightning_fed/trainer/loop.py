@@ -17,7 +17,7 @@ from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.updates import Cohort, ReducedUpdate
+from lightning_fed.core.updates import Cohort, Need, ReducedUpdate
 from lightning_fed.distributed.consistency import (
     Standing,
     checksum,
@@ -30,6 +30,7 @@ from lightning_fed.distributed.reducer import make_reducer
 from lightning_fed.engines import make_engine
 from lightning_fed.engines.client_batches import local_steps
 from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import FederatedCallback
 from lightning_fed.runs.log import RunLog
 from lightning_fed.sampling import CohortDraw
 from lightning_fed.trainer.bookkeeping import going_on
@@ -61,6 +62,8 @@ class RoundLoop:
         self.warned_of_nan = False
         self.recorder = self.state.recorder
         needs, averages = trainer.aggregator.all_needs, trainer.aggregator.buffers == "average"
+        for callback in trainer.callbacks:
+            needs |= callback.needs if isinstance(callback, FederatedCallback) else Need.NOTHING
         num_clients = int(np.count_nonzero(np.asarray(self.state.source.sizes)))
         averaged = self.state.buffers.live.tensors if averages else dict
         self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, num_clients)

@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA, FedNova
-from lightning_fed.callbacks.diagnostics import ClientEvaluation, GradientDissimilarity
+from lightning_fed.callbacks.diagnostics import ClientEvaluation, GradientDissimilarity, UpdateAgreement, UpdateGeometry
 from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.vectorized import engine as vectorized
@@ -490,6 +490,7 @@ CASES: dict[str, Case] = {
         clients_per_round=1,
     ),
     "prose": lambda devices, _: fit(devices, FedGMA(p=0.6, p_means="prose")),
+    "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),
     "diverged": lambda devices, _: fit(devices, FedGA(0.5), net=start(Diverging), max_diverged=0.5),
     "skipped": lambda devices, _: fit(devices, net=start(Failing), on_client_error="skip", max_diverged=0.5),

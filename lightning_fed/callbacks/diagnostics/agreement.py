@@ -1,0 +1,99 @@
+"""Logs how far the clients of a round agree on the sign of each coordinate, whatever the aggregator makes of it."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.core.updates import Need, ReducedUpdate
+from lightning_fed.errors import expect_count, expect_number
+from lightning_fed.functional.masks import agreement, sign_agreement_mask
+from lightning_fed.hooks import FederatedCallback, TrainerLike
+
+__all__ = ["UpdateAgreement"]
+
+
+class UpdateAgreement(FederatedCallback):
+    """Logs A = |(1/n) Σ_i sign(δ_i)| over the clients that entered the round, and what a mask would make of it.
+
+    m is the mask of gradient masked averaging with a threshold τ (Tenison et al., TMLR 2023, eq. 2): 1 where A >= τ, A
+    elsewhere. The run itself may have this mask, another one or none. Training is the same with and without the
+    callback, bit for bit.
+
+    Logs ``agreement/mean`` (of A over all coordinates), ``agreement/below`` (share of A < τ, as in figure 4),
+    ``agreement/mask`` (mean of m), ``agreement/through`` (‖m ⊙ Δ‖ / ‖Δ‖ with Δ the mean update, 1 where Δ is 0),
+    ``agreement/overlap`` (of the sets A >= τ of this measurement and the last: their intersection over their union) and
+    ``agreement/least`` (the least mean of m so far over all coordinates: an estimate of the α = inf_j E[m_j] of
+    proposition 4.8). By layer, for each parameter NAME: ``agreement/mean/NAME`` and ``agreement/below/NAME``.
+
+    Args:
+        threshold: τ in [0, 1].
+        every_n_rounds: Rounds between measurements, at least 1.
+        by_layer: Whether parameters get columns of their own.
+
+    Raises:
+        FederatedError: If an argument is out of range.
+    """
+
+    needs = Need.SIGN_SUM | Need.MEAN
+
+    def __init__(self, threshold: float = 0.4, every_n_rounds: int = 1, by_layer: bool = False) -> None:
+        name = type(self).__name__
+        expect_number("threshold", threshold, least=0, most=1, of=name)
+        expect_count("every_n_rounds", every_n_rounds, of=name)
+        self.threshold, self.every_n_rounds, self.by_layer = threshold, every_n_rounds, by_layer
+        self._forget()
+
+    def _forget(self) -> None:
+        self._agreed: Tensor | None = None
+        self._total: Tensor | None = None
+        self._measured = 0
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forgets a former ``fit``."""
+        if stage == "fit":
+            self._forget()
+
+    def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Logs, in rounds that are due."""
+        if trainer.round % self.every_n_rounds or not update.num_clients:
+            return
+        share = agreement(update.sign_sum, update.num_clients)
+        mask = sign_agreement_mask(update.sign_sum, update.num_clients, self.threshold)
+        agreed = mask == 1  # where A < τ <= 1 it is less
+        length = torch.linalg.vector_norm(update.mean)
+        through = torch.linalg.vector_norm(mask * update.mean) / length
+        logged = {
+            "agreement/mean": share.mean(),
+            "agreement/below": 1 - agreed.to(share.dtype).mean(),
+            "agreement/mask": mask.mean(),
+            "agreement/through": torch.where(length > 0, through, 1.0),
+            "agreement/least": self._least(mask),
+        }
+        if self._agreed is not None:
+            former = self._agreed.to(agreed.device)  # a checkpoint's lies on the CPU
+            either, both = (found.sum().to(share.dtype) for found in (agreed | former, agreed & former))
+            logged["agreement/overlap"] = torch.where(either > 0, both / either, 1.0)
+        self._agreed = agreed
+        if self.by_layer:
+            vector = trainer.vector
+            for name, part in zip(vector.names, vector.places().values(), strict=True):
+                logged[f"agreement/mean/{name}"] = share[part].mean()
+                logged[f"agreement/below/{name}"] = 1 - agreed[part].to(share.dtype).mean()
+        pl_module.log_dict(logged)
+
+    def _least(self, mask: Tensor) -> Tensor:
+        """Adds a mask to the mean of all, and returns the least coordinate of that."""
+        self._total = mask.clone() if self._total is None else self._total.to(mask.device).add_(mask)
+        self._measured += 1
+        return self._total.min() / self._measured
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the last mask's ones, and the sum of all masks."""
+        return {"agreed": self._agreed, "total": self._total, "measured": self._measured}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what ``state_dict`` returned."""
+        self._agreed, self._total = state_dict["agreed"], state_dict["total"]
+        self._measured = state_dict["measured"]

@@ -1,0 +1,85 @@
+"""Logs how long the updates of a round's clients are, and how far they point in the same direction."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
+from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.functional.geometry import direction_cosines
+from lightning_fed.hooks import FederatedCallback, TrainerLike
+
+__all__ = ["UpdateGeometry"]
+
+
+class UpdateGeometry(FederatedCallback):
+    """Logs lengths and angles of the updates δ_i of the clients that entered the round, and of their mean Δ.
+
+    Cosines need no matrix of all updates: with the directions d_i = δ_i / ‖δ_i‖ and their sum s, the mean cosine of all
+    pairs is (‖s‖² - n) / (n (n - 1)), and the mean cosine to Δ is ⟨s, Δ⟩ / (n ‖Δ‖). Training is the same with and
+    without the callback, bit for bit.
+
+    Logs ``update/norm`` and ``update/norm_max`` (mean and maximum of ‖δ_i‖), ``update/norm_mean`` (‖Δ‖, Δ weighted as
+    the aggregator weighs), ``update/cosine`` (mean over pairs of clients, in rounds of two or more that moved),
+    ``update/cosine_to_mean``, and ``update/step``, the length of the server's step ‖w_new - w‖.
+
+    Args:
+        every_n_rounds: Rounds between measurements, at least 1.
+
+    Raises:
+        FederatedError: If the number is out of range.
+    """
+
+    needs = Need.MEAN
+    stacks = True
+
+    def __init__(self, every_n_rounds: int = 1) -> None:
+        expect_count("every_n_rounds", every_n_rounds, of=type(self).__name__)
+        self.every_n_rounds = every_n_rounds
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuses a second callback that would log under the same names."""
+        if stage == "fit" and sum(isinstance(callback, UpdateGeometry) for callback in trainer.callbacks) > 1:
+            name = type(self).__name__
+            raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")
+
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Starts the sums of a round that is due."""
+        self._due = trainer.round % self.every_n_rounds == 0
+        if self._due:
+            self._directions = torch.zeros_like(trainer.weights)
+            self._norms: dict[int, Tensor] = {}
+
+    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Adds the direction of an update to the sum."""
+        if self._due:
+            norm = torch.linalg.vector_norm(update.delta)
+            self._directions.add_(torch.where(norm > 0, update.delta / norm, 0.0))
+            self._norms[update.client.id] = norm
+
+    def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Logs lengths and cosines."""
+        if not self._due or not update.num_clients:
+            return
+        none = self._directions.new_zeros(())  # of a client that another process trains
+        norms = trainer.reduce_sum(torch.stack([self._norms.get(client.id, none) for client in update.clients]))
+        directions = trainer.reduce_sum(self._directions)
+        between, to_mean = direction_cosines(directions, (norms > 0).sum(), update.mean)
+        logged = {
+            "update/norm": norms.mean(),
+            "update/norm_max": norms.max(),
+            "update/norm_mean": torch.linalg.vector_norm(update.mean),
+            "update/cosine_to_mean": to_mean,
+        }
+        if update.num_clients > 1:
+            logged["update/cosine"] = between
+        pl_module.log_dict(logged)
+        self._before = trainer.weights.clone()
+
+    def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Logs how far the server has stepped."""
+        if self._due and update.num_clients:
+            pl_module.log("update/step", torch.linalg.vector_norm(trainer.weights - self._before))
+            del self._before
