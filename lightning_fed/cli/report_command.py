@@ -1,4 +1,4 @@
-"""The command ``lightning-fed report RUNS... [--metric NAME] [--x NAME] [--output DIR]``."""
+"""The command ``lightning-fed report RUNS... [--metric NAME] [--x NAME] [--format html] [--output DIR]``."""
 
 import argparse
 import io
@@ -14,6 +14,7 @@ from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect_number
 from lightning_fed.runs.report.budgets import derived_columns
 from lightning_fed.runs.report.load import MeasuredRun, Method, group_runs, load_runs
+from lightning_fed.runs.report.page import report_page
 from lightning_fed.runs.report.plots import curves_figure
 from lightning_fed.runs.report.tables import Row, format_table, is_share, lower_is_better, method_rows, write_csv
 
@@ -30,7 +31,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table over methods and seeds, writes it as CSV and draws the picture; returns 0.
+    """Prints the table over methods and seeds, writes it as CSV and draws the picture or the page; returns 0.
 
     Raises:
         FederatedError: If there is no run, no such column, or the output cannot be written.
@@ -42,10 +43,11 @@ def main(argv: list[str]) -> int:
     rows = method_rows(methods, metric, _derived(options, methods, metric))
     order = [row.method for row in rows]
     methods.sort(key=lambda method: order.index(method.label))
-    written = _write(options, methods, rows, metric)
+    notes += [*more_notes, *_length_notes(rows)]
+    written = _write(options, methods, rows, metric, notes)
     print(f"{metric}, mean ± std over seeds\n")
     print(format_table(rows, metric))
-    for note in [*notes, *more_notes, *_length_notes(rows)]:
+    for note in notes:
         print(f"\n{note}")
     print("\nwritten: " + ", ".join(str(path) for path in written))
     _print_next(options, methods, metric)
@@ -87,9 +89,12 @@ def _parser() -> _Parser:
         help="columns with the rounds, bytes, gradients and seconds to the first evaluation as good, as in metrics.csv",
     )
     parser.add_argument(
+        "--format", choices=("png", "html"), default="png", help="a picture, or a page to look around in"
+    )
+    parser.add_argument(
         "--output",
         type=Path,
-        help="folder for report.png and report.csv (default: RUNS if it is one folder, else here)",
+        help="folder for report.png (or report.html) and report.csv (default: RUNS if it is one folder, else here)",
     )
     return parser
 
@@ -106,17 +111,28 @@ def _derived(
     return derived_columns(methods, metric, options.x, options.budget, options.target)
 
 
-def _write(options: argparse.Namespace, methods: Sequence[Method], rows: Sequence[Row], metric: str) -> list[Path]:
+def _write(
+    options: argparse.Namespace, methods: Sequence[Method], rows: Sequence[Row], metric: str, notes: Sequence[str]
+) -> list[Path]:
     # A report that was asked for in particular does not replace the usual one.
     parts = ["report", options.metric, options.x if options.x != "round" else None]
     stem = "-".join(part.replace("/", "_") for part in parts if part)
     folder: Path = options.output or (options.runs[0] if len(options.runs) == 1 else Path())
-    picture, table = folder / f"{stem}.png", folder / f"{stem}.csv"
+    picture, table = folder / f"{stem}.{options.format}", folder / f"{stem}.csv"
     drawn = io.BytesIO()
-    curves_figure(methods, metric, options.x).savefig(drawn, format="png", dpi=150)
+    if options.format == "html":
+        others = [name for name in _shared(methods) if name in PREFERRED and name != metric]
+        drawn.write(report_page(methods, rows, metric, options.x, others, notes).encode())
+    else:
+        curves_figure(methods, metric, options.x).savefig(drawn, format="png", dpi=150)
     write_csv(rows, metric, table)
     write_atomically(picture, drawn.getvalue(), "--output")
     return [picture, table]
+
+
+def _shared(methods: Sequence[Method]) -> list[str]:
+    """The columns that every run measured."""
+    return sorted(set.intersection(*(set(run.columns) for method in methods for run in method.runs)))
 
 
 def _length_notes(rows: Sequence[Row]) -> list[str]:
@@ -140,7 +156,7 @@ def _print_next(options: argparse.Namespace, methods: Sequence[Method], metric: 
     if (run.path / "config.yaml").is_file():
         seed = 1 + max(run.seed for run in methods[0].runs)
         commands.append(["fit", "--config", str(run.path / "config.yaml"), "--seed_everything", str(seed)])
-    shared = set.intersection(*(set(run.columns) for method in methods for run in method.runs))
+    shared = _shared(methods)
     other = next(
         (name for name in PREFERRED if name in shared and lower_is_better(name) != lower_is_better(metric)), None
     )

@@ -18,8 +18,9 @@ from lightning_fed.trainer.lightning_arguments import ALIASES
 from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
 from tests.docs.shell import Shell
 
-# Blocks that a test cannot run: they need an account or a network. A new one must be added here on purpose.
+# Blocks that a test cannot run: they need an account, a network or a browser. A new one must be added here on purpose.
 NOT_RUN = {
+    "docs/command-line.md": 1,
     "docs/foundation-models.md": 1,
     "docs/data.md": 3,
     "docs/logging.md": 1,
