@@ -73,6 +73,12 @@ class Classifier(LightningModule):
         """Logs ``val/loss`` and ``val/acc`` of a batch (inputs, labels)."""
         self._evaluate(batch, "val", self.val_acc)
 
+    def evaluate_samples(self, batch: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Returns what validation logs the means of, for each sample of a batch (inputs, labels), shape (B,) each."""
+        x, y = batch
+        logits = self(x)
+        return {"loss": cross_entropy(logits, y, reduction="none"), "acc": (logits.argmax(dim=1) == y).float()}
+
     def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Logs ``test/loss`` and ``test/acc`` of a batch (inputs, labels)."""
         self._evaluate(batch, "test", self.test_acc)

@@ -1,6 +1,6 @@
 """Validation, test and prediction of one model through the LightningModule's own steps."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
@@ -17,15 +17,14 @@ from torchmetrics import Metric
 from lightning_fed.core.overrides import accepts, batch_transfer, overrides, requires
 from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.data.sources import BatchSource
 from lightning_fed.distributed.logs import gather_logged, logging_alone
 from lightning_fed.distributed.processes import Processes
-from lightning_fed.engines.client_batches import read_batches
-from lightning_fed.engines.trial import without_trace
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
-__all__ = ["evaluate", "evaluate_clients", "named_loaders", "predict", "print_results"]
+__all__ = [
+    "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches", "seed_evaluation",
+]  # fmt: skip
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
 
@@ -45,7 +44,7 @@ def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
 
 
 @contextmanager
-def _eval_mode(module: LightningModule, name: str) -> Iterator[None]:
+def eval_mode(module: LightningModule, name: str) -> Iterator[None]:
     """Puts every submodule in eval mode without gradients, and each back in its own mode afterwards.
 
     The module's own ``on_*_model_eval`` and ``on_*_model_train`` take the place of either, as under Lightning.
@@ -64,7 +63,8 @@ def _eval_mode(module: LightningModule, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _stage(trainer: LightningNames, stage: RunningStage) -> Iterator[None]:
+def in_stage(trainer: LightningNames, stage: RunningStage) -> Iterator[None]:
+    """Lets what a module reads of the trainer, such as ``trainer.validating``, say so within the block."""
     former, trainer.state.stage = trainer.state.stage, stage
     try:
         yield
@@ -93,7 +93,7 @@ def evaluate(
     results: list[LoggedMetrics] = []
     epoch = recorder = MetricRecorder()
     held: list[tuple[Metric, dict[str, Any]]] = []
-    with _stage(trainer, stage), _eval_mode(module, name):
+    with in_stage(trainer, stage), eval_mode(module, name):
         with recording(module, epoch):
             trainer.hooks(f"on_{name}_start")
             trainer.hooks(f"on_{name}_epoch_start")
@@ -101,7 +101,7 @@ def evaluate(
             named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
             recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
             with recording(module, recorder), logging_alone(trainer.processes, recorder):
-                for _ in _run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
+                for _ in run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
                     pass
             gather_logged(trainer.processes, recorder, module)
             results.append(recorder.compute())
@@ -109,7 +109,7 @@ def evaluate(
             if index < len(loaders) - 1:  # the next set counts for itself
                 held += recorder.set_metrics_aside()
         recorder.take_metrics_back(held)
-        _seed(trainer, name, len(loaders))
+        seed_evaluation(trainer, name, len(loaders))
         with recording(module, epoch):
             trainer.hooks(f"on_{name}_epoch_end")
         shared = epoch.compute()
@@ -123,61 +123,6 @@ def evaluate(
     return results
 
 
-def evaluate_clients(
-    trainer: LightningNames, source: BatchSource, clients: Sequence[int], batch_size: int | None
-) -> dict[int, dict[str, float]]:
-    """Runs ``validation_step`` over the samples of each client, as if they were a validation set of their own.
-
-    The module's own hooks of validation are called for each, callbacks hear nothing of it, and the module and the
-    random streams are left as they were. Of several processes each takes clients in turn.
-
-    Args:
-        trainer: The trainer, whose module holds the model to evaluate.
-        source: The clients' samples.
-        clients: The clients; each has samples.
-        batch_size: Samples per batch, the source's own if not given.
-
-    Returns:
-        What is logged for loggers, by client and name.
-    """
-    module, processes = trainer.lightning_module, trainer.processes
-    expect_module(module, "validation_step")
-    own: dict[int, dict[str, float]] = {}
-    with (
-        _stage(trainer, RunningStage.VALIDATING),
-        without_trace(module),
-        _eval_mode(module, "validation"),
-        processes.working_alone(),
-    ):
-        for client in clients[processes.rank :: processes.size]:
-            seed = seed_for(trainer.seed, Purpose.EVALUATE, trainer.round, client)
-            order = torch.arange(int(source.sizes[client]), device=getattr(source, "order_device", "cpu"))
-            own[client] = _evaluate_alone(trainer, read_batches(source, client, order, seed, batch_size))
-    everyone = processes.exchange(own, "clients")
-    return {client: everyone[number % processes.size][client] for number, client in enumerate(clients)}
-
-
-def _evaluate_alone(trainer: LightningNames, batches: Iterable[Any]) -> dict[str, float]:
-    """Returns what the module logs of a validation set that no other process and no callback sees."""
-    module, recorder = trainer.lightning_module, MetricRecorder()
-
-    def hooks(name: str, *args: Any) -> None:
-        getattr(module, name)(*args)
-
-    for part in module.modules():
-        if isinstance(part, Metric):
-            part.reset()
-    with recording(module, recorder):
-        hooks("on_validation_start")
-        hooks("on_validation_epoch_start")
-        for _ in _run_batches(trainer, "validation", batches, 0, 1, 1.0, recorder, hooks):
-            pass
-        _seed(trainer, "validation", 1)
-        hooks("on_validation_epoch_end")
-        hooks("on_validation_end")
-    return recorder.compute().logged
-
-
 def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: int | float) -> list[Any]:
     """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets."""
     module = trainer.lightning_module
@@ -187,22 +132,22 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: i
     # What Lightning's writers of predictions read; which samples a batch has is not known, as of many loaders there.
     trainer.predict_loop = SimpleNamespace(current_batch_indices=[])
     recorder = MetricRecorder()
-    with _stage(trainer, RunningStage.PREDICTING), _eval_mode(module, "predict"), recording(module, recorder):
+    with in_stage(trainer, RunningStage.PREDICTING), eval_mode(module, "predict"), recording(module, recorder):
         trainer.hooks("on_predict_start")
         trainer.hooks("on_predict_epoch_start")
         for index, loader in enumerate(loaders.values()):
             with trainer.processes.working_alone():
-                own = dict(_run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
+                own = dict(run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
             outputs.append(_in_order(trainer.processes, own))
         trainer.predict_loop.predictions = outputs[0] if len(outputs) == 1 else outputs
         trainer.predict_loop.epoch_batch_indices = [[] for _ in outputs]
-        _seed(trainer, "predict", len(loaders))
+        seed_evaluation(trainer, "predict", len(loaders))
         trainer.hooks("on_predict_epoch_end")
         trainer.hooks("on_predict_end")
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _run_batches(
+def run_batches(
     trainer: LightningNames,
     name: str,
     loader: Iterable[Any],
@@ -237,7 +182,7 @@ def _run_batches(
             break
         if batch_idx % size != rank:
             continue
-        _seed(trainer, name, index, 2 * batch_idx + 1)
+        seed_evaluation(trainer, name, index, 2 * batch_idx + 1)
         if resident:  # slices of the data itself, which a step may change in place
             batch = apply_to_collection(batch, Tensor, torch.clone)
         if transfer is not None:
@@ -254,7 +199,7 @@ def _run_batches(
 
 def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
     """Yields the batches of a data loader, whatever is drawn from the global streams between them."""
-    _seed(trainer, name, index, 0)
+    seed_evaluation(trainer, name, index, 0)
     batches = iter(loader)
     for number in count(1):
         try:
@@ -262,10 +207,10 @@ def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int)
         except StopIteration:
             return
         yield batch
-        _seed(trainer, name, index, 2 * number)
+        seed_evaluation(trainer, name, index, 2 * number)
 
 
-def _seed(trainer: LightningNames, name: str, loader: int, place: int | None = None) -> None:
+def seed_evaluation(trainer: LightningNames, name: str, loader: int, place: int | None = None) -> None:
     """Seeds the global streams for a place in an evaluation; rounds differ, other evaluations are alike."""
     purpose = Purpose.PREDICT if name == "predict" else Purpose.EVALUATE
     round = trainer.round if trainer.state.fn == TrainerFn.FITTING else 0

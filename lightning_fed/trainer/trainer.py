@@ -31,7 +31,8 @@ from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stra
 from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
-from lightning_fed.trainer.evaluation import evaluate, evaluate_clients, predict, print_results
+from lightning_fed.trainer.client_evaluation import evaluate_clients
+from lightning_fed.trainer.evaluation import evaluate, predict, print_results
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.lightning_arguments import with_aliases
 from lightning_fed.trainer.lightning_names import LightningNames, forwarded

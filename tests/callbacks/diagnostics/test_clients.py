@@ -18,8 +18,10 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.skews import ClientColors
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from lightning_fed.models import Classifier as LightningClassifier
+from lightning_fed.models import ImageClassifier, LogisticRegression
 from tests.callbacks.diagnostics.parts import Correct, Net, columns, net_data, trainer_for
-from tests.parts import BySizes, Classifier, federated_data
+from tests.parts import CLASSES, FEATURES, BySizes, Classifier, OneByOne, federated_data, points
 
 SIZES = (20, 5, 0, 9, 30)
 
@@ -270,6 +272,127 @@ def test_a_table_that_cannot_be_written_is_said_once_and_the_figures_stay(tmp_pa
     assert list(columns(trainer)["per_client/acc"]) == [1, 2, 3]
 
 
+class Sampled(Measured):
+    """Says what it measures of each sample."""
+
+    passes: list[int] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+
+    def evaluate_samples(self, batch: Any) -> dict[str, Tensor]:
+        self.passes.append(len(batch[1]))
+        scores = self(batch[0])
+        return {"loss": cross_entropy(scores, batch[1], reduction="none"), "acc": (scores.argmax(1) == batch[1]) * 1.0}
+
+
+class LogsMore(Sampled):
+    """Logs more than its base measures of samples."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("val/more", 1.0)
+
+
+class LogsLater(Sampled):
+    """Logs more at the end of an epoch."""
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/more", 1.0)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples went through a model at once."""
+    found: list[int] = []
+    monkeypatch.setattr(Sampled, "passes", found)
+    return found
+
+
+def patched() -> Sampled:
+    model = Sampled()
+    model.validation_step = lambda batch, batch_idx: model.log("val/more", 1.0)
+    return model
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize(
+    ("size", "sizes", "expected"),
+    [(512, SIZES, [64]), (24, SIZES, [20, 14, 24, 6]), (8, (3, 3, 3, 8, 1), [6, 3, 8, 1])],
+)
+def test_samples_of_several_clients_go_through_the_model_at_once(
+    size: int, sizes: tuple[int, ...], expected: list[int], in_memory: bool, passes: list[int], tmp_path: Path
+) -> None:
+    data, model = federated_data(*sizes, in_memory=in_memory, eval_batch_size=size), Sampled()
+    trainer = trainer_for(tmp_path, ClientEvaluation(), max_rounds=1, precision="64-true")
+    trainer.fit(model, data)
+    assert passes == expected
+    found = [(float(row["loss"]), float(row["acc"])) for row in table(trainer)]
+    assert found == [pytest.approx(each, rel=1e-12) for each in by_hand(model, data).values()]
+
+
+@pytest.mark.parametrize("make", [LogsMore, LogsLater, patched], ids=["overrides", "hook", "patched"])
+def test_a_module_that_measures_more_than_its_samples_is_validated(
+    make: Any, passes: list[int], tmp_path: Path
+) -> None:
+    model = make()
+    trainer = trainer_for(tmp_path, ClientEvaluation(), max_rounds=1)
+    trainer.fit(model, federated_data(20, 5))
+    assert passes == []
+    assert columns(trainer)["per_client/more"] == {1: 1.0}
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_the_classifier_of_the_package_says_of_samples_what_it_validates(
+    precision: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for number in range(2):
+        torch.manual_seed(0)
+        model = ImageClassifier(LogisticRegression(FEATURES, CLASSES), CLASSES)
+        trainer = trainer_for(tmp_path / f"{number}", ClientEvaluation(1), precision=precision)
+        trainer.fit(model, federated_data(*SIZES, eval_batch_size=32))
+        found.append({key: value for key, value in columns(trainer).items() if key.startswith("per_client/")})
+        if not number:
+            monkeypatch.delattr(LightningClassifier, "evaluate_samples")
+    assert found[0].keys() == found[1].keys() >= {"per_client/acc", "per_client/loss_worst"}
+    # A bfloat16 loss is a mean of rounded numbers on one side, and a rounded mean on the other.
+    close = {"rel": 1e-6, "abs": 1e-7} if precision == "64-true" else {"rel": 0.02, "abs": 0.02}
+    assert all(value == pytest.approx(found[1][key], **close) for key, value in found[0].items())
+
+
+class Ragged(Sampled):
+    """Sums the words of sentences; each batch is as wide as its longest sentence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sum(dim=1))
+
+
+def test_batches_of_other_shapes_go_apart(passes: list[int], tmp_path: Path) -> None:
+    x, y = points(12).tensors
+    sentences = OneByOne(12, lambda i: (x[i].repeat(1 + i // 4, 1), y[i]), targets=y)  # as long as the client's number
+    data = federated_data(4, 4, 4, dataset=sentences)
+    trainer_for(tmp_path, ClientEvaluation(), max_rounds=1, limit_val_batches=0).fit(Ragged(), data)
+    assert passes == [4, 4, 4]
+
+
+class OfDicts(Sampled):
+    """Takes dicts."""
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss((batch["x"], batch["y"]))
+
+
+class OfBatches(Measured):
+    """Returns one loss of all samples."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def evaluate_samples(self, batch: Any) -> dict[str, Tensor]:
+        return {"loss": self.loss(batch)}
+
+
 class Silent(Classifier):
     """Validates without a word."""
 
@@ -288,12 +411,18 @@ class Unvalidated(Net):
         ([ClientEvaluation(1, "val")], Measured, "--data.val_split per_client"),
         ([ClientEvaluation(1, "test")], Measured, "--data.client_test_fraction"),
         ([ClientEvaluation(1)], Silent, "Expected `validation_step` to log metrics for ClientEvaluation, got none"),
+        ([ClientEvaluation(1)], OfDicts, "Expected batches that are lists of tensors for `evaluate_samples`, got dict"),
+        ([ClientEvaluation(1)], OfBatches, "'loss' of each of 8 samples, got a tensor of shape"),
         ([ClientEvaluation(1)], Unvalidated, "Expected Unvalidated to define `validation_step`"),
     ],
-    ids=["twice", "val", "test", "silent", "unvalidated"],
+    ids=["twice", "val", "test", "silent", "dicts", "batches", "unvalidated"],
 )
 def test_mistakes_end_in_a_sentence(callbacks: list[Any], model: Any, words: str, tmp_path: Path) -> None:
-    data = net_data() if model is Unvalidated else federated_data(20, 5, val_fraction=0.0)
+    data = net_data() if model is Unvalidated else federated_data(20, 5)
+    if model is OfDicts:
+        x, y = points(25).tensors
+        samples = OneByOne(25, lambda i: {"x": x[i], "y": y[i]}, targets=y)
+        data = federated_data(20, 5, dataset=samples, val_dataset=None)
     with pytest.raises(FederatedError, match=words):
         trainer_for(tmp_path, *callbacks).fit(model(), data)
 

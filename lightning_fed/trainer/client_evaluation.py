@@ -1,0 +1,146 @@
+"""Validation of one model on the samples of each client apart."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_fed.core.overrides import batch_transfer, overrides
+from lightning_fed.core.recorder import MetricRecorder, recording
+from lightning_fed.core.seeding import Purpose, seed_for
+from lightning_fed.data.sources import BatchSource
+from lightning_fed.engines.client_batches import read_batches
+from lightning_fed.engines.trial import without_trace
+from lightning_fed.errors import FederatedError
+from lightning_fed.trainer.evaluation import eval_mode, in_stage, run_batches, seed_evaluation
+from lightning_fed.trainer.lightning_names import LightningNames
+from lightning_fed.trainer.options import expect_module
+
+__all__ = ["evaluate_clients"]
+
+_AROUND_VALIDATION = tuple(
+    f"on_validation_{at}" for at in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
+)
+# The owner of each sample, shape (B,), and the samples.
+_Joined: TypeAlias = tuple[npt.NDArray[np.int64], list[Tensor]]
+
+
+def evaluate_clients(
+    trainer: LightningNames, source: BatchSource, clients: Sequence[int], batch_size: int | None
+) -> dict[int, dict[str, float]]:
+    """Runs ``validation_step`` over the samples of each client, as if they were a validation set of their own.
+
+    The module's own hooks of validation are called for each. A module that says by ``evaluate_samples`` what it
+    measures of each sample is asked that instead, of several clients at once. Callbacks hear nothing of it, and the
+    module and the random streams are left as they were. Of several processes each takes clients in turn.
+
+    Args:
+        trainer: The trainer, whose module holds the model to evaluate.
+        source: The clients' samples.
+        clients: The clients; each has samples.
+        batch_size: Samples per batch, the source's own if not given.
+
+    Returns:
+        What is logged for loggers, or the means over samples, by client and name.
+    """
+    module, processes = trainer.lightning_module, trainer.processes
+    expect_module(module, "validation_step")
+    mine = clients[processes.rank :: processes.size]
+
+    def read(client: int) -> Iterator[Any]:
+        seed = seed_for(trainer.seed, Purpose.EVALUATE, trainer.round, client)
+        order = torch.arange(int(source.sizes[client]), device=getattr(source, "order_device", "cpu"))
+        return read_batches(source, client, order, seed, batch_size)
+
+    with (
+        in_stage(trainer, RunningStage.VALIDATING),
+        without_trace(module),
+        eval_mode(module, "validation"),
+        processes.working_alone(),
+    ):
+        if _knows_samples(module):
+            batches = ((place, batch) for place, client in enumerate(mine) for batch in read(client))
+            means = _evaluate_together(trainer, _joined(batches, batch_size or source.batch_size), len(mine))
+            own = dict(zip(mine, means, strict=True))
+        else:
+            own = {client: _evaluate_alone(trainer, read(client)) for client in mine}
+    everyone = processes.exchange(own, "clients")
+    return {client: everyone[number % processes.size][client] for number, client in enumerate(clients)}
+
+
+def _knows_samples(module: LightningModule) -> bool:
+    """Says whether ``evaluate_samples`` measures what validation does: whoever overrides that may measure more."""
+    owner = next(base for base in (module, *type(module).__mro__) if "validation_step" in vars(base))
+    return "evaluate_samples" in vars(owner) and not any(overrides(module, hook) for hook in _AROUND_VALIDATION)
+
+
+def _joined(batches: Iterable[tuple[int, Any]], size: int) -> Iterator[_Joined]:
+    """Joins batches of several owners up to a number of samples."""
+    held: list[tuple[int, Any]] = []
+    for owner, batch in batches:
+        if not isinstance(batch, (list, tuple)) or not all(isinstance(part, Tensor) for part in batch):
+            raise FederatedError(
+                f"Expected batches that are lists of tensors for `evaluate_samples`, got {type(batch).__name__}: leave "
+                "that method out, so that `validation_step` evaluates each client by itself."
+            )
+        if held:
+            count = len(batch[0]) + sum(len(other[0]) for _, other in held)
+            if count > size or [part.shape[1:] for part in batch] != [part.shape[1:] for part in held[0][1]]:
+                yield _join(held)
+                held = []
+        held.append((owner, batch))
+    if held:
+        yield _join(held)
+
+
+def _join(held: list[tuple[int, Any]]) -> _Joined:
+    owners = np.repeat([owner for owner, _ in held], [len(batch[0]) for _, batch in held])
+    return owners, [torch.cat(parts) for parts in zip(*(batch for _, batch in held), strict=True)]
+
+
+def _evaluate_together(trainer: LightningNames, batches: Iterable[_Joined], count: int) -> list[dict[str, float]]:
+    """Returns the means over samples of what the module measures of each, by owner; all have samples."""
+    module: Any = trainer.lightning_module
+    transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=False)
+    sums: dict[str, Any] = {}
+    sizes: Any = np.zeros(count)
+    for number, (owners, batch) in enumerate(batches):
+        seed_evaluation(trainer, "validation", 0, 2 * number + 1)
+        with trainer.fabric.autocast():
+            values = module.evaluate_samples(batch if transfer is None else transfer(batch, 0))
+        for name, each in values.items():
+            if each.shape != owners.shape:
+                raise FederatedError(
+                    f"Expected `evaluate_samples` to return {name!r} of each of {len(owners)} samples, got a tensor of "
+                    f"shape {tuple(each.shape)}: return one number for each sample."
+                )
+            sums[name] = sums.get(name, 0) + np.bincount(owners, each.cpu().double(), count)
+        sizes += np.bincount(owners, minlength=count)
+    return [{name: float(total[owner] / sizes[owner]) for name, total in sums.items()} for owner in range(count)]
+
+
+def _evaluate_alone(trainer: LightningNames, batches: Iterable[Any]) -> dict[str, float]:
+    """Returns what the module logs of a validation set that no other process and no callback sees."""
+    module, recorder = trainer.lightning_module, MetricRecorder()
+
+    def hooks(name: str, *args: Any) -> None:
+        getattr(module, name)(*args)
+
+    for part in module.modules():
+        if isinstance(part, Metric):
+            part.reset()
+    with recording(module, recorder):
+        hooks("on_validation_start")
+        hooks("on_validation_epoch_start")
+        for _ in run_batches(trainer, "validation", batches, 0, 1, 1.0, recorder, hooks):
+            pass
+        seed_evaluation(trainer, "validation", 1)
+        hooks("on_validation_epoch_end")
+        hooks("on_validation_end")
+    return recorder.compute().logged
