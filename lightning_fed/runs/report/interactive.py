@@ -58,6 +58,7 @@ def curves_html(methods: Sequence[Method], metric: str, axes: Sequence[str], nam
         "margin": {"t": 70, "r": 20},
         "xaxis": {"title": {"text": _title(axes[0])}, "exponentformat": "SI", "rangemode": "tozero"},
         "yaxis": {"title": {"text": _plain(metric)}} | ({"tickformat": "~%", "hoverformat": ".2%"} if share else {}),
+        "showlegend": True,
         "legend": {"orientation": "h", "y": -0.25},
         "updatemenus": [*_axis_menu(curves), *_band_menu([trace["fill"] == "toself" for trace in traces])],
     }

@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
+from statistics import fmean
 
 from lightning_fed.runs.report.budgets import is_measured
 from lightning_fed.runs.report.contents import client_table, config_differences, split_pictures
@@ -74,6 +75,8 @@ def report_page(
     plotly_js = import_plotly().offline.get_plotlyjs()
     axes = [x, *(name for name in X_LABELS if name != x and is_measured(methods, name))]
     agreement = sorted({c for m in methods for run in m.runs for c in run.columns if c.startswith(_AGREEMENT)})
+    layers = [column for column in agreement if column.count("/") > 1]
+    overall = [column for column in agreement if column not in layers]
     differences = config_differences(methods)
     body = [
         f"<h1>{escape(metric)}, mean ± std over seeds</h1>",
@@ -81,7 +84,7 @@ def report_page(
         *(f"<p>{escape(note)}</p>" for note in notes),
         f'<div class="main">{curves_html(methods, metric, axes, "curves")}</div>',
         *_curves(methods, others, axes, "others"),
-        _section("Agreement", _curves(methods, agreement, axes, "agreement")),
+        _section("Agreement", [*_curves(methods, overall, axes, "agreement"), *_by_layer(methods, layers)]),
         _section("What differs between the methods", [_table(differences)] if differences else []),
         _section("Clients", _clients(methods)),
         _section("Split", _split(methods)),
@@ -104,6 +107,15 @@ def _section(title: str, parts: Sequence[str]) -> str:
 def _curves(methods: Sequence[Method], metrics: Sequence[str], axes: Sequence[str], name: str) -> list[str]:
     figures = (curves_html(methods, metric, axes, f"{name}-{i}") for i, metric in enumerate(metrics))
     return ['<div class="curves">', *(f"<div>{figure}</div>" for figure in figures), "</div>"] if metrics else []
+
+
+def _by_layer(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
+    """A table in place of curves, which there would be a hundred of: the last value of each, mean over seeds."""
+    lines = [["at the last measurement", *(method.label for method in methods)]]
+    for column in columns:
+        lasts = [[list(run.columns[column].values())[-1] for run in m.runs if column in run.columns] for m in methods]
+        lines.append([column, *(f"{fmean(last):.4g}" if last else "" for last in lasts)])
+    return [_table(lines, sortable=True)] if columns else []
 
 
 def _table(lines: Sequence[Sequence[str]], sortable: bool = False) -> str:

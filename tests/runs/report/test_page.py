@@ -124,6 +124,18 @@ def test_curves_are_those_of_the_picture(page: Path) -> None:
     assert [button["args"][1] for button in bands["buttons"]] == [[0, 2], [0, 2]]
 
 
+def test_layers_are_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    for seed, last in enumerate([0.25, 0.75]):
+        rows = f"round,val/acc,agreement/mean,agreement/mean/w.1\n0,0.1,,\n1,0.2,0.5,0.1\n2,0.3,0.5,{last}\n"
+        write_run(tmp_path, "a", seed, label="A", text=rows)
+    write_run(tmp_path, "b", 0, [0.1, 0.2], label="B", metric="val/acc")
+    assert main([str(tmp_path), "--format", "html"]) == 0
+    read = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert read.tables[1] == [["at the last measurement", "A", "B"], ["agreement/mean/w.1", "0.5", ""]]
+    assert [figure[1]["yaxis"]["title"]["text"] for figure in read.figures()] == ["val/acc", "agreement/mean"]
+
+
 def test_a_missing_plotly_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
     write_run(tmp_path, values=[0.1, 0.2])
     monkeypatch.setitem(sys.modules, "plotly", None)
