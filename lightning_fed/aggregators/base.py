@@ -96,6 +96,10 @@ class Aggregator(FederatedCallback, ABC):
     def check_cohort(self, num_clients: int) -> None:  # noqa: B027  # most rules take any cohort
         """Refuses a round of ``num_clients`` clients if the rule's options ask for more."""
 
+    def client_figures(self) -> dict[str, Tensor]:
+        """Returns what the last step made of each client that entered, each (n,) or empty, by the name for tables."""
+        return {}
+
     def start_gradients(self, round: int) -> StartGradient:
         """Asks for the client's gradient at w, if the rule uses gradients and takes them there."""
         return "client" if self.all_needs & Need.ANY_GRADIENT and self.gradient_at == "start" else "none"

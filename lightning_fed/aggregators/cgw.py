@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import expect_choice, expect_number
-from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
+from lightning_fed.functional.cgw import corrective_weights, products_with_sum, weighted_gradients
 from lightning_fed.functional.inner_products import gram_matrix
 from lightning_fed.hooks import TrainerLike
 
@@ -47,16 +47,23 @@ class CGW(Aggregator):
         expect_choice("--aggregator.constraint", constraint, ("per_client", "shared"))
         self.alpha = alpha
         self.constraint: Literal["per_client", "shared"] = constraint
-        self.corrective_weights = torch.empty(0, dtype=torch.float64)
+        self.corrective_weights = self._losses = torch.empty(0, dtype=torch.float64)
+        self._gram = torch.empty(0, 0, dtype=torch.float64)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns Δ - (1/η_g) Σ x_i D_i, shape (d,): the learning rate is for Δ alone."""
         if self.alpha == 0:
             return update.mean
-        gram = gram_matrix(update.gradients).cpu()  # read once: what follows asks for one number after another
-        self.corrective_weights = corrective_weights(gram, update.losses, self.alpha, self.constraint)
+        self._gram = gram_matrix(update.gradients).cpu()  # read once: what follows asks for one number after another
+        self._losses = update.losses
+        self.corrective_weights = corrective_weights(self._gram, update.losses, self.alpha, self.constraint)
         correction = weighted_gradients(update.gradients, self.corrective_weights)
         return torch.sub(update.mean, correction, alpha=1 / self.lr)
+
+    def client_figures(self) -> dict[str, Tensor]:
+        """Returns x_i, m_i = ⟨D_i, D⟩ and the sign of x_i of the last round; empty if α = 0."""
+        weights, products = self.corrective_weights, products_with_sum(self._gram, self._losses)[1]
+        return {"cgw_weight": weights, "cgw_product": products, "cgw_sign": weights.sign()}
 
     def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place and logs how many clients got a negative weight, or none."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["corrective_weights", "weighted_gradients"]
+__all__ = ["corrective_weights", "products_with_sum", "weighted_gradients"]
 
 
 def corrective_weights(
@@ -36,8 +36,8 @@ def corrective_weights(
         FederatedError: If a loss is negative: the paper's bound is a share of the loss.
     """
     losses = losses.to(gram)
+    enters, products = products_with_sum(gram, losses)
     squares = gram.diagonal()
-    enters = (squares > 0) & squares.isfinite() & losses.isfinite()
     weights = torch.zeros_like(squares)
     if not enters.any():
         return weights
@@ -46,7 +46,7 @@ def corrective_weights(
             f"Expected losses of at least 0 for corrective gradient weights, got {losses[enters].min().item():.4g}: "
             "change the loss of the model, or take another `--aggregator`."
         )
-    squares, products = squares[enters], _products(gram[enters][:, enters])
+    squares, products = squares[enters], products[enters]
     bound = alpha * (losses[enters] / squares.sqrt()).min()
     root = products.square().div(squares).sum().sqrt()
     length = products.sum().clamp(min=0).sqrt()  # ‖D‖
@@ -55,11 +55,25 @@ def corrective_weights(
     return weights
 
 
-def _products(gram: Tensor) -> Tensor:
-    """Computes m_i = ⟨D_i, D⟩, with 0 for what is nothing but rounding: the weights would blow it up to full size."""
-    rounding = torch.finfo(gram.dtype).eps * len(gram) * gram.abs().sum(dim=1)
-    products = gram.sum(dim=1)
-    return products.masked_fill(products.abs() <= rounding, 0.0)
+def products_with_sum(gram: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes m_i = ⟨D_i, D⟩, D the sum over the clients that enter, with 0 for what is nothing but rounding.
+
+    Args:
+        gram: ⟨D_i, D_j⟩, shape (n, n), float64.
+        losses: L_i, shape (n,).
+
+    Returns:
+        Who enters, shape (n,), bool: those whose D_i is finite and not zero, and whose L_i is finite. And m_i, shape
+        (n,), 0 for the others: the weights would blow rounding up to full size.
+    """
+    squares = gram.diagonal()
+    enters = (squares > 0) & squares.isfinite() & losses.to(gram).isfinite()
+    entered = gram[enters][:, enters]
+    rounding = torch.finfo(gram.dtype).eps * len(entered) * entered.abs().sum(dim=1)
+    sums = entered.sum(dim=1)
+    products = torch.zeros_like(squares)
+    products[enters] = sums.masked_fill(sums.abs() <= rounding, 0.0)
+    return enters, products
 
 
 def weighted_gradients(gradients: Tensor, weights: Tensor) -> Tensor:

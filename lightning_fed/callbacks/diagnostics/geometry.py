@@ -1,11 +1,13 @@
 """Logs how long the updates of a round's clients are, and how far they point in the same direction."""
 
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_fed.callbacks.diagnostics.round_table import RoundTable
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.functional.geometry import direction_cosines
@@ -25,8 +27,12 @@ class UpdateGeometry(FederatedCallback):
     the aggregator weighs), ``update/cosine`` (mean over pairs of clients, in rounds of two or more that moved),
     ``update/cosine_to_mean``, and ``update/step``, the length of the server's step ‖w_new - w‖.
 
+    With ``by_client`` the file ``updates.csv`` of the run's folder has ‖δ_i‖ of each client and round (``norm``), and
+    what the aggregator made of it, such as CGW's x_i (``cgw_weight``), m_i (``cgw_product``) and sign (``cgw_sign``).
+
     Args:
         every_n_rounds: Rounds between measurements, at least 1.
+        by_client: Whether each client's figures are written to a table.
 
     Raises:
         FederatedError: If the number is out of range.
@@ -35,15 +41,23 @@ class UpdateGeometry(FederatedCallback):
     needs = Need.MEAN
     stacks = True
 
-    def __init__(self, every_n_rounds: int = 1) -> None:
+    def __init__(self, every_n_rounds: int = 1, by_client: bool = False) -> None:
         expect_count("every_n_rounds", every_n_rounds, of=type(self).__name__)
-        self.every_n_rounds = every_n_rounds
+        self.every_n_rounds, self.by_client = every_n_rounds, by_client
+        self._table: RoundTable | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuses a second callback that would log under the same names."""
         if stage == "fit" and sum(isinstance(callback, UpdateGeometry) for callback in trainer.callbacks) > 1:
             name = type(self).__name__
             raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Opens the table, where there is a folder for it."""
+        self._table = None
+        if self.by_client and trainer.is_global_zero and trainer.run is not None:
+            head = ["client", "norm", *trainer.aggregator.client_figures()]
+            self._table = RoundTable(trainer.run.path / "updates.csv", head, trainer.round)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Starts the sums of a round that is due."""
@@ -76,10 +90,14 @@ class UpdateGeometry(FederatedCallback):
         if update.num_clients > 1:
             logged["update/cosine"] = between
         pl_module.log_dict(logged)
-        self._before = trainer.weights.clone()
+        self._before, self._lengths = trainer.weights.clone(), norms
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Logs how far the server has stepped."""
         if self._due and update.num_clients:
             pl_module.log("update/step", torch.linalg.vector_norm(trainer.weights - self._before))
             del self._before
+            if self._table is not None:
+                figures = [values.tolist() for values in trainer.aggregator.client_figures().values()]
+                columns = [[client.id for client in update.clients], self._lengths.tolist(), *figures]
+                self._table.append(trainer.round, zip_longest(*columns, fillvalue=""))

@@ -1,5 +1,6 @@
 """Agreement and geometry of the clients' updates, against NumPy and with every engine."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from lightning.pytorch import Callback
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import CGW, FedAdam, FedAvg
-from lightning_fed.callbacks.diagnostics import UpdateAgreement, UpdateGeometry
+from lightning_fed.callbacks.diagnostics import UpdateAgreement, UpdateGeometry, round_table
 from lightning_fed.client_algorithms import SCAFFOLD
+from lightning_fed.core.files import WriteError
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.geometry import direction_cosines
 from lightning_fed.hooks import FederatedCallback
@@ -161,6 +163,66 @@ def test_a_resumed_run_goes_on_with_the_same_columns(tmp_path: Path) -> None:
     found = columns(trainer)
     for name in ("agreement/overlap", "agreement/least"):
         assert found[name] == whole[name]
+
+
+def table(trainer: FederatedTrainer) -> list[dict[str, str]]:
+    with (trainer.run.path / "updates.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_clients_have_a_table_of_their_own(tmp_path: Path) -> None:
+    keeps = Keeps()
+    trainer, _ = run(tmp_path, keeps, UpdateGeometry(2, by_client=True), clients_per_round=3, max_rounds=4)
+    rows = table(trainer)
+    assert [int(row["round"]) for row in rows] == [2] * 3 + [4] * 3
+    assert list(rows[0]) == ["round", "client", "norm"]
+    norms = [np.linalg.norm(update) for round in (2, 4) for update in keeps.updates[round]]
+    assert [float(row["norm"]) for row in rows] == pytest.approx(norms)
+
+
+class KeepsGradients(CGW):
+    def server_step(self, update: Any) -> torch.Tensor:
+        self.rows = update.gradients.double().numpy().copy()
+        return super().server_step(update)
+
+
+def test_corrective_weights_are_in_the_table(tmp_path: Path) -> None:
+    aggregator = KeepsGradients(0.1)
+    trainer, _ = run(tmp_path, aggregator, UpdateGeometry(by_client=True), max_rounds=2)
+    rows = table(trainer)[4:]
+    products = aggregator.rows @ aggregator.rows.sum(axis=0)
+    losses, norms = aggregator._losses.numpy(), np.linalg.norm(aggregator.rows, axis=1)
+    bound = 0.1 * (losses / norms).min()
+    weights = bound * (products / norms**2) / np.sqrt(((products / norms) ** 2).sum())
+    assert [float(row["cgw_product"]) for row in rows] == pytest.approx(products)
+    assert [float(row["cgw_weight"]) for row in rows] == pytest.approx(weights)
+    assert [float(row["cgw_sign"]) for row in rows] == np.sign(weights).tolist()
+    trainer, _ = run(tmp_path / "off", CGW(0.0), UpdateGeometry(by_client=True), max_rounds=1)
+    assert {row["cgw_weight"] for row in table(trainer)} == {""}
+
+
+def test_a_resumed_run_keeps_the_rows_of_finished_rounds(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"enable_checkpointing": True, "name": "run", "precision": "64-true"}
+    whole, _ = run(tmp_path / "whole", UpdateGeometry(by_client=True), max_rounds=3, **kept)
+    first, _ = run(tmp_path, UpdateGeometry(by_client=True), max_rounds=1, **kept)
+    path = first.run.path / "updates.csv"
+    path.write_text(path.read_text() + "2,0,7.0\n")  # cut off after its checkpoint
+    trainer = trainer_for(tmp_path, UpdateGeometry(by_client=True), max_rounds=3, **kept)
+    trainer.fit(Net(), net_data(), ckpt_path="last")
+    assert trainer.run.path == first.run.path
+    assert table(trainer) == table(whole)
+
+
+def test_a_table_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise WriteError("no space is left")
+
+    monkeypatch.setattr(round_table, "append_whole", refuse)
+    with pytest.warns(UserWarning, match=r"goes on without updates\.csv: no space") as caught:
+        trainer, found = run(tmp_path, UpdateGeometry(by_client=True))
+    assert sum("updates.csv" in str(warning.message) for warning in caught) == 1
+    assert list(found["update/norm"]) == [1, 2, 3]
+    assert table(trainer) == []
 
 
 def test_cosines_of_a_few_vectors() -> None:

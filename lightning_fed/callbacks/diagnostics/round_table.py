@@ -1,0 +1,52 @@
+"""A table of the run's folder with rows of each round."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_fed.core.files import WriteError, append_whole, write_atomically
+
+__all__ = ["RoundTable"]
+
+
+class RoundTable:
+    """A CSV file whose first column is the round; where the system refuses it, the run goes on, which is said once.
+
+    Args:
+        path: The file.
+        head: Names of the columns after ``round``.
+        finished: Index of the last round that the run has finished: rows of later ones, of a run that was cut off after
+            its checkpoint, are removed.
+    """
+
+    def __init__(self, path: Path, head: Sequence[str], finished: int) -> None:
+        self.path, self._refused = path, False
+        kept: list[list[str]] = []
+        if finished and path.is_file():
+            with path.open(newline="", errors="replace") as file:
+                rows = list(csv.reader(file))[1:]
+            kept = [row for row in rows if row and row[0].isdigit() and int(row[0]) <= finished]
+        self._write(lambda: write_atomically(path, _text([["round", *head], *kept])))
+
+    def append(self, round: int, rows: Iterable[Sequence[Any]]) -> None:
+        """Adds rows of a round."""
+        self._write(lambda: append_whole(self.path, _text([round, *row] for row in rows)))
+
+    def _write(self, write: Any) -> None:
+        if self._refused:
+            return
+        try:
+            write()
+        except WriteError as error:
+            self._refused = True
+            rank_zero_warn(f"The run goes on without {self.path.name}: {error}")
+
+
+def _text(rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
