@@ -1,7 +1,5 @@
 """Logs how good the global model is for each client, and for those of a round and the others."""
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -10,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_fed.callbacks.diagnostics.round_table import csv_text
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Cohort
@@ -168,15 +167,14 @@ class ClientEvaluation(FederatedCallback):
         if not trainer.is_global_zero or trainer.run is None:
             return
         counts = getattr(trainer.datamodule, "class_counts", lambda: None)()
-        names, text = _names(values), io.StringIO()
-        rows = csv.writer(text)
-        rows.writerow(["round", "client", "samples", "classes", *names])
+        names = _names(values)
+        rows: list[list[Any]] = [["round", "client", "samples", "classes", *names]]
         for client, each in values.items():
             classes = "" if counts is None else int((counts[client] > 0).sum())
             cells = [each.get(name, "") for name in names]
-            rows.writerow([trainer.round, client, int(self._source.sizes[client]), classes, *cells])
+            rows.append([trainer.round, client, int(self._source.sizes[client]), classes, *cells])
         try:
-            write_atomically(trainer.run.path / "clients.csv", text.getvalue().encode())
+            write_atomically(trainer.run.path / "clients.csv", csv_text(rows))
         except WriteError as error:
             if not self._warned:
                 self._warned = True

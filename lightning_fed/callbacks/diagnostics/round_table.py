@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.core.files import WriteError, append_whole, write_atomically
 
-__all__ = ["RoundTable"]
+__all__ = ["RoundTable", "csv_text"]
 
 
 class RoundTable:
@@ -30,11 +30,11 @@ class RoundTable:
             with path.open(newline="", errors="replace") as file:
                 rows = list(csv.reader(file))[1:]
             kept = [row for row in rows if row and row[0].isdigit() and int(row[0]) <= finished]
-        self._write(lambda: write_atomically(path, _text([["round", *head], *kept])))
+        self._write(lambda: write_atomically(path, csv_text([["round", *head], *kept])))
 
     def append(self, round: int, rows: Iterable[Sequence[Any]]) -> None:
         """Adds rows of a round."""
-        self._write(lambda: append_whole(self.path, _text([round, *row] for row in rows)))
+        self._write(lambda: append_whole(self.path, csv_text([round, *row] for row in rows)))
 
     def _write(self, write: Any) -> None:
         if self._refused:
@@ -46,7 +46,8 @@ class RoundTable:
             rank_zero_warn(f"The run goes on without {self.path.name}: {error}")
 
 
-def _text(rows: Iterable[Sequence[Any]]) -> bytes:
+def csv_text(rows: Iterable[Sequence[Any]]) -> bytes:
+    """Returns the content of a CSV file."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
