@@ -101,6 +101,13 @@ class Split:
         counts = np.bincount(cells, minlength=self.num_clients * num_classes)
         return counts.reshape(self.num_clients, num_classes)
 
+    def classes_held(self, targets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Counts the classes of each client, shape (clients,)."""
+        # Over the pairs that occur: the table of clients × classes can be far larger than the data.
+        num_classes = int(targets.max()) + 1
+        pairs = np.unique(self.owners * num_classes + targets[self.index])
+        return np.bincount(pairs // num_classes, minlength=self.num_clients)
+
     def summary(self, targets: npt.NDArray[Any] | None) -> dict[str, int | float | str]:
         """Describes the split in a few numbers; ``classes_per_client`` only where there are class labels."""
         sizes = self.sizes
@@ -113,7 +120,5 @@ class Split:
             "samples_per_client_max": int(sizes.max()),
         }
         if targets is not None:
-            # Counted over the pairs that occur: the table of clients × classes can be far larger than the data.
-            cells = self.owners * (int(targets.max()) + 1) + targets[self.index]
-            figures["classes_per_client_mean"] = len(np.unique(cells)) / self.num_clients
+            figures["classes_per_client_mean"] = float(self.classes_held(targets).mean())
         return figures | {"hash": self.hash()}

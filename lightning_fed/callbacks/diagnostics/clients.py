@@ -12,6 +12,7 @@ from lightning_fed.callbacks.diagnostics.round_table import csv_text
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Cohort
+from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.clients import summarize_clients
 from lightning_fed.hooks import FederatedCallback, TrainerLike
@@ -87,13 +88,16 @@ class ClientEvaluation(FederatedCallback):
             rng = numpy_generator_for(trainer.seed, Purpose.SAMPLE)  # rounds draw theirs from 1 on
             clients = np.sort(rng.choice(clients, self.num_clients, replace=False))
         self._clients: list[int] = clients.tolist()
+        data = trainer.datamodule if isinstance(trainer.datamodule, FederatedDataModule) else None
+        labels = None if data is None else data.labels
+        self._classes = None if data is None or labels is None else data.split.classes_held(labels)
         self._round, self._warned = 0, False
         self._before: dict[str, float] = {}
 
     def _find_source(self, trainer: EvaluatingTrainer) -> Any:
         if self.data == "train":
             return getattr(trainer.source, "unaugmented", trainer.source)
-        if not hasattr(trainer.datamodule, "held_out_source"):
+        if not isinstance(trainer.datamodule, FederatedDataModule):
             raise FederatedError(
                 f"Expected a FederatedDataModule for `data` {self.data} of {type(self).__name__}, got "
                 f"{type(trainer.datamodule).__name__}: wrap it as `source`, or set `data` to train."
@@ -166,11 +170,10 @@ class ClientEvaluation(FederatedCallback):
         """Writes ``clients.csv``; where the system refuses it, the run goes on, which is said once."""
         if not trainer.is_global_zero or trainer.run is None:
             return
-        counts = getattr(trainer.datamodule, "class_counts", lambda: None)()
         names = _names(values)
         rows: list[list[Any]] = [["round", "client", "samples", "classes", *names]]
         for client, each in values.items():
-            classes = "" if counts is None else int((counts[client] > 0).sum())
+            classes = "" if self._classes is None else int(self._classes[client])
             cells = [each.get(name, "") for name in names]
             rows.append([trainer.round, client, int(self._source.sizes[client]), classes, *cells])
         try:
