@@ -6,20 +6,25 @@ import netrc
 import os
 import zlib
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 from lightning.pytorch.loggers import Logger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.core.files import WriteError, append_whole, write_atomically, writing
 from lightning_fed.runs.folder import RunFolder, read_rows
+from lightning_fed.runs.report.tables import LAST, run_figures
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "show_picture"]
+
+# Columns of evaluations, whose best value and last ones sum a run up.
+_EVALUATED = ("val/", "test/", "per_client/")
 
 
 class RoundCSVLogger(Logger):
@@ -193,7 +198,8 @@ class RoundWandbLogger(WandbLogger):
 
     Online when the user is logged in, else offline. A run that is resumed keeps its id; its earlier rounds are
     replayed from metrics.csv, unless the server holds them already. The W&B run is opened when ``experiment`` is first
-    asked for, which takes seconds; what is logged before waits for it.
+    asked for, which takes seconds; what is logged before waits for it. Runs of one config with several seeds are one
+    group. What fails at W&B is one warning, and the run goes on without it: metrics.csv holds the numbers.
 
     Args:
         run: The run's folder and id.
@@ -206,17 +212,20 @@ class RoundWandbLogger(WandbLogger):
             save_dir=str(run.path),
             version=run.wandb_id,
             project=os.environ.get("WANDB_PROJECT", project),
-            group=run.label,
+            group=f"{run.label} {run.group[:8]}",
+            job_type="fit",
+            tags=run.label.split("+"),
             mode=_wandb_mode(),
             settings={"silent": True, "console": "off"},
         )
         # Lightning passes this setting, unset, to every wandb; newer ones warn that they no longer know it.
         self._wandb_init.pop("anonymous", None)
+        self._run, self._lost = run, False
         self._waiting: list[Callable[[], None]] = []
 
     @property
     def experiment(self) -> Any:
-        """The W&B run."""
+        """The W&B run; one that takes everything and keeps nothing, where W&B has failed."""
         self.open()
         return self._experiment
 
@@ -224,40 +233,87 @@ class RoundWandbLogger(WandbLogger):
         """Opens the W&B run, if it is not, and logs what has waited for it."""
         if self._experiment is not None:
             return
-        run: Any = super().experiment
-        self._experiment = run
+        with self._going_on():
+            self._experiment = super().experiment
+            self._define_axes(self._experiment)
+        if self._experiment is None:
+            import wandb
+
+            self._experiment = wandb.init(mode="disabled")
+        waiting, self._waiting = self._waiting, []
+        for log in waiting:
+            log()
+
+    def _define_axes(self, run: Any) -> None:
         run.define_metric("round")
         run.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
         # An online run that is resumed already holds rounds: they are the same numbers, and are not sent again.
         self._already_there = int(run.summary.get("round", -1)) if getattr(run, "resumed", False) else -1
-        waiting, self._waiting = self._waiting, []
-        for log in waiting:
-            log()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Makes one warning of what fails at W&B, whatever it is, and sends nothing more."""
+        try:
+            yield
+        except Exception as error:
+            if not self._lost:
+                self._lost = True
+                why = " ".join(str(error).split()) or type(error).__name__
+                rank_zero_warn(f"W&B: the run goes on without it, as {why}; metrics.csv holds the numbers.")
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         """Records the config."""
         if self._experiment is None:
             self._waiting.append(partial(self.log_hyperparams, params))
-        else:
-            super().log_hyperparams(params)
+        elif not self._lost:
+            with self._going_on():
+                super().log_hyperparams(params)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Logs a round's row, or whatever else a module logs by itself."""
         if self._experiment is None:
             self._waiting.append(partial(self.log_metrics, dict(metrics), step))
-        elif metrics.get("round", float("inf")) > self._already_there:
-            super().log_metrics(metrics, step=step)
+        elif not self._lost and metrics.get("round", float("inf")) > self._already_there:
+            with self._going_on():
+                super().log_metrics(metrics, step=step)
 
     def log_picture(self, key: str, path: Path) -> None:
         """Adds a picture file to the row that is logged next: the first one, where none is logged yet."""
         if self._experiment is None:
             self._waiting.insert(0, partial(self.log_picture, key, path))
-            return
-        import wandb
+        elif not self._lost:
+            import wandb
 
-        self._experiment.log({key: wandb.Image(str(path))}, commit=False)
+            with self._going_on():
+                self._experiment.log({key: wandb.Image(str(path))}, commit=False)
 
     def finalize(self, status: str) -> None:
-        """Closes the run, so that the next one in this process is a run of its own."""
+        """Sums the run up and closes it, so that the next one in this process is a run of its own."""
         if self._experiment is not None:
-            self._experiment.finish(exit_code=0 if status == "success" else 1)
+            with self._going_on():
+                if not self._lost:
+                    self._sum_up()
+                self._experiment.finish(exit_code=0 if status == "success" else 1)
+
+    def _sum_up(self) -> None:
+        """Writes best value and mean of the last 10 beside the final one, and the table of clients, if there is one."""
+        import wandb
+
+        run: Any = self._experiment
+        columns: dict[str, list[float]] = defaultdict(list)
+        for row in read_rows(self._run.metrics):
+            for name, cell in row.items():
+                if cell and name.startswith(_EVALUATED):
+                    columns[name].append(float(cell))
+        for name, values in columns.items():
+            _, best, last = run_figures(name, values)
+            run.summary.update({f"{name}.best": best, f"{name}.last{LAST}": last})
+        clients = self._run.path / "clients.csv"
+        if clients.is_file():
+            with clients.open(newline="") as file:
+                head, *rows = csv.reader(file)
+            run.log({"clients": wandb.Table(list(head), [[_number(cell) for cell in row] for row in rows])})
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None

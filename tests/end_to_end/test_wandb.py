@@ -7,7 +7,7 @@ import wandb
 
 from lightning_fed.cli import main
 from tests.end_to_end.command import QUICKSTART, rows, run_folders
-from tests.end_to_end.wandb_file import config, history, metric_axes
+from tests.end_to_end.wandb_file import config, history, metric_axes, start, summary
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,10 @@ def test_offline_run_holds_rounds_config_and_picture_and_a_resumed_one_holds_eac
     assert stored["trainer"]["max_rounds"] == 2
     assert stored["parameters"] == 64 * 64 + 64 + 64 * 10 + 10
     assert stored["split"]["clients"] == 20
+    begun = start(path)
+    assert begun["run_group"].startswith("FedAvg+SignAgreement ")
+    assert (begun["job_type"], begun["tags"]) == ("fit", ["FedAvg", "SignAgreement"])
+    assert summary(path)["val/acc.best"] == max(row["val/acc"] for row in logged)
 
     _fit(tmp_path, 4, "--ckpt_path=last")
     (folder,) = run_folders(tmp_path)

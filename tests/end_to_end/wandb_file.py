@@ -81,3 +81,18 @@ def metric_axes(path: Path) -> dict[str, str]:
         if record.WhichOneof("record_type") == "metric":
             axes[record.metric.name or record.metric.glob_name] = record.metric.step_metric
     return axes
+
+
+def start(path: Path) -> dict[str, Any]:
+    """What the run was opened with."""
+    run = next(record.run for record in records(path) if record.WhichOneof("record_type") == "run")
+    return {"run_group": run.run_group, "job_type": run.job_type, "tags": list(run.tags)}
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """What was written to the run's summary by itself."""
+    found = {}
+    for record in records(path):
+        if record.WhichOneof("record_type") == "summary":
+            found.update({item.key or "/".join(item.nested_key): item.value_json for item in record.summary.update})
+    return {name: json.loads(text) for name, text in found.items()}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 
-from lightning_fed import FederatedTrainer
+from lightning_fed import FederatedCallback, FederatedTrainer
 from lightning_fed.core.files import WriteError
 from lightning_fed.runs.loggers import RoundWandbLogger
 from tests.parts import Classifier, federated_data, federated_trainer
@@ -65,6 +65,48 @@ def test_rounds_after_a_large_step_reach_wandb_and_own_rows_stay_out_of_the_tabl
     assert rounds_of(trainer) == ["0", "1", "2", "3"]
     assert trainer.loggers != []
     assert not any(isinstance(logger, RoundWandbLogger) for logger in trainer.loggers), "a closed run takes no rows"
+
+
+@pytest.mark.parametrize("failing", ["open", "define_metric", "log", "finish"])
+def test_wandb_that_fails_is_one_warning_and_the_numbers_are_kept(tmp_path, monkeypatch, failing):
+    class Broken(Experiment):
+        pass
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError("the server\nis unreachable")
+
+    setattr(Broken, failing, refuse)
+    opened = property(refuse) if failing == "open" else Broken()
+    monkeypatch.setattr(WandbLogger, "experiment", opened)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    trainer = federated_trainer(tmp_path, logger=None, enable_checkpointing=True, max_rounds=2)
+    with pytest.warns(UserWarning, match="W&B: the run goes on without it, as the server is unreachable; ") as caught:
+        trainer.fit(LogsItself(), federated_data(8, 8))
+    assert sum("W&B" in str(warning.message) for warning in caught) == 1
+    assert rounds_of(trainer) == ["0", "1", "2"]
+    assert (trainer.run.checkpoints / "last.ckpt").is_file()
+
+
+def test_the_summary_has_best_values_means_of_the_last_rounds_and_the_table_of_clients(tmp_path, monkeypatch):
+    class Evaluates(Classifier):
+        def on_train_epoch_end(self) -> None:
+            self.log("val/acc", [0.5, 0.9, 0.7][self.current_epoch - 1])
+            self.log("val/error", float(self.current_epoch))
+
+    class Tabulates(FederatedCallback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            (trainer.run.path / "clients.csv").write_text("round,client,loss\n3,0,0.5\n3,1,\n")
+
+    experiment = Experiment()
+    monkeypatch.setattr(WandbLogger, "experiment", experiment)
+    monkeypatch.setattr("wandb.Table", lambda columns, data: (columns, data))
+    trainer = federated_trainer(tmp_path, Tabulates(), logger=None, enable_checkpointing=True, max_rounds=3)
+    trainer.fit(Evaluates(), federated_data(8, 8))
+    found = {name: value for name, value in experiment.summary.items() if name.startswith("val/")}
+    assert found == pytest.approx({
+        "val/acc.best": 0.9, "val/acc.last10": 0.7, "val/error.best": 1.0, "val/error.last10": 2.0
+    })  # fmt: skip
+    assert {"clients": (["round", "client", "loss"], [[3.0, 0.0, 0.5], [3.0, 1.0, None]])} in experiment.rows
 
 
 @pytest.mark.parametrize("step", [None, 0, 10**9])

@@ -19,6 +19,7 @@ __all__ = [
     "is_share",
     "lower_is_better",
     "method_rows",
+    "run_figures",
     "summarize",
     "table_cells",
     "write_csv",
@@ -102,18 +103,23 @@ def method_rows(
 
 
 def _row(method: Method, metric: str, derived: Mapping[str, Callable[[MeasuredRun], float]]) -> Row:
-    best = min if lower_is_better(metric) else max
     curves = [run.columns[metric] for run in method.runs]
-    values = [list(curve.values()) for curve in curves]
+    finals, bests, lasts = zip(*(run_figures(metric, list(curve.values())) for curve in curves), strict=True)
     return Row(
         method=method.label,
         seeds=len(curves),
         last_rounds=tuple(max(curve) for curve in curves),
-        final=summarize([run[-1] for run in values]),
-        best=summarize([best((v for v in run if not math.isnan(v)), default=math.nan) for run in values]),
-        last=summarize([fmean(run[-LAST:]) for run in values]),
+        final=summarize(finals),
+        best=summarize(bests),
+        last=summarize(lasts),
         derived={name: _summarize_found([value(run) for run in method.runs]) for name, value in derived.items()},
     )
+
+
+def run_figures(metric: str, values: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the final value of a run's evaluations, the best one, NaN if all are, and the mean of the last 10."""
+    best = min if lower_is_better(metric) else max
+    return values[-1], best((v for v in values if not math.isnan(v)), default=math.nan), fmean(values[-LAST:])
 
 
 def _summarize_found(values: Sequence[float]) -> Summary:
