@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_fed.core.overrides import batch_transfer, overrides
+from lightning_fed.core.overrides import accepts, batch_transfer, overrides
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.data.sources import BatchSource
@@ -44,13 +44,15 @@ def evaluate_clients(
         trainer: The trainer, whose module holds the model to evaluate.
         source: The clients' samples.
         clients: The clients; each has samples.
-        batch_size: Samples per batch, the source's own if not given.
+        batch_size: Samples per batch; the source's own if not given, or where it knows no other.
 
     Returns:
         What is logged for loggers, or the means over samples, by client and name.
     """
     module, processes = trainer.lightning_module, trainer.processes
     expect_module(module, "validation_step")
+    if not accepts(source.batches, "batch_size", 4):  # a source of the user's own
+        batch_size = None
     mine = clients[processes.rank :: processes.size]
 
     def read(client: int) -> Iterator[Any]:

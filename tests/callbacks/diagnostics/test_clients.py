@@ -376,6 +376,31 @@ def test_batches_of_other_shapes_go_apart(passes: list[int], tmp_path: Path) -> 
     assert passes == [4, 4, 4]
 
 
+class Halves:
+    """A source of the user's own, which knows no other batches than its own, of two samples."""
+
+    sizes, batch_size, reads_are_seeded = np.array([4, 0, 3]), 2, False
+
+    def to(self, device: Any) -> Any:
+        return self
+
+    def batches(self, client: int, order: Tensor, seed: int) -> Any:
+        x, y = points(12).tensors
+        for rows in torch.split(4 * client + order, 2):
+            yield [x[rows], y[rows]]
+
+
+def test_a_source_of_the_users_own_is_read_in_its_batches(
+    passes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = federated_data(4, 4, 4)
+    monkeypatch.setattr(data, "train_source", Halves)
+    trainer = trainer_for(tmp_path, ClientEvaluation(), max_rounds=1, limit_val_batches=0)
+    trainer.fit(Sampled(), data)
+    assert passes == [2, 2, 2, 1]
+    assert [(row["client"], row["samples"]) for row in table(trainer)] == [("0", "4"), ("2", "3")]
+
+
 class OfDicts(Sampled):
     """Takes dicts."""
 
