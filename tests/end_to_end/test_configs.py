@@ -10,13 +10,15 @@ import pytest
 import yaml
 
 from lightning_fed.cli import FederatedCLI, main
+from lightning_fed.cli.configs_command import with_found_configs
 from tests.docs.pages import blocks
 from tests.end_to_end.command import REPOSITORY, fit_words, rows, run_folders
 from tests.official_files import pixels, write_cifar, write_emnist, write_tiny_imagenet
 from tests.user_files import write_femnist, write_leaf
 
 CONFIGS = REPOSITORY / "configs"
-FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
+SWEEPS = sorted((CONFIGS / "sweeps").glob("*.yaml"))
+FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml") if path not in SWEEPS)
 
 # What a fragment is laid over or beside; a file in another folder stands on its own.
 COMPANIONS = {
@@ -108,13 +110,7 @@ def test_config_trains_a_round(
         folder = tmp_path_factory.mktemp("model")
         write_shown_model(name, folder)
         monkeypatch.syspath_prepend(folder)
-    data = next((data for words, data in DATA.items() if any(words in text for text in texts)), None)
-    if data is not None:
-        root = request.getfixturevalue(data) if isinstance(data, str) else tmp_path_factory.mktemp("data")
-        monkeypatch.setenv("LIGHTNING_FED_DATA", str(root))
-        if not isinstance(data, str):
-            monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-            data(root, monkeypatch)
+    _find_data(texts, request, monkeypatch, tmp_path_factory)
     cli = FederatedCLI(["fit", *config_words(name), "--trainer.fast_dev_run=true"])
     assert cli.trainer.round == 1
     assert cli.trainer.callback_metrics["train/loss"] > 0
@@ -122,6 +118,57 @@ def test_config_trains_a_round(
     batches = [min(int(size), cli.datamodule.batch_size) for size in (sizes.min(), sizes.max())]
     assert clients * batches[0] <= cli.trainer.totals["samples"] <= clients * batches[1]
     assert list(tmp_path.iterdir()) == []
+
+
+def _find_data(
+    texts: list[str],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Says in the environment where the data that a config asks for are."""
+    data = next((data for words, data in DATA.items() if any(words in text for text in texts)), None)
+    if data is not None:
+        root = request.getfixturevalue(data) if isinstance(data, str) else tmp_path_factory.mktemp("data")
+        monkeypatch.setenv("LIGHTNING_FED_DATA", str(root))
+        if not isinstance(data, str):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+            data(root, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda path: path.stem)
+def test_what_an_agent_of_a_sweep_calls_trains_a_round(
+    sweep: Path,
+    at: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """As W&B itself composes the command, at the first and the last value of each parameter."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    stated = yaml.safe_load(sweep.read_text())
+    assert stated["metric"]["name"].split(".")[0] in ("val/acc", "test/acc")
+    chosen = {name: {"value": each["values"][at] if "values" in each else each["value"]}
+              for name, each in stated["parameters"].items()}  # fmt: skip
+    arguments = create_sweep_command_args({"args": chosen})["args"]
+    program, *words = create_sweep_command(stated["command"])
+    assert program == "lightning-fed"
+    composed = [part for word in words for part in (arguments if word == "${args}" else [word])]
+    _find_data([(CONFIGS / f"{words[2]}.yaml").read_text()], request, monkeypatch, tmp_path_factory)
+    cli = FederatedCLI([*with_found_configs(composed), "--trainer.fast_dev_run=true"])
+    assert cli.trainer.round == 1
+    for name, each in chosen.items():
+        assert _at(cli.trainer.run_config, name) == each["value"], name
+
+
+def _at(config: Any, name: str) -> Any:
+    """Looks an option up by the short name that the command line takes."""
+    for key in name.split("."):
+        config = config[key] if key in config else config["init_args"][key]
+    return config
 
 
 def test_every_value_of_a_fragment_reaches_the_run() -> None:
