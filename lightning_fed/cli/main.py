@@ -56,6 +56,10 @@ def _run(words: list[str]) -> None:
         from lightning_fed.cli.data_command import main as data
 
         raise SystemExit(data(words[1:]))
+    if words[:1] == ["attack"]:
+        from lightning_fed.cli.attack.command import main as attack
+
+        raise SystemExit(attack(words[1:]))
     from lightning_fed.cli.federated_cli import FederatedCLI
 
     FederatedCLI(words)

@@ -15,6 +15,14 @@ from lightning_fed.functional.masks import (
     sign_agreement_mask,
     vote_threshold,
 )
+from lightning_fed.functional.membership import (
+    attack_figures,
+    best_threshold,
+    bootstrap_interval,
+    logistic_scores,
+    loss_scores,
+    roc_curve,
+)
 from lightning_fed.functional.robust import coordinate_median, geometric_median, krum_scores, krum_select, trimmed_mean
 from lightning_fed.functional.server import (
     fedadagrad_step,
@@ -30,6 +38,9 @@ __all__ = [
     "GradientSpread",
     "agreement",
     "alignment",
+    "attack_figures",
+    "best_threshold",
+    "bootstrap_interval",
     "control_variate",
     "coordinate_median",
     "corrective_weights",
@@ -46,10 +57,13 @@ __all__ = [
     "krum_scores",
     "krum_select",
     "linear_scaling_shift",
+    "logistic_scores",
+    "loss_scores",
     "magnitude_agreement",
     "magnitude_agreement_mask",
     "optimizer_distance",
     "proximal_gradient",
+    "roc_curve",
     "sand_mask",
     "sgd_distance",
     "sign_agreement_mask",

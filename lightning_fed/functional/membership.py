@@ -1,0 +1,125 @@
+"""How well scores tell the members of a training set from samples that a model has never seen.
+
+Yeom et al., "Privacy Risk in Machine Learning", CSF 2018 (the loss as a score); Tenison et al., "Gradient Masked
+Averaging for Federated Learning", TMLR 2023, appendix F (a logistic regression on logits); Carlini et al., "Membership
+Inference Attacks From First Principles", S&P 2022 (why the true positive rate at a low false positive rate).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+__all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "logistic_scores", "loss_scores", "roc_curve"]
+
+
+def loss_scores(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns minus the cross-entropy of each sample, shape (n,): members have the smaller losses.
+
+    Args:
+        logits: Shape (n, C).
+        labels: Shape (n,), int64.
+    """
+    return -cross_entropy(logits, labels, reduction="none")
+
+
+def logistic_scores(members: Tensor, others: Tensor, logits: Tensor) -> Tensor:
+    """Fits a logistic regression on logits, each standardised, and returns its log-odds of membership.
+
+    Args:
+        members: Logits of members to fit on, shape (m, C).
+        others: Those of as many non-members.
+        logits: Those to score, shape (n, C).
+
+    Returns:
+        Shape (n,), float64; above 0 it says member.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    is_member = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
+    attacker = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
+    attacker.fit(torch.cat([members, others]).double().numpy(), is_member.numpy())
+    return torch.from_numpy(attacker.decision_function(logits.double().numpy()))
+
+
+def roc_curve(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the rates of the rules "member if the score is at least t", for each distinct score t, largest first.
+
+    Args:
+        members: Scores of members, shape (m,).
+        others: Scores of non-members, shape (n,).
+
+    Returns:
+        False positive rates, true positive rates and t, each of shape (K,), the rates in float64.
+    """
+    thresholds = torch.unique(torch.cat([members, others]))
+    rates = [
+        1 - torch.searchsorted(scores.sort().values, thresholds).double() / len(scores) for scores in (others, members)
+    ]
+    return rates[0].flip(0), rates[1].flip(0), thresholds.flip(0)
+
+
+def best_threshold(members: Tensor, others: Tensor) -> float:
+    """Returns the score t for which "member if at least t" is right most often, members and others counted alike."""
+    false, true, thresholds = roc_curve(members, others)
+    return float(thresholds[(true - false).argmax()])
+
+
+def attack_figures(members: Tensor, others: Tensor, threshold: float, levels: Sequence[float]) -> Tensor:
+    """Computes how well scores, of which members should have the larger, tell members from non-members.
+
+    Args:
+        members: Scores of members, shape (m,).
+        others: Scores of non-members, shape (n,).
+        threshold: From which score on a sample is called a member, for the accuracy.
+        levels: False positive rates in [0, 1].
+
+    Returns:
+        Shape (2 + levels,), float64: accuracy, members and others counted alike; area under the ROC curve, a tie being
+        half right; and for each level the largest true positive rate of a threshold with at most that false positive
+        rate.
+    """
+    others = others.sort().values
+    accuracy = ((members >= threshold).double().mean() + (others < threshold).double().mean()) / 2
+    below = sum(torch.searchsorted(others, members, right=right).double() for right in (False, True))
+    area = torch.as_tensor(below).mean() / (2 * len(others))
+    # As many non-members as a level allows lie above the next one: for 0.29 of 100 they are 29, whatever floats say.
+    allowed = [int(level * len(others) + 1e-9) for level in levels]
+    cuts = [others[-1 - count] if count < len(others) else -torch.inf for count in allowed]
+    return torch.stack([accuracy, area, *((members > cut).double().mean() for cut in cuts)])
+
+
+def bootstrap_interval(
+    members: Tensor,
+    others: Tensor,
+    threshold: float,
+    levels: Sequence[float],
+    repeats: int,
+    generator: torch.Generator,
+    coverage: float = 0.95,
+) -> Tensor:
+    """Computes percentile intervals of ``attack_figures``, members and others drawn anew with replacement.
+
+    Args:
+        members: See ``attack_figures``.
+        others: The same.
+        threshold: The same, fixed before.
+        levels: The same.
+        repeats: How often they are drawn.
+        generator: What they are drawn from.
+        coverage: Share of the draws within the interval, in (0, 1).
+
+    Returns:
+        Lower and upper ends, shape (2, 2 + levels), float64.
+    """
+    figures = []
+    for _ in range(repeats):
+        inside, outside = (
+            scores[torch.randint(len(scores), (len(scores),), generator=generator)] for scores in (members, others)
+        )
+        figures.append(attack_figures(inside, outside, threshold, levels))
+    ends = torch.tensor([(1 - coverage) / 2, (1 + coverage) / 2], dtype=torch.float64)
+    return torch.stack(figures).quantile(ends, dim=0)
