@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -e ".[dev]"
+	$(BIN)/python -m pip install -e ".[dev,dashboard]"
 	@touch $@ $(INSTALLED)
 
 $(INSTALLED_DOCS): pyproject.toml | $(BIN)/python

@@ -49,9 +49,10 @@ _OPTIMIZATION = ("optimizer", "lr_scheduler")
 
 _DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
 _EPILOG = (
-    "Four further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
-    "`lightning-fed report RUNS` makes tables and plots over finished runs, `lightning-fed attack --ckpt_path RUN` "
-    "tells training from test samples by a model's outputs, `lightning-fed configs` lists the configurations that come "
+    "Five further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
+    "`lightning-fed report RUNS` makes tables and plots over finished runs, `lightning-fed dashboard RUNS` "
+    "arranges them at Weights & Biases, `lightning-fed attack --ckpt_path RUN` tells training from test samples by a "
+    "model's outputs, `lightning-fed configs` lists the configurations that come "
     "with the package. Add --debug to any command for the traceback of a mistake, and "
     "--safe_imports PACKAGES, as in `torch,my_package`, to one with a configuration of somebody else's: options name "
     "classes of these packages and of lightning_fed alone."

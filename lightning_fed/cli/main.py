@@ -44,6 +44,10 @@ def _run(words: list[str]) -> None:
         from lightning_fed.cli.report_command import main as report
 
         raise SystemExit(report(words[1:]))
+    if words[:1] == ["dashboard"]:
+        from lightning_fed.cli.dashboard.command import main as dashboard
+
+        raise SystemExit(dashboard(words[1:]))
     if words[:1] == ["configs"]:
         from lightning_fed.cli.configs_command import main as configs
 

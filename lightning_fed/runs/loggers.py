@@ -21,7 +21,7 @@ from lightning_fed.core.files import WriteError, append_whole, write_atomically,
 from lightning_fed.runs.folder import RunFolder, read_rows
 from lightning_fed.runs.report.tables import LAST, run_figures
 
-__all__ = ["RoundCSVLogger", "RoundWandbLogger", "show_picture"]
+__all__ = ["RoundCSVLogger", "RoundWandbLogger", "logged_in", "show_picture"]
 
 # Columns of evaluations, whose best value and last ones sum a run up.
 _EVALUATED = ("val/", "test/", "per_client/")
@@ -154,7 +154,7 @@ def _is_measured(row: Mapping[str, str]) -> bool:
     return False
 
 
-def _logged_in() -> bool:
+def logged_in() -> bool:
     """Says whether credentials for W&B are at hand, without asking for them and without a network."""
     if os.environ.get("WANDB_API_KEY"):
         return True
@@ -169,7 +169,7 @@ def _wandb_mode() -> str:
     chosen = os.environ.get("WANDB_MODE", "")
     if chosen:
         return "offline" if chosen == "dryrun" else chosen
-    if _logged_in():
+    if logged_in():
         return "online"
     rank_zero_info("W&B: not logged in, so this run is kept offline (`wandb login`, then `wandb sync`, uploads it).")
     return "offline"

@@ -1,0 +1,1 @@
+"""The command that arranges runs at Weights & Biases."""

@@ -1,0 +1,91 @@
+"""A workspace and a report at Weights & Biases, over the columns that some runs have."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["build_report", "build_workspace", "sections_of"]
+
+# Sections that a person looks at first, in this order; then the others, by name.
+_FIRST = ("test", "val", "train", "per_client", "agreement", "mask", "update", "gradient")
+_ACROSS = 3
+
+
+def sections_of(columns: Iterable[str]) -> dict[str, list[str]]:
+    """Groups columns of metrics.csv by the first part of their names, those without a part last."""
+    found: dict[str, list[str]] = {}
+    for name in sorted({*columns} - {"round"}):
+        prefix, slash, _ = name.partition("/")
+        found.setdefault(prefix if slash else "others", []).append(name)
+    rank = {name: at for at, name in enumerate(_FIRST)}
+    return {name: found[name] for name in sorted(found, key=lambda n: (n == "others", rank.get(n, len(rank)), n))}
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        import wandb_workspaces.reports.v2 as reports
+        import wandb_workspaces.workspaces as workspaces
+    except ImportError as error:
+        raise FederatedError(
+            f"Expected the package wandb-workspaces for `lightning-fed dashboard` ({error}): pip install "
+            "'lightning_fed[dashboard]'."
+        ) from error
+    return reports, workspaces
+
+
+def _curves(reports: Any, columns: Sequence[str]) -> list[Any]:
+    """One chart for each column over rounds, a line for each group: the mean of its seeds and a band of one std."""
+    return [
+        reports.LinePlot(
+            title=name, x="round", y=[name], aggregate=True, groupby_aggfunc="mean", groupby_rangefunc="stddev",
+            layout=reports.Layout(x=at % _ACROSS * 8, y=at // _ACROSS * 6, w=8, h=6),
+        )
+        for at, name in enumerate(columns)
+    ]  # fmt: skip
+
+
+def build_workspace(entity: str, project: str, columns: Iterable[str]) -> Any:
+    """Builds a workspace with a section for each prefix and the runs grouped by method, without saving it.
+
+    Raises:
+        FederatedError: If wandb-workspaces is not installed.
+    """
+    reports, workspaces = _library()
+    sections = [
+        workspaces.Section(name=name, panels=_curves(reports, names), is_open=name in _FIRST[:2])
+        for name, names in sections_of(columns).items()
+    ]
+    return workspaces.Workspace(
+        entity=entity, project=project, name="Federated runs", sections=sections,
+        settings=workspaces.WorkspaceSettings(x_axis="round", smoothing_type="none"),
+        runset_settings=workspaces.RunsetSettings(groupby=[workspaces.Metric("Group")]),
+    )  # fmt: skip
+
+
+def build_report(entity: str, project: str, columns: Iterable[str], methods: Sequence[str]) -> Any:
+    """Builds a report over the same sections with bars of the best values and the pictures, without saving it.
+
+    Args:
+        entity: User or team.
+        project: Project.
+        columns: Columns of metrics.csv.
+        methods: Labels of what is compared, for the text.
+
+    Raises:
+        FederatedError: If wandb-workspaces is not installed.
+    """
+    reports, _ = _library()
+    sections = sections_of(columns)
+    runs = reports.Runset(entity=entity, project=project, name="Runs", groupby=["Group"])
+    evaluated = [name for prefix in ("test", "val") for name in sections.get(prefix, [])]
+    bars = [reports.BarPlot(title=f"best {name}", metrics=[f"{name}.best"], groupby="Group") for name in evaluated]
+    pictures = reports.MediaBrowser(media_keys=["split", "sizes", "samples"])
+    blocks: list[Any] = [
+        reports.P(f"Methods: {', '.join(methods)}. Lines are means over seeds, bands one standard deviation."),
+        reports.H1("Summary"),
+        reports.PanelGrid(runsets=[runs], panels=[*bars, pictures]),
+    ]
+    for name, names in sections.items():
+        blocks += [reports.H1(name), reports.PanelGrid(runsets=[runs], panels=_curves(reports, names))]
+    return reports.Report(entity=entity, project=project, title="Federated runs", blocks=blocks)
