@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     """
     parser = _Parser(
         prog="lightning-fed dashboard",
-        description="Arranges runs at Weights & Biases: a workspace and a report with a section for each kind of column.",
+        description="Arranges runs at Weights & Biases: a workspace and a report with a section for each prefix.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, or folders above them")
     parser.add_argument("--entity", help="user or team at Weights & Biases (default: that of the login)")
@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
     runs, _ = load_runs(options.runs)
     if not logged_in():
         raise FederatedError(
-            "Expected a login at Weights & Biases for a dashboard: run `wandb login`, and `wandb sync` for what was kept "
-            "offline, or look at the runs without an account by `lightning-fed report RUNS --format html`."
+            "Expected a login at Weights & Biases for a dashboard: run `wandb login`, and `wandb sync` for what was "
+            "kept offline, or look at the runs without an account by `lightning-fed report RUNS --format html`."
         )
     columns = {name for run in runs for name in run.columns}
     try:
