@@ -2,7 +2,9 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -208,6 +210,16 @@ class FederatedDataModule(LightningDataModule):
         """Returns where the local loop gets the clients' batches from."""
         source = self._source_of(self.split, self.loading)
         return source if self.augmentation is None else AugmentedSource(source, self.augmentation)
+
+    @contextmanager
+    def training_on(self, split: Split) -> Iterator[None]:
+        """Lets clients train on other samples within the block; what is held out stays the same."""
+        divided = self._divide()
+        self._divided = Divided(replace(divided.division, split=split), divided.skewed)
+        try:
+            yield
+        finally:
+            self._divided = divided
 
     def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
         """Returns where the samples held out of each client are read from, one client at a time.

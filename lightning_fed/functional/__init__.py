@@ -19,8 +19,8 @@ from lightning_fed.functional.membership import (
     attack_figures,
     best_threshold,
     bootstrap_interval,
+    confidences,
     logistic_scores,
-    loss_scores,
     roc_curve,
 )
 from lightning_fed.functional.robust import coordinate_median, geometric_median, krum_scores, krum_select, trimmed_mean
@@ -41,6 +41,7 @@ __all__ = [
     "attack_figures",
     "best_threshold",
     "bootstrap_interval",
+    "confidences",
     "control_variate",
     "coordinate_median",
     "corrective_weights",
@@ -58,7 +59,6 @@ __all__ = [
     "krum_select",
     "linear_scaling_shift",
     "logistic_scores",
-    "loss_scores",
     "magnitude_agreement",
     "magnitude_agreement_mask",
     "optimizer_distance",

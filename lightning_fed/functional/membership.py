@@ -2,26 +2,28 @@
 
 Yeom et al., "Privacy Risk in Machine Learning", CSF 2018 (the loss as a score); Tenison et al., "Gradient Masked
 Averaging for Federated Learning", TMLR 2023, appendix F (a logistic regression on logits); Carlini et al., "Membership
-Inference Attacks From First Principles", S&P 2022 (why the true positive rate at a low false positive rate).
+Inference Attacks From First Principles", S&P 2022 (log-odds of the label, true positives at few false positives).
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-__all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "logistic_scores", "loss_scores", "roc_curve"]
+__all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "confidences", "logistic_scores", "roc_curve"]
 
 
-def loss_scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns minus the cross-entropy of each sample, shape (n,): members have the smaller losses.
+def confidences(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns log(p / (1 - p)) of the probability p of each sample's own label, shape (n,).
+
+    It falls where the loss, -log p, rises, and does not round to the same for all samples of tiny losses.
 
     Args:
-        logits: Shape (n, C).
+        logits: Shape (n, C), C at least 2.
         labels: Shape (n,), int64.
     """
-    return -cross_entropy(logits, labels, reduction="none")
+    own = labels[:, None]
+    return logits.gather(1, own)[:, 0] - logits.scatter(1, own, -torch.inf).logsumexp(dim=1)
 
 
 def logistic_scores(members: Tensor, others: Tensor, logits: Tensor) -> Tensor:

@@ -413,3 +413,15 @@ def test_of_several_tensors_the_second_holds_the_targets() -> None:
     images, labels, names = torch.zeros(6, 2), torch.tensor([0, 1, 2] * 2), torch.arange(100, 106)
     assert FederatedDataModule(TensorDataset(images, labels, names), num_clients=2).num_classes == 3
     assert FederatedDataModule(TensorDataset(images, torch.zeros(6), names), num_clients=2).num_classes is None
+
+
+def test_clients_train_on_other_samples_within_a_block() -> None:
+    module = Digits(num_clients=4, client_test_fraction=0.25)
+    before, held_out = module.split_hash, module.held_out_source("test").sizes
+    with module.training_on(module.split.keep(module.split.owners > 0)):
+        assert module.split_hash != before
+        assert module.train_source().sizes.tolist() == [0, *(module.split.sizes[1:])]
+        assert (module.held_out_source("test").sizes == held_out).all()
+    with pytest.raises(ValueError, match="within"), module.training_on(module.split.keep(module.split.owners > 1)):
+        raise ValueError("within")
+    assert module.split_hash == before

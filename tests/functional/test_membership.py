@@ -12,8 +12,8 @@ from lightning_fed.functional import (
     attack_figures,
     best_threshold,
     bootstrap_interval,
+    confidences,
     logistic_scores,
-    loss_scores,
     roc_curve,
 )
 
@@ -90,11 +90,14 @@ def test_intervals_of_the_bootstrap() -> None:
     assert (ends[1] - ends[0])[0].item() == pytest.approx(2 * 1.96 * float(deviation), rel=0.15)
 
 
-def test_the_loss_is_minus_the_log_of_the_softmax() -> None:
+def test_confidences_are_the_log_odds_of_the_own_label() -> None:
     logits = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 2])
-    chosen = logits.softmax(dim=1)[torch.arange(7), labels].log()
-    torch.testing.assert_close(loss_scores(logits, labels), chosen, rtol=1e-13, atol=0)
+    own = logits.softmax(dim=1)[torch.arange(7), labels]
+    torch.testing.assert_close(confidences(logits, labels), (own / (1 - own)).log(), rtol=1e-12, atol=0)
+    # Losses of 0 in every bit are told apart all the same.
+    sure = torch.tensor([[800.0, 0.0], [900.0, 0.0], [-800.0, 0.0]], dtype=torch.float64)
+    assert confidences(sure, torch.zeros(3, dtype=torch.int64)).tolist() == [800.0, 900.0, -800.0]
 
 
 def test_the_logistic_regression_is_at_the_minimum_of_its_objective() -> None:

@@ -5,21 +5,25 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
 from jsonargparse import Namespace
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from lightning_fed.cli.attack.figure import roc_figure
-from lightning_fed.cli.attack.outputs import Outputs, read_outputs
+from lightning_fed.cli.attack.outputs import Draw, Outputs, read_outputs
+from lightning_fed.cli.attack.shadows import Build, shadow_confidences
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect_count
-from lightning_fed.functional import attack_figures, best_threshold, bootstrap_interval, logistic_scores, loss_scores
+from lightning_fed.functional import attack_figures, best_threshold, bootstrap_interval, confidences, logistic_scores
 from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.trainer.options import expect_datamodule
 
 __all__ = ["main"]
 
@@ -59,6 +63,7 @@ class _AttackCLI(FederatedCLI):
         parser.add_argument("--test_set", type=str | None, help="Name of the test set, where the data have several.")
         parser.add_argument("--samples", type=int | None, help="Most training, and test, samples (default: all).")
         parser.add_argument("--draw_seed", type=int, default=0, help="Seed of the draws: samples, halves, bootstrap.")
+        parser.add_argument("--shadows", type=int, default=0, help="Shadow models to train for the calibrated attack.")
         parser.add_argument("--bootstrap", type=int, default=1000, help="Draws that the intervals are made of.")
         parser.add_argument(
             "--output", type=str | None, help="Folder for attack.csv and attack.png (default: the run's)."
@@ -82,16 +87,20 @@ def main(words: list[str]) -> int:
         SystemExit: With 2 after a mistake on the command line or in a file.
     """
     checkpoint, config = _find(words)
-    cli = _AttackCLI([*(["--config", str(config)] if config is not None else []), *words])
-    options = cli.options
-    for name, least in (("bootstrap", 1), ("samples", 2), ("draw_seed", 0)):
-        if options[name] is not None:
-            expect_count(f"--{name}", options[name], least)
-    drawn = (options["test_set"], options["samples"], options["draw_seed"])
-    members, others = read_outputs(cli.trainer, cli.model, cli.datamodule, checkpoint, *drawn)
+    words = [*(["--config", str(config)] if config is not None else []), *words]
+    cli = _AttackCLI(words)
+    options = _checked(cli.options)
+    draw = Draw(options["test_set"], options["samples"], options["draw_seed"])
+    data = expect_datamodule(cli.model, cli.datamodule, train=None)
+    members, others = read_outputs(cli.trainer, cli.model, data, checkpoint, draw)
+    attacks = _attacks(members, others)
+    if options["shadows"]:
+        with TemporaryDirectory() as runs:
+            build = _builder(words, cli.trainer.seed, runs)
+            expected = shadow_confidences(build, data, options["shadows"], draw, options["weights"])
+        attacks["calibrated"] = _by_threshold(_confident(members) - expected[0], _confident(others) - expected[1])
     if not cli.trainer.is_global_zero:
         return 0
-    attacks = _attacks(members, others)
     rows = {name: _figures(attack, options["bootstrap"], options["draw_seed"]) for name, attack in attacks.items()}
     folder = Path(options["output"] or (config.parent if config is not None else "."))
     print(f"membership inference on {checkpoint}: {len(members.labels)} training and as many test samples\n")
@@ -124,16 +133,47 @@ def _find(words: list[str]) -> tuple[Path, Path | None]:
     return checkpoint, config if config.is_file() else None
 
 
+def _checked(options: Namespace) -> Namespace:
+    for name, least in (("bootstrap", 1), ("samples", 2), ("draw_seed", 0), ("shadows", 0)):
+        if options[name] is not None:
+            expect_count(f"--{name}", options[name], least)
+    if options["shadows"] % 2:
+        raise FederatedError(f"Expected `--shadows` to be even, for they come in pairs, got {options['shadows']}.")
+    return options
+
+
+def _builder(words: list[str], first: int, runs: str) -> Build:
+    """Returns what builds a shadow model: the same configuration under another seed, with its runs elsewhere."""
+
+    def build(number: int) -> tuple[FederatedTrainer, LightningModule]:
+        seed = (first + 1 + number) % 2**32
+        quiet = ("--trainer.logger=false", "--trainer.enable_model_summary=false", f"--trainer.default_root_dir={runs}")
+        shadow = _AttackCLI([*words, *quiet, f"--seed_everything={seed}", f"--trainer.seed={seed}"])
+        return shadow.trainer, shadow.model
+
+    return build
+
+
 def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
     """Fits attackers on one half of the samples, and scores the other."""
     half = len(members.labels) // 2
-    fit, audit = ([side.part(rows) for side in (members, others)] for rows in (slice(half), slice(half, None)))
-    losses = [[loss_scores(*side) for side in part] for part in (fit, audit)]
-    found = [logistic_scores(fit[0].logits, fit[1].logits, side.logits) for side in audit]
+    found = [
+        logistic_scores(members.logits[:half], others.logits[:half], side.logits[half:]) for side in (members, others)
+    ]
     return {
         "logistic regression": _Attack(found[0], found[1], 0.0),
-        "loss": _Attack(losses[1][0], losses[1][1], best_threshold(*losses[0])),
+        "loss": _by_threshold(_confident(members), _confident(others)),
     }
+
+
+def _confident(side: Outputs) -> Tensor:
+    return confidences(side.logits, side.labels)
+
+
+def _by_threshold(members: Tensor, others: Tensor) -> _Attack:
+    """Takes scores as they are, with the threshold that is best on the attackers' half."""
+    half = len(members) // 2
+    return _Attack(members[half:], others[half:], best_threshold(members[:half], others[:half]))
 
 
 def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:

@@ -15,30 +15,32 @@ from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.evaluation import named_loaders
-from lightning_fed.trainer.options import expect_datamodule
 
-__all__ = ["Outputs", "read_outputs"]
+__all__ = ["Draw", "Outputs", "read_outputs"]
+
+
+class Draw(NamedTuple):
+    """Which samples are asked about: of a test set (None for the only one), at most so many of either kind, a seed."""
+
+    test_set: str | None
+    samples: int | None
+    seed: int
 
 
 class Outputs(NamedTuple):
-    """Logits, shape (n, C), float64, and labels, shape (n,), int64, in random order."""
+    """Logits, shape (n, C), float64, labels and number of each sample among all of its kind, shape (n,), int64."""
 
     logits: Tensor
     labels: Tensor
+    rows: Tensor
 
-    def part(self, rows: slice | Tensor) -> "Outputs":
+    def part(self, places: slice | Tensor) -> "Outputs":
         """Returns some of the samples."""
-        return Outputs(self.logits[rows], self.labels[rows])
+        return Outputs(*(part[places] for part in self))
 
 
 def read_outputs(
-    trainer: FederatedTrainer,
-    module: LightningModule,
-    datamodule: Any,
-    checkpoint: Path,
-    test_set: str | None,
-    samples: int | None,
-    seed: int,
+    trainer: FederatedTrainer, module: LightningModule, data: Any, checkpoint: Path | None, draw: Draw
 ) -> tuple[Outputs, Outputs]:
     """Runs a trained classifier over as many training samples of all clients as test samples, both drawn at random.
 
@@ -46,40 +48,45 @@ def read_outputs(
         trainer: The trainer, of which ``predict`` is called.
         module: The classifier: its ``forward`` returns scores of shape (B, C) for the inputs of a
             batch (inputs, labels).
-        datamodule: The data that it was trained on; training samples are read without augmentation.
-        checkpoint: The file of its weights.
-        test_set: Name of the test set, None for the only one.
-        samples: The most of either kind, None for no limit.
-        seed: Of the draw.
+        data: The data that it was trained on, with ``train_source``; samples are read without augmentation.
+        checkpoint: The file of its weights, None for those that it has.
+        draw: Which samples.
 
     Returns:
-        Members and non-members.
+        Members and non-members in random order, the same for the same draw.
 
     Raises:
         FederatedError: If there are too few of either, or the module is no classifier.
     """
-    data, generator = expect_datamodule(module, datamodule, train=None), torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(draw.seed)
+    rows: Tensor
 
     def loaders() -> dict[str, Any]:
-        others = _test_set(named_loaders(data.test_dataloader()), test_set)
-        source: BatchSource = data.train_source()  # type: ignore[attr-defined]  # `expect_datamodule` has asked for it
+        nonlocal rows
+        others = _test_set(named_loaders(data.test_dataloader()), draw.test_set)
+        source: BatchSource = data.train_source()
         source = getattr(source, "unaugmented", source)
-        most = num_samples(others) if samples is None else min(samples, num_samples(others))
-        return {"members": _drawn(source, most, getattr(data, "eval_batch_size", None), generator), "others": others}
+        most = num_samples(others) if draw.samples is None else min(draw.samples, num_samples(others))
+        rows = torch.randperm(int(np.sum(source.sizes)), generator=generator)[:most].sort().values
+        return {"members": _batches(source, rows, getattr(data, "eval_batch_size", None)), "others": others}
 
-    def step(batch: Any) -> Outputs:
-        return _outputs(module, batch)
+    def step(batch: Any) -> tuple[Tensor, Tensor]:
+        return _logits_and_labels(module, batch)
 
     vars(data)["predict_dataloader"], vars(module)["predict_step"] = loaders, step
     try:
-        found = trainer.predict(module, datamodule=data, ckpt_path=str(checkpoint))
+        found = trainer.predict(module, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint))
     finally:
         del vars(data)["predict_dataloader"], vars(module)["predict_step"]
-    sides = [Outputs(*(torch.cat(parts) for parts in zip(*batches, strict=True))) for batches in found]
-    count = min(*(len(side.labels) for side in sides), samples or 2**63)
+    sides = [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in found]
+    count = min(*(len(labels) for _, labels in sides), draw.samples or 2**63)
     if count < 2:
         raise FederatedError(f"Expected at least two training samples and two test samples to compare, got {count}.")
-    members, others = (side.part(torch.randperm(len(side.labels), generator=generator)[:count]) for side in sides)
+    numbers = (rows[: len(sides[0][1])], torch.arange(len(sides[1][1])))
+    members, others = (
+        Outputs(logits, labels, number).part(torch.randperm(len(number), generator=generator)[:count])
+        for (logits, labels), number in zip(sides, numbers, strict=True)
+    )
     return members, others
 
 
@@ -96,17 +103,16 @@ def _test_set(loaders: dict[str, Any], name: str | None) -> Any:
     return loaders[name]
 
 
-def _drawn(source: BatchSource, most: int, batch_size: int | None, generator: torch.Generator) -> Iterator[Any]:
-    """Yields batches of training samples of all clients, drawn without replacement."""
+def _batches(source: BatchSource, rows: Tensor, batch_size: int | None) -> Iterator[Any]:
+    """Yields batches of training samples of all clients, by their numbers in ascending order, client after client."""
     offsets = np.concatenate([[0], np.cumsum(np.asarray(source.sizes))])
-    rows = torch.randperm(int(offsets[-1]), generator=generator)[:most].sort().values
     for client, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
         own = rows[(rows >= start) & (rows < end)] - start
         if len(own):
             yield from read_batches(source, client, own, seed=client, batch_size=batch_size)
 
 
-def _outputs(module: LightningModule, batch: Any) -> Outputs:
+def _logits_and_labels(module: LightningModule, batch: Any) -> tuple[Tensor, Tensor]:
     """Returns what the module says of a batch, on the CPU; refuses what no classifier says."""
     expected = (
         f"Expected {type(module).__name__} to be a classifier, whose `forward` returns finite scores of shape (B, C) "
@@ -116,13 +122,14 @@ def _outputs(module: LightningModule, batch: Any) -> Outputs:
         raise FederatedError(f"{expected}, got a batch that is {_shown(batch)}.")
     scores, labels = module(batch[0]), batch[1]
     integers = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.ndim == 1
-    if not isinstance(scores, Tensor) or scores.ndim != 2 or not integers or scores.shape[0] != labels.shape[0]:
+    several = isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > 1
+    if not integers or not several or len(scores) != len(labels):
         raise FederatedError(f"{expected}, got {_shown(scores)} for labels that are {_shown(labels)}.")
-    found = Outputs(scores.cpu().double(), labels.cpu().long())
-    if not found.logits.isfinite().all():
+    found, classes = (scores.cpu().double(), labels.cpu().long()), scores.shape[1]
+    if not found[0].isfinite().all():
         raise FederatedError(f"{expected}, got NaN or infinity: the model has diverged, give another `--ckpt_path`.")
-    if not ((found.labels >= 0) & (found.labels < scores.shape[1])).all():
-        raise FederatedError(f"{expected}, got labels up to {int(found.labels.max())} for {scores.shape[1]} scores.")
+    if not ((found[1] >= 0) & (found[1] < classes)).all():
+        raise FederatedError(f"{expected}, got labels from {found[1].min()} to {found[1].max()} for {classes} scores.")
     return found
 
 

@@ -4,15 +4,19 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
 from torch import Tensor, nn
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from lightning_fed.cli import main
-from lightning_fed.cli.attack.outputs import Outputs, read_outputs
-from lightning_fed.data import Augmentation, FederatedDataModule
+from lightning_fed.cli.attack.outputs import Draw, Outputs, read_outputs
+from lightning_fed.cli.attack.shadows import shadow_confidences
+from lightning_fed.data import Augmentation, FederatedDataModule, PowerLaw
+from lightning_fed.errors import FederatedError
 from lightning_fed.models import Classifier
 from lightning_fed.trainer import FederatedTrainer
 
@@ -29,6 +33,21 @@ class Echo(Classifier):
     def forward(self, x: Tensor) -> Tensor:
         scores = self.scale * x
         return {"flat": scores[:, 0], "nan": scores / 0}.get(self.fault, scores)
+
+
+class Lookup(Classifier):
+    """Keeps two scores for each sample: those that it was not trained on stay 0."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity(), num_classes=2, optimizer=lambda params: SGD(params, lr=1.0))
+        self.table = nn.Parameter(torch.zeros(1100, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table[x[:, 0].long()]
+
+    def known(self) -> set[int]:
+        """The numbers of the samples that it was trained on."""
+        return set(self.table.detach().abs().sum(dim=1).nonzero().flatten().tolist())
 
 
 class Shift(Augmentation):
@@ -103,7 +122,7 @@ def table(path: Path) -> dict[str, dict[str, float]]:
 def outputs(run: Path, datamodule: FederatedDataModule, test_set=None, samples=None, seed=0) -> tuple[Outputs, Outputs]:
     trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     checkpoint = run / "checkpoints" / "last.ckpt"
-    return read_outputs(trainer, Echo(), datamodule, checkpoint, test_set, samples, seed)
+    return read_outputs(trainer, Echo(), datamodule, checkpoint, Draw(test_set, samples, seed))
 
 
 def numbers(side: Outputs) -> list[int]:
@@ -176,7 +195,7 @@ def test_samples_limits_what_is_drawn(run: Path) -> None:
 def test_the_model_and_the_data_are_left_as_they_were(run: Path) -> None:
     module, data = Echo(), Numbers()
     trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
-    read_outputs(trainer, module, data, run / "checkpoints" / "last.ckpt", None, None, 0)
+    read_outputs(trainer, module, data, run / "checkpoints" / "last.ckpt", Draw(None, None, 0))
     assert not {"predict_step", "predict_dataloader"} & (vars(module).keys() | vars(data).keys())
 
 
@@ -200,6 +219,7 @@ CLASSIFIER = (
          "Expected data with a test set, whose samples the model has never seen, got none: give one by `--data`."),
         (["RUN", "--data.test=1"], "Expected at least two training samples and two test samples to compare, got 1."),
         (["RUN", "--samples=1"], "Expected `--samples` to be an integer of at least 2, got 1."),
+        (["RUN", "--shadows=3"], "Expected `--shadows` to be even, for they come in pairs, got 3."),
         (["RUN", "--test_set=clients"],
          "Expected `--test_set` to name one of the test sets (none with a name: leave it out), got clients."),
         (["RUN", "--data.client_test_fraction=0.5"],
@@ -231,6 +251,47 @@ def test_a_checkpoint_without_its_run_needs_a_config(
     assert "which says what its model and data are, but there is no such file" in capsys.readouterr().err
     attack("--ckpt_path", str(run), "--config", str(config))
     assert Path("attack.csv").is_file()
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True, "batch_size": 6, "partitioner": PowerLaw()}])
+def test_shadow_models_know_a_half_of_each_client_and_are_asked_of_the_other(run: Path, options: dict) -> None:
+    data, modules = Numbers(val_fraction=0.1, **options), []
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "max_rounds": 1}
+
+    def build(number: int) -> tuple[FederatedTrainer, Lookup]:
+        modules.append(Lookup())
+        return FederatedTrainer(accelerator="cpu", seed=5 + number, enable_checkpointing=False, **quiet), modules[-1]
+
+    former = data.split_hash
+    found = shadow_confidences(build, data, 4, Draw(None, None, 0), None)
+    # Of models that were not trained on it each sample has scores of 0, and so both classes are as likely.
+    assert [side.tolist() for side in found] == [[0.0] * len(found[1])] * 2
+    assert data.split_hash == former
+    first, second, third, _ = (module.known() for module in modules)
+    assert first.isdisjoint(second)
+    assert first != third
+    if not options:
+        assert first | second == set(1000 + data.split.index)
+        halves = [np.isin(1000 + data.split.index, [*known]) for known in (first, second)]
+        sizes = [np.bincount(data.split.owners[half]) for half in halves]
+        assert np.abs(sizes[0] - sizes[1]).max() <= 1
+
+
+def test_shadow_models_calibrate_the_confidence(attack: Callable[..., str], run: Path) -> None:
+    table_of_run = torch.zeros(1100, 2)
+    table_of_run[1000:, 0] = 3.0
+    torch.save({"state_dict": {"table": table_of_run}}, run / "checkpoints" / "last.ckpt")
+    words = ("--model", f"{HERE}.Lookup", "--shadows=2", "--trainer.max_rounds=1")
+    attack("--ckpt_path", str(run), *words)
+    found = table(run / "attack.csv")
+    assert list(found) == ["logistic regression", "loss", "calibrated"]
+    assert found["calibrated"]["auc"] == found["calibrated"]["accuracy"] == 1.0
+    assert sorted(path.name for path in Path.cwd().rglob("version_*")) == ["version_0"]
+
+
+def test_shadow_models_need_clients_whose_data_can_be_halved() -> None:
+    with pytest.raises(FederatedError, match="^Expected a FederatedDataModule for `--shadows`.*got object: wrap it"):
+        shadow_confidences(lambda number: None, object(), 2, Draw(None, None, 0), None)
 
 
 def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
