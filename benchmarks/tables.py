@@ -6,9 +6,11 @@ from benchmarks.contestants.contestant import PLAIN, PLAIN_FAST, PLAIN_TIGHT, Co
 
 __all__ = ["GPU_ROWS", "ROWS", "Row"]
 
-SEQUENTIAL, VECTORIZED = Contestant(engine="sequential"), Contestant(engine="vectorized")
-COMPILED = Contestant(engine="vectorized", compile=True)
-CHANNELS_LAST = Contestant(engine="sequential", memory_format="channels_last")
+DEFAULT = Contestant()
+SEQUENTIAL = Contestant(engine="sequential", memory_format="preserve")
+VECTORIZED = replace(SEQUENTIAL, engine="vectorized")
+COMPILED = replace(VECTORIZED, compile=True)
+CHANNELS_LAST = replace(SEQUENTIAL, memory_format="channels_last")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Row:
 
 
 def _method(name: str, aim: float, note: str = "") -> Row:
-    side = Contestant(engine="sequential", method=name)
+    side = replace(SEQUENTIAL, method=name)
     return Row(f"A-{name}", "A", side, SEQUENTIAL, aim, note)
 
 
@@ -43,26 +45,26 @@ ROWS = [
     Row("A-channels-last", "A", CHANNELS_LAST, aim=0.92),
     Row("A-channels-last-fast", "A", CHANNELS_LAST, PLAIN_FAST, 1.02),
     Row("A-vectorized", "A", VECTORIZED),
-    Row("A-2", "A", Contestant(engine="sequential", devices=2), aim=0.52),
+    Row("A-2", "A", replace(SEQUENTIAL, devices=2), aim=0.52),
     Row("A-2-channels-last", "A", replace(CHANNELS_LAST, devices=2), aim=0.52),
     Row("B-plain", "B", PLAIN, note="control"),
     Row("B-vectorized", "B", VECTORIZED, aim=0.40),
     Row("B-compiled", "B", COMPILED, aim=0.40),
     Row("B-sequential", "B", SEQUENTIAL, aim=1.15),
     Row("B-sequential-fast", "B", SEQUENTIAL, PLAIN_FAST),
-    Row("B-2", "B", Contestant(engine="vectorized", devices=2), aim=0.25),
-    Row("B-2-compiled", "B", Contestant(engine="vectorized", devices=2, compile=True), aim=0.25),
+    Row("B-2", "B", replace(VECTORIZED, devices=2), aim=0.25),
+    Row("B-2-compiled", "B", replace(COMPILED, devices=2), aim=0.25),
     Row("C-sequential", "C", SEQUENTIAL, aim=1.02),
     Row("C-channels-last-fast", "C", CHANNELS_LAST, PLAIN_FAST, 1.02),
-    Row("C-2", "C", Contestant(engine="sequential", devices=2), aim=0.55),
+    Row("C-2", "C", replace(SEQUENTIAL, devices=2), aim=0.55),
     Row("C-2-channels-last", "C", replace(CHANNELS_LAST, devices=2), aim=0.55),
     Row("A-seq-tight", "A", SEQUENTIAL, PLAIN_TIGHT),
-    Row("A-tight", "A", Contestant(), PLAIN_TIGHT, 0.92),
-    Row("A-2-tight", "A", Contestant(devices=2), PLAIN_TIGHT, 0.55),
+    Row("A-tight", "A", DEFAULT, PLAIN_TIGHT, 0.92),
+    Row("A-2-tight", "A", replace(DEFAULT, devices=2), PLAIN_TIGHT, 0.55),
     Row("A-channels-last-tight", "A", CHANNELS_LAST, PLAIN_TIGHT),
-    Row("B-tight", "B", Contestant(), PLAIN_TIGHT, 0.45),
+    Row("B-tight", "B", DEFAULT, PLAIN_TIGHT, 0.45),
     Row("B-sequential-tight", "B", SEQUENTIAL, PLAIN_TIGHT, 1.4),
-    Row("C-tight", "C", Contestant(), PLAIN_TIGHT, 1.02),
+    Row("C-tight", "C", DEFAULT, PLAIN_TIGHT, 1.02),
     _method("gma", 1.02),
     _method("fedyogi+gma", 1.02),
     _method("scaffold", 1.08),
@@ -72,8 +74,8 @@ ROWS = [
 
 _GPU, _GPU_BF16 = (Contestant("plain", accelerator="gpu", precision=p) for p in ("32-true", "bf16-mixed"))
 GPU_ROWS = [
-    Row("A-gpu", "A", Contestant(engine="auto", accelerator="gpu"), _GPU, 0.2),
-    Row("B-gpu", "B", Contestant(engine="auto", accelerator="gpu"), _GPU, 0.2),
-    Row("D-gpu", "D", Contestant(engine="auto", accelerator="gpu"), _GPU, 0.2),
-    Row("C-gpu", "C", Contestant(engine="auto", accelerator="gpu", precision="bf16-mixed"), _GPU_BF16, 0.9),
+    Row("A-gpu", "A", Contestant(accelerator="gpu"), _GPU, 0.2),
+    Row("B-gpu", "B", Contestant(accelerator="gpu"), _GPU, 0.2),
+    Row("D-gpu", "D", Contestant(accelerator="gpu"), _GPU, 0.2),
+    Row("C-gpu", "C", Contestant(accelerator="gpu", precision="bf16-mixed"), _GPU_BF16, 0.9),
 ]

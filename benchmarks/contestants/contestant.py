@@ -18,7 +18,7 @@ class Contestant:
         devices: Processes that share the cohort.
         method: Aggregator and client algorithm of the framework, a key of ``framework.METHODS``.
         accelerator: ``cpu`` or ``gpu``.
-        memory_format: How the framework lays out the weights of convolutions.
+        memory_format: How the framework lays out the weights of convolutions; None for its default.
         precision: ``32-true`` or ``bf16-mixed``, for which loops written by hand go under autocast.
         compile: Whether the framework compiles the local step.
     """
@@ -29,7 +29,7 @@ class Contestant:
     method: str = "fedavg"
     accelerator: str = "cpu"
     precision: str = "32-true"
-    memory_format: str = "preserve"
+    memory_format: str | None = None
     compile: bool = False
 
     @property
@@ -41,10 +41,10 @@ class Contestant:
     def text(self) -> str:
         """Names the side in tables."""
         words = [self.method] if self.method != "fedavg" else []
-        words += [self.engine or "default engine"] if self.loop == "framework" else [self.loop.replace("_", " ")]
+        words += [self.engine or "defaults"] if self.loop == "framework" else [self.loop.replace("_", " ")]
         words += ["compiled"] if self.compile else []
         words += [f"{self.devices} processes"] if self.devices > 1 else []
-        words += [self.memory_format] if self.memory_format != "preserve" else []
+        words += [self.memory_format] if self.memory_format == "channels_last" else []
         words += [self.precision] if self.precision != "32-true" else []
         return ", ".join(words + (["GPU"] if self.accelerator == "gpu" else []))
 

@@ -106,7 +106,7 @@ def make_trainer(side: Contestant, callbacks: list[Callback], **options: Any) ->
     """
     if side.engine is not None and "engine" in signature(FederatedTrainer).parameters:
         options["engine"] = side.engine
-    if side.memory_format != "preserve":
+    if side.memory_format is not None:
         options["memory_format"] = side.memory_format
     if side.compile:
         options["compile"] = True

@@ -25,7 +25,8 @@ class FedNova(Aggregator):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuses an optimizer without a distance before the first round."""
-        for optimizer in trainer.optimizers:
+        # A module that steps by itself is refused as such, by its step.
+        for optimizer in trainer.optimizers if pl_module.automatic_optimization else ():
             optimizer_distance(optimizer, [])
 
     def server_step(self, update: ReducedUpdate) -> Tensor:

@@ -30,7 +30,7 @@ CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "
 class LocalOptions:
     """How clients train: the part of the trainer's options that engines read; ``FederatedTrainer`` documents each."""
 
-    engine: Literal["sequential", "vectorized", "auto"] = "sequential"
+    engine: Literal["auto", "sequential", "vectorized"] = "auto"
     chunk_size: int | None = None
     compile: bool | CompileMode = False
     local_epochs: int | None = None
@@ -96,7 +96,9 @@ class TrainState:
         steps_before_round: Local steps of the longest client of each finished round, summed.
         totals: Sums over the run: samples seen, gradients computed, communication rounds, bytes each way, and simulated
             seconds where there are any.
-        engine_choice: The engine in use, why, and how many clients it trains at once.
+        engine_choice: The engine in use, why, and how many clients it trains at once; before there is one, that of the
+            checkpoint that the run goes on from.
+        memory_format: How the weights of 2-D convolutions are laid out.
         untrained: The parts of the flat vector that no client's optimizer steps in this round.
     """
 
@@ -123,6 +125,7 @@ class TrainState:
     steps_before_round: int = 0
     totals: dict[str, float] = field(default_factory=no_totals)
     engine_choice: dict[str, Any] | None = None
+    memory_format: Literal["preserve", "channels_last"] = "preserve"
     untrained: list[slice] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,6 +162,8 @@ class TrainState:
             "totals": dict(self.totals),
             "client_states": self.client_states.dump(exchange),
             "layout": self.layout,
+            "engine": self.engine_choice,
+            "memory_format": self.memory_format,
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
@@ -182,6 +187,7 @@ class TrainState:
         self.totals.update(state["totals"])
         self.round = state["round"]
         self.client_states.restore(state.get("client_states", []), folder)
+        self.engine_choice = state.get("engine")
 
     def close(self) -> NoState:
         """Makes the module an ordinary one again; returns what can still be read."""

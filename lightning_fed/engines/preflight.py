@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.local_step import loss_of
-from lightning_fed.engines.trial import agree, holds_stacked_tensors, random_states, without_trace
+from lightning_fed.engines.trial import Attributes, agree, holds_stacked_tensors, random_states, without_trace
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence
@@ -55,11 +56,13 @@ class StepProbe:
     def _streams(self) -> tuple[bytes, ...]:
         return random_states(self.state.vector.device)
 
-    def expect_stackable(self, in_eval: bool = False) -> bool:
+    def expect_stackable(self, in_eval: bool = False, unasked: bool = False) -> bool:
         """Takes the gradients of two clients, and of one of them alone.
 
         Args:
             in_eval: Whether the module is in eval mode, as where gradients over all of a client's data are taken.
+            unasked: Whether nobody asked for many clients at once: then numbers in attributes, which clients would
+                share, are refused too.
 
         Returns:
             Whether random numbers were drawn.
@@ -69,7 +72,7 @@ class StepProbe:
                 keep apart.
         """
         name, counts = type(self.module).__name__, self._update_counts()
-        with self._moving_nothing(), self._on_trial(in_eval):
+        with self._moving_nothing(), self._on_trial(in_eval) as before:
             try:
                 gradients, buffers = self._take(2)
             except CannotStack:
@@ -80,6 +83,8 @@ class StepProbe:
             self._expect_metrics_untouched(counts)
             if kept := holds_stacked_tensors(self.module):
                 raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
+            if unasked and (changed := before.changed()):
+                raise CannotStack(f"{name} changes `{changed}` in training, which clients at once would share")
             ours, theirs = self._streams(), self._before
             if ours[1:3] != theirs[1:3]:
                 raise CannotStack(f"{name} draws from NumPy's or Python's random stream, once for all clients")
@@ -90,11 +95,13 @@ class StepProbe:
         return draws
 
     @contextmanager
-    def _on_trial(self, in_eval: bool) -> Iterator[None]:
-        with without_trace(self.module):
+    def _on_trial(self, in_eval: bool) -> Iterator[Attributes]:
+        """Leaves no trace of a step, not even of its warnings; yields the module's attributes before it."""
+        with without_trace(self.module), catch_warnings():
+            simplefilter("ignore")
             if in_eval:
                 self.module.eval()
-            yield
+            yield Attributes(self.module)
 
     @contextmanager
     def _moving_nothing(self) -> Iterator[None]:
@@ -141,8 +148,12 @@ class StepProbe:
         if self._update_counts() != counts:
             raise CannotStack("it updates torchmetrics objects in training, whose state vmap cannot keep apart")
 
-    def lanes_that_fit(self) -> int:
-        """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice."""
+    def lanes_that_fit(self, unasked: bool = False) -> int:
+        """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice.
+
+        Args:
+            unasked: Whether nobody asked for many clients at once, which then take a quarter of the room.
+        """
         kept: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -161,7 +172,7 @@ class StepProbe:
             budget = torch.cuda.mem_get_info(device)[0] // 2
         else:
             budget = _BYTES_ON_CPU // self.processes.size  # of one machine, as a rule
-        return max(1, budget // (2 * sum(kept.values()) + vectors + self._read_ahead))
+        return max(1, budget // (4 if unasked else 1) // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
     def _loss_alone(self) -> Tensor:
         batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.group.batch)

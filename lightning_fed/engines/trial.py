@@ -1,5 +1,6 @@
 """Lets a module take steps that leave no trace, and compares what they give."""
 
+import operator
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,17 @@ class Attributes:
         self.values = [value for _, attributes in self._kept for value in attributes.values()]
         self.containers = [(value, value.copy()) for value in self.values if isinstance(value, (list, dict, set))]
 
+    def changed(self) -> str | None:
+        """Names an attribute that holds something else now, None if there is none; torch knows those of its parts."""
+        content = {id(container): before for container, before in self.containers}
+        for part, attributes in self._kept:
+            now, own = vars(part), not type(part).__module__.startswith("torch.")
+            for name in attributes.keys() | now.keys() if own else ():
+                before = attributes.get(name, part)
+                if now.get(name, part) is not before or not _holds(before, content.get(id(before), before)):
+                    return name
+        return None
+
     def put_back(self) -> None:
         """Makes them what they were."""
         for part, attributes in self._kept:
@@ -45,6 +57,17 @@ class Attributes:
             (container.extend if isinstance(container, list) else container.update)(content)
         for parameter, requires_grad in self._trained:
             parameter.requires_grad = requires_grad
+
+
+def _holds(container: Any, content: Any) -> bool:
+    """Says whether a container has these entries; anything else holds itself."""
+    if container is content or isinstance(container, set):
+        return bool(container is content or container == content)
+    if isinstance(container, dict):
+        if list(container) != list(content):
+            return False
+        container, content = container.values(), content.values()
+    return len(container) == len(content) and all(map(operator.is_, container, content))
 
 
 @contextmanager

@@ -7,17 +7,20 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 from lightning_fed.core.files import write_atomically, writing
 from lightning_fed.runs.lock import RunLock
 
-__all__ = ["LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "open_run", "read_rows", "read_run"]
+__all__ = [
+    "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "fingerprints", "open_run", "read_rows",
+    "read_run",
+]  # fmt: skip
 
 # The checkpoint that a failed run leaves: weights alone, and no state that a run could go on from.
 LAST_GOOD = "last_good"
@@ -32,6 +35,11 @@ _LENGTH = (
 _REMOVED = {"cuda_graphs": False}
 # Options that are new, with the value at which a run is as it was without them.
 _NEW = {"availability": None, "stragglers": None, "work": None, "on_client_error": "raise"}
+# Options whose default is another one now, of which a fingerprint says nothing, with what the former ones say where
+# nothing was asked for, and where the default of now was.
+_DEFAULTS = {"engine": ("auto", ("sequential", "auto")), "memory_format": ("auto", ("preserve",))}
+_OF_A_SEED = ("seed_everything", "trainer.seed", "trainer.name")
+_NOTHING = dict.fromkeys(_DEFAULTS)
 # What the data's options are where they are None, and those that are new, both without a ``source``.
 _DATA = {
     "batch_size": 32, "num_workers": 0,
@@ -81,10 +89,30 @@ class RunFolder:
 
 def fingerprint(config: dict[str, Any], *without: str) -> str:
     """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys."""
+    return _hash(config, _NOTHING, without)
+
+
+def fingerprints(config: dict[str, Any]) -> list[str]:
+    """Returns the fingerprint of a config, and those under which former versions have written such a run."""
+    options = config.get("trainer")
+    if not isinstance(options, dict):
+        return [fingerprint(config)]
+    said = [former if options.get(name, now) == now else (None,) for name, (now, former) in _DEFAULTS.items()]
+    former = [_hash(config, dict(zip(_DEFAULTS, values, strict=True))) for values in product(*said)]
+    return [fingerprint(config), *former]
+
+
+def _hash(config: dict[str, Any], defaults: Mapping[str, str | None], without: Iterable[str] = ()) -> str:
+    """Hashes a config; ``defaults`` are written where it has the default of now, None for nothing."""
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
     if isinstance(kept.get("trainer"), dict):
         options = {**_REMOVED, **kept["trainer"]}
-        kept["trainer"] = {k: v for k, v in options.items() if k not in _NEW or v != _NEW[k]}
+        for name, former in defaults.items():
+            if options.get(name) == _DEFAULTS[name][0]:
+                options[name] = former
+        kept["trainer"] = {
+            k: v for k, v in options.items() if (k not in _NEW or v != _NEW[k]) and (k not in defaults or v is not None)
+        }
     _write_as_before(kept.get("data"))
     for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
         *parents, last = key.split(".")
@@ -127,7 +155,8 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
     run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),
-        group=fingerprint(config, "seed_everything", "trainer.seed", "trainer.name"),
+        # With the seeds that former versions have run.
+        group=_hash(config, {k: v[0] for k, (_, v) in _DEFAULTS.items()}, _OF_A_SEED),
         label=label,
         name=name,
         seed=seed,
@@ -168,10 +197,10 @@ def open_run(path: Path) -> RunFolder | None:
         return None
 
 
-def find_runs(root: Path, name: str, fingerprint: str) -> list[RunFolder]:
-    """Finds the runs of a name with a fingerprint, those with the newest checkpoint first."""
+def find_runs(root: Path, name: str, fingerprints: Sequence[str]) -> list[RunFolder]:
+    """Finds the runs of a name with one of these fingerprints, those with the newest checkpoint first."""
     runs = [run for path in (root / name).glob("version_*") if (run := open_run(path)) is not None]
-    same = [run for run in runs if run.fingerprint == fingerprint]
+    same = [run for run in runs if run.fingerprint in fingerprints]
 
     def newest(run: RunFolder) -> tuple[float, float]:
         return (max((path.stat().st_mtime for path in run.kept()), default=0.0), run.created)

@@ -28,6 +28,8 @@ _FEDERATED = {
     "totals": _NUMBERS,
     "client_states?": [str],
     "layout?": [[int]],
+    "engine?": {"engine": str, "chunk_size?": int, "reason?": str, "full_gradients?": str},
+    "memory_format?": str,
     "metrics": {"logged": _NUMBERS, "callback": _NUMBERS, "progress_bar": _NUMBERS},
     "split_hash": (str, type(None)),
     "methods?": [str],

@@ -18,7 +18,7 @@ from lightning_fed.core.describe import describe
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import find_checkpoint, find_to_train
-from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
+from lightning_fed.runs.folder import RunFolder, create_run, fingerprints
 from lightning_fed.runs.lock import RunLock, remove_leftovers
 from lightning_fed.runs.log import RunLog
 from lightning_fed.trainer.lightning_names import LightningNames
@@ -88,7 +88,7 @@ class Bookkeeping:
         if ckpt_path is None:
             return None, None
         path, run = trainer.processes.from_first(
-            lambda: find_checkpoint(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path), "run"
+            lambda: find_checkpoint(self.root, self.name, fingerprints(self.config(trainer)), ckpt_path), "run"
         )
         self.ckpt_path = None if path is None else str(path)
         return path, run
@@ -100,7 +100,7 @@ class Bookkeeping:
 
         def find() -> tuple[Path | None, RunFolder | None]:
             remove_leftovers(self.root / self.name)
-            return find_to_train(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path, self.lock)
+            return find_to_train(self.root, self.name, fingerprints(self.config(trainer)), ckpt_path, self.lock)
 
         path, run = trainer.processes.from_first(find, "run")
         self.ckpt_path = None if path is None else str(path)
@@ -171,13 +171,16 @@ class Bookkeeping:
     def log_start(self, trainer: LightningNames, log: RunLog) -> None:
         """Records config, split and size before the first round."""
         data, choice = trainer.datamodule, trainer.engine_choice
-        facts: dict[str, Any] = {"parameters": trainer.vector.numel, "engine": choice}
+        layout = trainer.train_state.memory_format
+        facts: dict[str, Any] = {"parameters": trainer.vector.numel, "engine": choice, "memory_format": layout}
         notes = []
         if hasattr(data, "split_summary"):
             facts["split"] = data.split_summary()
             notes.append(f"# split {facts['split']['hash']}")
         if trainer.engine == "auto" and choice is not None:
             notes.append("# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in choice.items()))
+        if trainer.options.memory_format == "auto":
+            notes.append(f"# memory format chosen by auto: {layout}")
         with going_on(trainer):
             log.log_config({**self.config(trainer), **facts})
             self._note_below_config(notes)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -88,12 +89,19 @@ def save_last_good(trainer: LightningNames, folder: Path) -> None:
     if not (trainer.is_global_zero and trainer.weights.isfinite().all()):
         return
     trainer.train_state.load_global_model()
-    weights = {name: value.detach().clone() for name, value in trainer.lightning_module.state_dict().items()}
+    weights = _weights_of(trainer.lightning_module)
     try:
         save_checkpoint(weights, folder / f"{LAST_GOOD}.ckpt")
     except (OSError, WriteError) as error:  # the failure that brought us here is the one to be seen
         at = trainer.finished_round
         rank_zero_warn(f"The model of round {at} could not be written to last_good.ckpt: {error}")
+
+
+def _weights_of(module: LightningModule) -> dict[str, Tensor]:
+    """Copies what a module holds, in torch's usual layout, whatever it has while it trains."""
+    held = {name: value.detach() for name, value in module.state_dict().items()}
+    usual = {name: torch.contiguous_format for name, value in held.items() if value.layout == torch.strided}
+    return {name: value.clone(memory_format=usual.get(name, torch.preserve_format)) for name, value in held.items()}
 
 
 def _model_of(trainer: LightningNames) -> dict[str, Any]:
@@ -103,7 +111,7 @@ def _model_of(trainer: LightningNames) -> dict[str, Any]:
         "epoch": trainer.round,
         "global_step": trainer.train_state.steps_before_round,
         "pytorch-lightning_version": lightning.__version__,
-        "state_dict": {name: value.detach().clone() for name, value in module.state_dict().items()},
+        "state_dict": _weights_of(module),
         "loops": None,  # those of Lightning's trainer, which takes them if there are any
         "callbacks": {},
         "hparams_name": "kwargs",
@@ -213,8 +221,9 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
             f"Expected the memory layout of the run that {source} is from, as its vectors have the order of the "
             "parameters in memory: give the same `--trainer.memory_format`, or start a new run with `--weights`."
         )
-    folder = Path(source).absolute().parent.parent / FOLDER
-    trainer.train_state.load_state_dict(state, folder)
+    folder = Path(source).absolute().parent.parent
+    state.setdefault("engine", _former_engine(folder / "config.yaml"))
+    trainer.train_state.load_state_dict(state, folder / FOLDER)
     trainer.train_state.steps_before_round = checkpoint["global_step"]
     vars(trainer.metrics).update(state["metrics"])
     trainer.should_stop = state["should_stop"]
@@ -225,6 +234,12 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
             _restore_callback(callback, checkpoint["callbacks"][callback.state_key], source)
     trainer.train_state.load_global_model()
     trainer.train_state.finished_round = trainer.round  # at last: until here nothing of this run could be kept
+
+
+def _former_engine(config: Path) -> dict[str, Any]:
+    """Returns the engine of a run of a former version: the default of then, unless its config names a choice."""
+    text = config.read_text(errors="replace") if config.is_file() else ""
+    return {"engine": "vectorized" if "# engine chosen by auto: engine vectorized" in text else "sequential"}
 
 
 def _restore_callback(callback: Any, state: Any, source: str) -> None:

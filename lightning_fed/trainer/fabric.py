@@ -1,23 +1,30 @@
-"""What a run needs before its first batch: Fabric, checks of the module, device and precision."""
+"""What a run needs before its first batch: Fabric, checks of the module, device, precision and memory layout."""
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.overrides import lightning_class
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
+from lightning_fed.engines.vectorized.own_code import OwnCode
 from lightning_fed.errors import FederatedError, expect_variables
 
-__all__ = ["announce_device", "launch", "make_fabric", "move_to_device", "set_determinism", "show_optimizers"]
+__all__ = [
+    "announce_device", "launch", "lay_out", "make_fabric", "move_to_device", "set_determinism", "show_optimizers"
+]  # fmt: skip
 
 # Processes for each core of this machine, and machines: a number beyond them is a slip, and would ask for memory.
 _MOST_PROCESSES, _MOST_NODES = 64, 2**16
@@ -25,6 +32,13 @@ _LAUNCHERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LO
 _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "32", "64", "bf16", 32, 64)
+# What in the user's own code takes weights, or what convolutions give, to lie in torch's usual order, and what of a
+# callback the flat vector, whose numbers are in the order of memory.
+_OF_MODULES = frozenset({
+    "view", "view_as", "view_as_real", "view_as_complex", "as_strided", "stride", "is_contiguous", "data_ptr",
+    "storage", "untyped_storage", "parameters_to_vector", "vector_to_parameters",
+})  # fmt: skip
+_OF_CALLBACKS = _OF_MODULES | {"reshape", "reshape_as", "unflatten"}
 
 
 def make_fabric(
@@ -159,3 +173,54 @@ def show_optimizers(fabric: Fabric, optimizers: list[Optimizer]) -> None:
     """Lets ``LightningModule.optimizers`` find them where it looks."""
     vars(fabric.strategy).pop("backward", None)  # of a former module that optimized by itself
     fabric.strategy._lightning_optimizers = optimizers  # type: ignore[attr-defined]  # not declared
+
+
+def lay_out(
+    fabric: Fabric,
+    module: LightningModule,
+    callbacks: Sequence[Callback],
+    asked: Literal["auto", "preserve", "channels_last"],
+    kept: Literal["preserve", "channels_last"] | None,
+) -> Literal["preserve", "channels_last"]:
+    """Lays out the weights of 2-D convolutions, and says why where nobody asked for it.
+
+    Args:
+        fabric: Gives the precision.
+        module: The module, on its device.
+        callbacks: Those of the run.
+        asked: The option.
+        kept: The layout that a resumed run has had until now.
+
+    Returns:
+        The layout.
+    """
+    chosen = kept if asked == "auto" else asked
+    if chosen is None:
+        chosen, why = _layout(fabric, module, callbacks)
+        if why:
+            rank_zero_info(f"Memory format: {chosen}, as {why}.")
+    if chosen == "channels_last":
+        module.to(memory_format=torch.channels_last)
+    return chosen
+
+
+def _layout(
+    fabric: Fabric, module: LightningModule, callbacks: Sequence[Callback]
+) -> tuple[Literal["preserve", "channels_last"], str]:
+    """Chooses by what the run is, and says why; without 2-D convolutions there is nothing to be said."""
+    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    if not convolutions or any(map(is_lazy, module.parameters())):
+        return "preserve", ""
+    if any(p.ndim == 4 and not p.is_contiguous() for p in module.parameters()):
+        return "preserve", "the module has a layout of its own"
+    if fabric.device.type != "cpu" or str(fabric.strategy.precision.precision) != "32-true":
+        return "preserve", "channels_last was found faster on a CPU in single precision"
+    if any(max(conv.dilation) > 1 or (conv.stride == conv.kernel_size != (1, 1)) for conv in convolutions):
+        return "preserve", "dilated convolutions, and those whose windows do not overlap, are slower in channels_last"
+    kinds = {type(part) for part in module.modules()}
+    if made := [kind for kind in kinds if kind.__module__.startswith("torch.") and "torch.nn." not in kind.__module__]:
+        return "preserve", f"the code of {made[0].__name__}, a part of the module, cannot be read"
+    for objects, names in (([module], _OF_MODULES), (callbacks, _OF_CALLBACKS)):
+        if found := OwnCode(objects).uses(names):
+            return "preserve", f"{found[1]} uses `{found[0]}`, which may need torch's usual layout"
+    return "channels_last", "the module has 2-D convolutions"

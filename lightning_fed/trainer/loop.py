@@ -67,7 +67,6 @@ class RoundLoop:
         num_clients = int(np.count_nonzero(np.asarray(self.state.source.sizes)))
         averaged = self.state.buffers.live.tensors if averages else dict
         self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, num_clients)
-        self.engine = make_engine(self.state, self.options.local, trainer.hooks, self.reducer)
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
         self.stock = next((cb for cb in trainer.callbacks if isinstance(cb, StockCallbacks)), None)
@@ -80,6 +79,9 @@ class RoundLoop:
         with recording(self.module, self.recorder):
             trainer.hooks("on_train_start")
         self._note(self.recorder.compute())
+        # By now the module has all that it trains with.
+        self.engine = make_engine(self.state, self.options.local, trainer.hooks, self.reducer)
+        trainer.books.log_start(trainer, self.log)
         if trainer.round == 0 and not trainer.resumed:
             started = time.perf_counter()
             self._evaluate()

@@ -34,8 +34,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "compile": (True, False, *get_args(CompileMode)),
     "full_gradient_mode": ("eval", "train"),
     "on_client_error": ("raise", "skip"),
-    "engine": ("sequential", "vectorized", "auto"),
-    "memory_format": ("preserve", "channels_last"),
+    "engine": ("auto", "sequential", "vectorized"),
+    "memory_format": ("auto", "preserve", "channels_last"),
     "client_states": ("device", "host", "disk"),
     "on_write_error": ("stop", "continue"),
 }
@@ -59,7 +59,7 @@ class TrainerOptions:
     strategy: str
     process_timeout: float
     precision: str | int
-    memory_format: Literal["preserve", "channels_last"]
+    memory_format: Literal["auto", "preserve", "channels_last"]
     logger: Logger | list[Logger] | bool | None
     callbacks: list[Callback] | Callback | None
     default_root_dir: str

@@ -29,7 +29,7 @@ from lightning_fed.sampling import cohort_size
 from lightning_fed.trainer.callback_order import add_module_callbacks
 from lightning_fed.trainer.checkpointing import load_weights, restore_state
 from lightning_fed.trainer.evaluation import named_loaders
-from lightning_fed.trainer.fabric import announce_device, launch, move_to_device, show_optimizers
+from lightning_fed.trainer.fabric import announce_device, launch, lay_out, move_to_device, show_optimizers
 from lightning_fed.trainer.lightning_names import LightningNames
 
 __all__ = ["attached", "call_setups", "no_state", "set_up_data", "set_up_evaluation", "set_up_training"]
@@ -76,6 +76,8 @@ def attached(
         trainer.hooks("teardown", stage)
         if isinstance(trainer.train_state, TrainState):
             trainer.train_state = cast(TrainState, trainer.train_state.close())
+            if trainer.options.memory_format == "auto" and trainer.train_state.memory_format == "channels_last":
+                model.to(memory_format=torch.contiguous_format)  # nobody asked for another one
 
 
 def _exit_refused(trainer: LightningNames, error: SystemExit) -> FederatedError:
@@ -168,9 +170,10 @@ def set_up_training(
     trainer.resumed, trainer.validated = checkpoint is not None, False
     trainer.metrics, trainer.round_metrics = LoggedMetrics({}, {}, {}), {}
     share_model(trainer.processes, model)
-    if options.memory_format == "channels_last":
-        model.to(memory_format=torch.channels_last)
+    kept = None if checkpoint is None else checkpoint["federated"].get("memory_format", "preserve")
+    memory_format = lay_out(trainer.fabric, model, trainer.callbacks, options.memory_format, kept)
     trainer.train_state = _make_state(trainer, run)
+    trainer.train_state.memory_format = memory_format
     show_optimizers(trainer.fabric, trainer.optimizers)
     has_validation = overrides(model, "validation_step")
     trainer.val_loaders = named_loaders(data.val_dataloader()) if has_validation else {}

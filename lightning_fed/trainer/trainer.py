@@ -59,7 +59,8 @@ class FederatedTrainer(LightningNames):
             others end.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
         memory_format: How ``fit`` lays out the weights of 2-D convolutions: as the module has them (``preserve``), or
-            ``channels_last``, which mostly is faster and rounds otherwise; the module keeps it.
+            ``channels_last``, which mostly is faster and rounds otherwise; the module keeps it. ``auto`` is
+            ``channels_last`` where that is known to be faster, and puts the weights back in the end.
         logger: Lightning loggers; W&B by default, online when logged in. metrics.csv is always written, unless False.
         callbacks: Lightning callbacks, aggregators and client algorithms, in any order.
         default_root_dir: Where run folders are made: DEFAULT_ROOT_DIR/NAME/version_K.
@@ -68,7 +69,8 @@ class FederatedTrainer(LightningNames):
         max_rounds: Rounds to train.
         clients_per_round: Clients drawn each round, a count (int) or a fraction (float).
         engine: How a cohort trains: its clients one after another (``sequential``), or many at once
-            (``vectorized``), with the same results up to rounding; ``auto`` measures which is faster.
+            (``vectorized``), with the same results up to rounding; ``auto`` is ``vectorized`` where that is known to be
+            faster and the same, by what module, data and clients are.
         chunk_size: Clients that train at once in the vectorized engine; as many as fit into memory by default.
         compile: Whether ``training_step`` goes through ``torch.compile``, or in which of its modes (``default`` for
             true): that of a client that trains alone, or one graph of the steps of many at once, which takes what
@@ -125,7 +127,7 @@ class FederatedTrainer(LightningNames):
         strategy: str = "auto",
         process_timeout: float = 30.0,
         precision: str | int = "32-true",
-        memory_format: Literal["preserve", "channels_last"] = "preserve",
+        memory_format: Literal["auto", "preserve", "channels_last"] = "auto",
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         default_root_dir: str = "runs",
@@ -133,7 +135,7 @@ class FederatedTrainer(LightningNames):
         seed: int | None = None,
         max_rounds: int = 100,
         clients_per_round: int | float = 1.0,
-        engine: Literal["sequential", "vectorized", "auto"] = "sequential",
+        engine: Literal["auto", "sequential", "vectorized"] = "auto",
         chunk_size: int | None = None,
         compile: bool | CompileMode = False,
         local_epochs: int | None = None,
@@ -321,10 +323,8 @@ class FederatedTrainer(LightningNames):
         log = RunLog(self.options.logger, books.run, checkpoint, former, self.is_global_zero)
         self.loggers, status = log.loggers, "failed"
         try:
-            loop = RoundLoop(self, log, stop)
-            books.log_start(self, log)
             with set_detect_anomaly(self.options.detect_anomaly):
-                loop.run()
+                RoundLoop(self, log, stop).run()
             status = "success"
         except Exception:
             if self.processes.size == 1:  # else the others wait for word of the failure

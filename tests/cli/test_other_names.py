@@ -1,11 +1,14 @@
 """Options that are no more, as saved configurations have them, and those that Lightning calls otherwise."""
 
+import hashlib
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from lightning_fed.cli.other_names import REMOVED
-from lightning_fed.runs.folder import fingerprint
+from lightning_fed.runs.folder import fingerprint, fingerprints
 from tests.cli.conftest import CommandLine
 
 OLD = """
@@ -42,6 +45,24 @@ def test_the_run_is_the_same_one() -> None:
     before = fingerprint({"trainer": {**options, "cuda_graphs": False}})
     assert fingerprint({"trainer": options}) == before
     assert fingerprint({"trainer": {**options, "cuda_graphs": True}}) != before
+
+
+def before(**options: Any) -> str:
+    """The hash that the release before has made of a config, by hand."""
+    kept = {"trainer": {"cuda_graphs": False, "local_steps": 2, **options}}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def test_runs_are_found_whose_defaults_were_others():
+    options = {"max_rounds": 3, "local_steps": 2}
+    now = fingerprints({"trainer": {**options, "engine": "auto", "memory_format": "auto"}})
+    # What nobody asked for, and what was asked for and is the default by now.
+    assert set(now[1:]) == {before(engine=name, memory_format="preserve") for name in ("sequential", "auto")}
+    saved = {"engine": "sequential", "memory_format": "preserve"}  # in a config.yaml of then
+    assert fingerprints({"trainer": {**options, **saved}}) == [before(**saved)] * 2
+    one = fingerprints({"trainer": {**options, "engine": "vectorized", "memory_format": "auto"}})
+    assert before(engine="vectorized", memory_format="preserve") in one
+    assert not set(one) & set(now)
 
 
 WORDS = ["--model", "Plain", "--data", "Digits"]

@@ -56,6 +56,8 @@ class LogsEverything(Model):
 class Cohorts(FederatedCallback):
     """Collects who entered each round, and with what."""
 
+    stacks = True
+
     def __init__(self) -> None:
         self.entered: list[tuple[int, int, int]] = []
         self.deltas: list[Tensor] = []

@@ -35,6 +35,8 @@ class VectorizedEngine(Engine):
         CannotStack: If the model or the run cannot train this way.
     """
 
+    gradient_kind: type[StackedFullGradient] = StackedFullGradient
+
     def __init__(self, *args: Any, chunk_size: int, stack_full_gradients: bool = True) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
@@ -44,7 +46,7 @@ class VectorizedEngine(Engine):
         self.step: StackedStep | CompiledStep = step
         self.stacked_gradient: StackedFullGradient | None = None
         if stack_full_gradients:
-            self.stacked_gradient = StackedFullGradient(self.state, self.options, step, chunk_size)
+            self.stacked_gradient = self.gradient_kind(self.state, self.options, step, chunk_size)
             self.start_gradients.full_gradient = self.stacked_gradient
         share = -(-self.state.cohort_size // self.processes.size)  # as a rule; of small clients it is more
         self.lanes = Lanes(self.state, min(chunk_size, share))
@@ -67,6 +69,7 @@ class VectorizedEngine(Engine):
             yield from self._train_chunk(clients[first : first + self.chunk_size])
 
     def _train_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update]:
+        """Lets the clients take all their steps; what is returned lets them enter the round, one by one."""
         self.optimizer.start_client()
         self.at_work = clients
         self._make_room(len(clients))
@@ -80,7 +83,7 @@ class VectorizedEngine(Engine):
         if moved := self.state.buffers.frozen.moved():
             raise refusal(CannotStack(f"training moves `{next(iter(moved))}`, which is frozen"))
         self.samples += batches.samples
-        yield from self._finish(batches, clients, log, options)
+        return self._finish(batches, clients, log, options)
 
     def _make_room(self, count: int) -> None:
         """Makes the matrices anew, with more rows, where this process has more clients to train than ever before."""

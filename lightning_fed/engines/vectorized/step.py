@@ -130,6 +130,8 @@ class StackedStep:
             # By parameter: as parts of one vector their gradients would be joined, a matrix larger than the cache.
             pieces = tuple(self._pieces(weights))
             gradients, (self.losses, (totals, replaced)) = self._gradients(pieces, buffers, batch, batch_idx)
+        if self.losses.requires_grad:  # of the resident parameters: autograd knows no client's outside of vmap
+            raise CannotStack(f"{type(self.module).__name__} reaches its parameters in another way than as attributes")
         for place, gradient in zip(self._pieces(out), gradients, strict=True):
             place.copy_(gradient)
         for name, value in replaced.items():  # by assignment; what is changed in place is in the rows already

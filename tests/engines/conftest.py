@@ -1,0 +1,11 @@
+"""What the tests of the engines share."""
+
+import pytest
+
+from lightning_fed.engines import choice
+
+
+@pytest.fixture
+def few_lanes_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ``auto`` train few clients at once, which would be slower."""
+    monkeypatch.setattr(choice, "_FEWEST_LANES", 1)
