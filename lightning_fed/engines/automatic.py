@@ -2,65 +2,46 @@
 
 import logging
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_fed.core.seeding import Purpose, generator_for
 from lightning_fed.core.updates import Client, Update
-from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.trial import holds_stacked_tensors
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.log import LaneLog
-from lightning_fed.engines.vectorized.step import CannotStack, first_sentence
+from lightning_fed.engines.vectorized.step import CannotStack, cause_of
 
 __all__ = ["AutomaticEngine"]
 
 _log = logging.getLogger("lightning.pytorch")  # of every process: each falls back for itself
 
 
-class AutomaticGradient(StackedFullGradient):
-    """Computes gradients of many clients at once until that fails, and then one after another."""
-
-    falls_back = False
-
-    def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
-        """Computes the gradients of clients at the global model; see ``FullGradient``."""
-        if not self.falls_back:
-            try:
-                return super().compute_at_start(clients, out)
-            except Exception as error:
-                self.fall_back(error)
-        return FullGradient.compute_at_start(self, clients, out)
-
-    def fall_back(self, error: Exception) -> None:
-        """Says why."""
-        at, self.falls_back, self.state.client = self.state.round, True, None
-        how = f"one client after another from round {at} on"
-        _log.info(f"Gradients over a client's full data: {how}, as {_why(error)}.")
-
-
-class AutomaticEngine(VectorizedEngine, SequentialEngine):  # type: ignore[misc]  # of two steps one is there at a time
+class AutomaticEngine(VectorizedEngine):
     """Trains chunk after chunk at once, until one fails: that one and all later clients train one after another.
 
     Nothing of a chunk is part of the round before all its steps are taken, so that it can be trained again.
+
+    Args:
+        *args: See ``Engine``.
+        **kwargs: See ``VectorizedEngine``.
     """
 
-    gradient_kind = AutomaticGradient
-    falls_back = False
-
-    def set_up(self) -> None:
-        """Waits with the step of one client until it is needed."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.make_alone = partial(SequentialEngine, *args)
+        self.alone: SequentialEngine | None = None
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains chunk after chunk; see ``Engine.updates``."""
         for first in range(0, len(clients), self.chunk_size):
             chunk = clients[first : first + self.chunk_size]
-            trained = None if self.falls_back else self._try_chunk(chunk)
-            yield from SequentialEngine.updates(self, chunk) if trained is None else trained
+            trained = None if self.alone is not None else self._try_chunk(chunk)
+            yield from self._one_by_one(chunk) if trained is None else trained
 
     def _try_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update] | None:
         """Lets clients train at once; None if that failed, whatever it was."""
@@ -82,31 +63,24 @@ class AutomaticEngine(VectorizedEngine, SequentialEngine):  # type: ignore[misc]
             raise CannotStack(f"{type(self.module).__name__} keeps tensors in its attribute `{name}` during training")
         return options
 
-    def _take_end_gradients(self, clients: tuple[Client, ...], lanes: list[int]) -> None:
-        try:
-            super()._take_end_gradients(clients, lanes)
-        except Exception as error:
-            assert isinstance(self.stacked_gradient, AutomaticGradient)
-            self.stacked_gradient.fall_back(error)
-            self.stacked_gradient, self.ended = None, {}
-
     def _fall_back(self, error: Exception) -> None:
         """Says why, and makes everything what it was before the chunk."""
-        state, reason = self.state, _why(error)
+        state, reason, start = self.state, cause_of(error), self.start_gradients
         _log.info(f"Engine: sequential from round {state.round} on, as {reason}.")
         state.engine_choice = {"engine": "sequential", "reason": reason}
         state.client, state.local_step, state.displacement = None, 0, None
         state.vector.refresh()
-        self.falls_back, self.stacked_gradient, self.ended = True, None, {}
-        self.start_gradients.full_gradient = self.full_gradient
+        self.alone = self.make_alone()
+        state.start_gradients = self.alone.start_gradients = start  # of this round, which has begun
+        start.full_gradient = self.full_gradient
+        self.alone.divergence, self.at_work = self.divergence, ()
         del self.lanes, self.kept_gradients  # their matrices are of no more use
-        SequentialEngine.set_up(self)
 
-
-def _why(error: Exception) -> str:
-    """Says what failed, in a part of a sentence."""
-    if isinstance(error, CannotStack):
-        return str(error)
-    if isinstance(error.__cause__, CannotStack):  # of which a sentence was made
-        return str(error.__cause__)
-    return f"the step does not go through torch.func.vmap each time ({first_sentence(error)})"
+    def _one_by_one(self, clients: tuple[Client, ...]) -> Iterator[Update]:
+        """Lets the engine of single clients train them, as a part of this one's round."""
+        assert self.alone is not None
+        alone, alone.start = self.alone, self.start
+        alone.samples = alone.end_samples = 0
+        yield from alone.updates(clients)
+        self.samples += alone.samples
+        self.end_samples += alone.end_samples

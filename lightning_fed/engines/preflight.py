@@ -1,6 +1,6 @@
 """Finds out, before a run, whether many clients can take a step at once, and for how many there is room."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -33,9 +33,14 @@ class StepProbe:
     Args:
         state: What ``fit`` works on; batches of the largest client are taken.
         options: How clients train.
+        variables: Where nobody asked for many clients at once: the global variables that their training uses, see
+            ``OwnCode``. A step that changes these, or attributes, is refused then, as clients would share them.
     """
 
-    def __init__(self, state: TrainState, options: LocalOptions) -> None:
+    def __init__(
+        self, state: TrainState, options: LocalOptions, variables: Mapping[str, dict[str, Any]] | None = None
+    ) -> None:
+        self._variables = variables
         self.state, self.module, source = state, state.module, state.source
         self.processes = processes_of(state.fabric)
         self.step = StackedStep(state)
@@ -56,13 +61,11 @@ class StepProbe:
     def _streams(self) -> tuple[bytes, ...]:
         return random_states(self.state.vector.device)
 
-    def expect_stackable(self, in_eval: bool = False, unasked: bool = False) -> bool:
+    def expect_stackable(self, in_eval: bool = False) -> bool:
         """Takes the gradients of two clients, and of one of them alone.
 
         Args:
             in_eval: Whether the module is in eval mode, as where gradients over all of a client's data are taken.
-            unasked: Whether nobody asked for many clients at once: then numbers in attributes, which clients would
-                share, are refused too.
 
         Returns:
             Whether random numbers were drawn.
@@ -83,7 +86,7 @@ class StepProbe:
             self._expect_metrics_untouched(counts)
             if kept := holds_stacked_tensors(self.module):
                 raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
-            if unasked and (changed := before.changed()):
+            if self._variables is not None and (changed := before.changed()):
                 raise CannotStack(f"{name} changes `{changed}` in training, which clients at once would share")
             ours, theirs = self._streams(), self._before
             if ours[1:3] != theirs[1:3]:
@@ -97,11 +100,11 @@ class StepProbe:
     @contextmanager
     def _on_trial(self, in_eval: bool) -> Iterator[Attributes]:
         """Leaves no trace of a step, not even of its warnings; yields the module's attributes before it."""
-        with without_trace(self.module), catch_warnings():
+        with without_trace(self.module, variables=self._variables) as before, catch_warnings():
             simplefilter("ignore")
             if in_eval:
                 self.module.eval()
-            yield Attributes(self.module)
+            yield before
 
     @contextmanager
     def _moving_nothing(self) -> Iterator[None]:
@@ -148,12 +151,8 @@ class StepProbe:
         if self._update_counts() != counts:
             raise CannotStack("it updates torchmetrics objects in training, whose state vmap cannot keep apart")
 
-    def lanes_that_fit(self, unasked: bool = False) -> int:
-        """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice.
-
-        Args:
-            unasked: Whether nobody asked for many clients at once, which then take a quarter of the room.
-        """
+    def lanes_that_fit(self) -> int:
+        """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice."""
         kept: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -172,7 +171,7 @@ class StepProbe:
             budget = torch.cuda.mem_get_info(device)[0] // 2
         else:
             budget = _BYTES_ON_CPU // self.processes.size  # of one machine, as a rule
-        return max(1, budget // (4 if unasked else 1) // (2 * sum(kept.values()) + vectors + self._read_ahead))
+        return max(1, budget // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
     def _loss_alone(self) -> Tensor:
         batch = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, self.group.batch)

@@ -29,10 +29,6 @@ class SequentialEngine(Engine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.set_up()
-
-    def set_up(self) -> None:
-        """Prepares the step of one client."""
         module = self.module
         kind = LocalStep if module.automatic_optimization else ManualStep
         self.step = kind(self.state, self.options, self.hooks)

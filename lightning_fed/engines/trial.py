@@ -2,61 +2,81 @@
 
 import operator
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lightning_fed.core.devices import device_streams, wide_dtype
+from lightning_fed.core.own_code import is_own
 from lightning_fed.core.seeding import isolated_streams
 
 __all__ = ["Attributes", "agree", "holds_stacked_tensors", "random_states", "without_trace"]
 
 
+class _Held(NamedTuple):
+    live: dict[str, Any]
+    before: dict[str, Any]
+    whole: bool = True  # names that are new have no place in it
+    own: bool = True  # torch knows the attributes of its own parts
+
+
 class Attributes:
-    """The attributes of a module and of its parts as they are now, to be put back.
+    """The attributes of a module and of its parts as they are now, to be put back or compared.
 
     They get their objects back, lists, dicts and sets their entries, parameters whether they require a gradient; what
     other objects hold is not followed.
 
     Args:
         module: The module.
+        variables: Global variables that count as well, each name with the dict that holds it; then objects of the
+            user's own classes among all that count with their attributes. None for neither.
 
     Attributes:
-        values: All that the attributes hold.
+        values: All that they hold.
         containers: Lists, dicts and sets among it, each with what is in it.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._kept = [(part, dict(vars(part))) for part in module.modules()]
+    def __init__(self, module: nn.Module, variables: Mapping[str, dict[str, Any]] | None = None) -> None:
+        parts = list(module.modules())
+        self._held = [_Held(vars(p), dict(vars(p)), own=not type(p).__module__.startswith("torch.")) for p in parts]
+        if variables is not None:
+            self._held += [_Held(live, {name: live[name]}, whole=False) for name, live in variables.items()]
+            objects = {id(v): v for one in self._held for v in one.before.values() if _has_own_attributes(v)}
+            self._held += [_Held(vars(value), dict(vars(value))) for value in objects.values()]
         self._trained = [(p, p.requires_grad) for p in module.parameters()]
-        self.values = [value for _, attributes in self._kept for value in attributes.values()]
+        self.values = [value for one in self._held for value in one.before.values()]
         self.containers = [(value, value.copy()) for value in self.values if isinstance(value, (list, dict, set))]
 
     def changed(self) -> str | None:
-        """Names an attribute that holds something else now, None if there is none; torch knows those of its parts."""
+        """Names what holds something else now, None if nothing does."""
         content = {id(container): before for container, before in self.containers}
-        for part, attributes in self._kept:
-            now, own = vars(part), not type(part).__module__.startswith("torch.")
-            for name in attributes.keys() | now.keys() if own else ():
-                before = attributes.get(name, part)
-                if now.get(name, part) is not before or not _holds(before, content.get(id(before), before)):
+        for live, before, whole, own in self._held:
+            for name in before.keys() | (live.keys() if whole else ()) if own else ():
+                value = before.get(name, live)
+                if live.get(name, live) is not value or not _holds(value, content.get(id(value), value)):
                     return name
         return None
 
     def put_back(self) -> None:
         """Makes them what they were."""
-        for part, attributes in self._kept:
-            vars(part).clear()
-            vars(part).update(attributes)
+        for live, before, whole, _ in self._held:
+            if whole:
+                live.clear()
+            live.update(before)
         for container, content in self.containers:
             container.clear()
             (container.extend if isinstance(container, list) else container.update)(content)
         for parameter, requires_grad in self._trained:
             parameter.requires_grad = requires_grad
+
+
+def _has_own_attributes(value: Any) -> bool:
+    """Says whether a value is an object of a class of the user's own, and no module."""
+    return is_own(type(value)) and not isinstance(value, (type, nn.Module)) and hasattr(value, "__dict__")
 
 
 def _holds(container: Any, content: Any) -> bool:
@@ -71,16 +91,22 @@ def _holds(container: Any, content: Any) -> bool:
 
 
 @contextmanager
-def without_trace(module: nn.Module, frozen: Iterable[Tensor] = ()) -> Iterator[None]:
+def without_trace(
+    module: nn.Module, frozen: Iterable[Tensor] = (), variables: Mapping[str, dict[str, Any]] | None = None
+) -> Iterator[Attributes]:
     """Puts the attributes of a module and of its parts back at the end of the block, and the global random streams.
 
     Args:
         module: The module.
         frozen: Parameters of it that training moves: they get their values back as well.
+        variables: See ``Attributes``.
+
+    Yields:
+        What will be put back.
 
     Attributes are put back as ``Attributes`` says, and tensors that are no parameters get their values back.
     """
-    kept = Attributes(module)
+    kept = Attributes(module, variables)
     buffers = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
     loose = [value for value in kept.values if isinstance(value, Tensor)]
     loose += [
@@ -90,7 +116,7 @@ def without_trace(module: nn.Module, frozen: Iterable[Tensor] = ()) -> Iterator[
     tensors += [(p, p.detach().clone()) for p in frozen]
     try:
         with isolated_streams():
-            yield
+            yield kept
     finally:
         kept.put_back()
         for tensor, value in tensors:

@@ -7,10 +7,10 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,9 @@ _LENGTH = (
 _REMOVED = {"cuda_graphs": False}
 # Options that are new, with the value at which a run is as it was without them.
 _NEW = {"availability": None, "stragglers": None, "work": None, "on_client_error": "raise"}
-# Options whose default is another one now, of which a fingerprint says nothing, with what the former ones say where
-# nothing was asked for, and where the default of now was.
-_DEFAULTS = {"engine": ("auto", ("sequential", "auto")), "memory_format": ("auto", ("preserve",))}
-_OF_A_SEED = ("seed_everything", "trainer.seed", "trainer.name")
-_NOTHING = dict.fromkeys(_DEFAULTS)
+# Options whose default was another one, which ``auto`` stands for in fingerprints: runs that were made then are found.
+_DEFAULT_WAS = {"memory_format": "preserve"}
+_ENGINE_WAS = "sequential"
 # What the data's options are where they are None, and those that are new, both without a ``source``.
 _DATA = {
     "batch_size": 32, "num_workers": 0,
@@ -89,30 +87,11 @@ class RunFolder:
 
 def fingerprint(config: dict[str, Any], *without: str) -> str:
     """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys."""
-    return _hash(config, _NOTHING, without)
-
-
-def fingerprints(config: dict[str, Any]) -> list[str]:
-    """Returns the fingerprint of a config, and those under which former versions have written such a run."""
-    options = config.get("trainer")
-    if not isinstance(options, dict):
-        return [fingerprint(config)]
-    said = [former if options.get(name, now) == now else (None,) for name, (now, former) in _DEFAULTS.items()]
-    former = [_hash(config, dict(zip(_DEFAULTS, values, strict=True))) for values in product(*said)]
-    return [fingerprint(config), *former]
-
-
-def _hash(config: dict[str, Any], defaults: Mapping[str, str | None], without: Iterable[str] = ()) -> str:
-    """Hashes a config; ``defaults`` are written where it has the default of now, None for nothing."""
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
     if isinstance(kept.get("trainer"), dict):
         options = {**_REMOVED, **kept["trainer"]}
-        for name, former in defaults.items():
-            if options.get(name) == _DEFAULTS[name][0]:
-                options[name] = former
-        kept["trainer"] = {
-            k: v for k, v in options.items() if (k not in _NEW or v != _NEW[k]) and (k not in defaults or v is not None)
-        }
+        options.update({k: v for k, v in _DEFAULT_WAS.items() if options.get(k) == "auto"})
+        kept["trainer"] = {k: v for k, v in options.items() if k not in _NEW or v != _NEW[k]}
     _write_as_before(kept.get("data"))
     for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
         *parents, last = key.split(".")
@@ -122,6 +101,18 @@ def _hash(config: dict[str, Any], defaults: Mapping[str, str | None], without: I
         if isinstance(place, dict):
             place.pop(last, None)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprints(config: dict[str, Any]) -> list[str]:
+    """Returns the fingerprint of a config, and that of such a run of the time when ``auto`` was not the default."""
+    return [fingerprint(config), fingerprint(_with_former_engine(config))]
+
+
+def _with_former_engine(config: dict[str, Any]) -> dict[str, Any]:
+    options = config.get("trainer")
+    if not isinstance(options, dict) or options.get("engine") != "auto":
+        return config
+    return {**config, "trainer": {**options, "engine": _ENGINE_WAS}}
 
 
 def _write_as_before(data: Any) -> None:
@@ -155,8 +146,7 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
     run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),
-        # With the seeds that former versions have run.
-        group=_hash(config, {k: v[0] for k, (_, v) in _DEFAULTS.items()}, _OF_A_SEED),
+        group=fingerprint(_with_former_engine(config), "seed_everything", "trainer.seed", "trainer.name"),
         label=label,
         name=name,
         seed=seed,

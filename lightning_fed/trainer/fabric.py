@@ -13,13 +13,15 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
+from torch.fx import GraphModule
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.overrides import lightning_class
+from lightning_fed.core.own_code import OwnCode
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
-from lightning_fed.engines.vectorized.own_code import OwnCode
 from lightning_fed.errors import FederatedError, expect_variables
 
 __all__ = [
@@ -217,9 +219,8 @@ def _layout(
         return "preserve", "channels_last was found faster on a CPU in single precision"
     if any(max(conv.dilation) > 1 or (conv.stride == conv.kernel_size != (1, 1)) for conv in convolutions):
         return "preserve", "dilated convolutions, and those whose windows do not overlap, are slower in channels_last"
-    kinds = {type(part) for part in module.modules()}
-    if made := [kind for kind in kinds if kind.__module__.startswith("torch.") and "torch.nn." not in kind.__module__]:
-        return "preserve", f"the code of {made[0].__name__}, a part of the module, cannot be read"
+    if made := [p for p in module.modules() if isinstance(p, (ScriptModule, GraphModule))]:
+        return "preserve", f"the code of {type(made[0]).__name__}, a part of the module, cannot be read"
     for objects, names in (([module], _OF_MODULES), (callbacks, _OF_CALLBACKS)):
         if found := OwnCode(objects).uses(names):
             return "preserve", f"{found[1]} uses `{found[0]}`, which may need torch's usual layout"

@@ -1,6 +1,5 @@
 """Many clients at once where nobody asked for it: only where it is the same and quicker, and never in the way."""
 
-import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.engines import choice
+from lightning_fed.engines import automatic_rule
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train, vectors
@@ -72,12 +71,6 @@ def lstm() -> nn.Module:
     return Model(Last())
 
 
-def frozen() -> nn.Module:
-    module = Model()
-    module.net[0].requires_grad_(False)
-    return module
-
-
 def hooked(change: Callable[[nn.Module], Any]) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         module = Model()
@@ -107,10 +100,7 @@ RULE: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], str]] = {
     "an LSTM": (lstm, dict, "LSTM is not known to be quicker"),
     "another reader": (Model, read_one_by_one, "one by one"),
     "double precision": (Model, lambda: {"precision": "64-true"}, "one by one"),
-    "frozen": (frozen, dict, "frozen parameters"),
     "a hook": (hooked(lambda m: m.net.register_forward_hook(lambda *_: None)), dict, "hooks on its passes"),
-    "a hook on a gradient": (hooked(lambda m: m.net[0].weight.register_hook(lambda g: g)), dict, "hooks on its grad"),
-    "anomalies": (Model, lambda: {"detect_anomaly": True}, "detect_anomaly"),
 }
 
 
@@ -208,7 +198,7 @@ class Measures(Model):
         return loss
 
 
-SCALE, TENSOR, COUNTER = 2.0, torch.zeros(()), itertools.count()
+SCALE, TENSOR = 2.0, torch.zeros(())
 
 
 class ReadsConstants(Model):
@@ -241,11 +231,6 @@ class AddsToTensor(Model):
         return super().training_step(batch, batch_idx)
 
 
-class Iterates(Model):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) + 0 * next(COUNTER)
-
-
 class Stores(Model):
     def __init__(self) -> None:
         super().__init__()
@@ -256,25 +241,8 @@ class Stores(Model):
         return super().training_step(batch, batch_idx)
 
 
-class Encloses(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        steps = 0
-
-        def note() -> None:
-            nonlocal steps
-            steps += 1
-
-        self.note = note
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.note()
-        return super().training_step(batch, batch_idx)
-
-
 SEEN = {
-    "tensor": (AddsToTensor, "`TENSOR`"), "iterator": (Iterates, "`COUNTER`"), "dict": (Stores, "`outs`"),
-    "closure": (Encloses, "`steps`"),
+    "tensor": (AddsToTensor, "mutate a captured Tensor"), "dict": (Stores, "`outs`"),
     "prints": (Prints, "`print`"), "writes": (Writes, "`open`"), "global": (CountsGlobally, "`total`"),
     "list": (Appends, "`calls`"), "attribute": (Counts, "`calls`"), "object": (Notes, "`steps`"),
     "trainer": (ReadsTrainer, "`trainer`"), "metric": (Measures, "`seen`"),
@@ -414,7 +382,7 @@ def test_a_resumed_run_keeps_its_engine(tmp_path, monkeypatch, engine, caplog) -
     first = run(tmp_path, Model, engine, max_rounds=1, **kept).trainer
     used = first.engine_choice["engine"]
     # The other one is what would be chosen now.
-    monkeypatch.setattr(choice, "_FEWEST_LANES", 1 if used == "sequential" else 100)
+    monkeypatch.setattr(automatic_rule, "_FEWEST_LANES", 1 if used == "sequential" else 100)
     caplog.clear()
     resumed = run_on(first, 3, engine="auto")
     assert resumed.engine_choice["engine"] == used

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fed.client_algorithms import ClientAlgorithm, FedProx
-from lightning_fed.engines import SequentialEngine, choice
+from lightning_fed.engines import SequentialEngine, automatic_rule, choice
 from lightning_fed.engines.automatic import AutomaticEngine
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
@@ -139,7 +139,7 @@ def dropout() -> Model:
 )  # fmt: skip
 @pytest.mark.usefixtures("few_lanes_pay")
 def test_auto_chooses_by_a_rule(tmp_path, monkeypatch, make, most, chosen, reason):
-    monkeypatch.setattr(choice, "_MOST_WEIGHTS", {"cpu": most})
+    monkeypatch.setattr(automatic_rule, "_MOST_WEIGHTS", {"cpu": most})
     used: list[str] = []
     for kind, name in ((SequentialEngine, "sequential"), (AutomaticEngine, "vectorized")):
         monkeypatch.setattr(kind, "updates", _noting(kind, name, used))
@@ -194,7 +194,6 @@ def test_trying_leaves_nothing_changed(tmp_path):
 
 @pytest.mark.usefixtures("few_lanes_pay")
 def test_a_gpu_that_is_started_meanwhile_draws_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(choice, "_expect_to_be_the_same", lambda *_: None)  # which refuses the assignment before
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     streams = torch.arange(16, dtype=torch.uint8)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [streams])

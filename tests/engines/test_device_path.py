@@ -83,7 +83,13 @@ def fit(
     sizes, make = SIZES[:clients], partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     module = module or ImageClassifier(net(), optimizer=make)
     data = TensorDataset(torch.randn(sum(sizes), 1, side, side), torch.randint(10, (sum(sizes),)))
-    options = {"logger": False, "enable_checkpointing": False, "local_epochs": epochs, **options}
+    options = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "local_epochs": epochs,
+        "memory_format": "preserve",
+        **options,
+    }
     trainer = FederatedTrainer(
         accelerator="cpu", max_rounds=2, engine=engine, callbacks=callbacks, default_root_dir=str(folder), seed=1,
         enable_progress_bar=False, **options,

@@ -35,8 +35,6 @@ class VectorizedEngine(Engine):
         CannotStack: If the model or the run cannot train this way.
     """
 
-    gradient_kind: type[StackedFullGradient] = StackedFullGradient
-
     def __init__(self, *args: Any, chunk_size: int, stack_full_gradients: bool = True) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
@@ -46,7 +44,7 @@ class VectorizedEngine(Engine):
         self.step: StackedStep | CompiledStep = step
         self.stacked_gradient: StackedFullGradient | None = None
         if stack_full_gradients:
-            self.stacked_gradient = self.gradient_kind(self.state, self.options, step, chunk_size)
+            self.stacked_gradient = StackedFullGradient(self.state, self.options, step, chunk_size)
             self.start_gradients.full_gradient = self.stacked_gradient
         share = -(-self.state.cohort_size // self.processes.size)  # as a rule; of small clients it is more
         self.lanes = Lanes(self.state, min(chunk_size, share))
@@ -197,12 +195,14 @@ class VectorizedEngine(Engine):
 
     def _take_end_gradients(self, clients: tuple[Client, ...], lanes: list[int]) -> None:
         """Computes the gradients of clients where they ended, if they can be taken at once."""
+        self.ended = {}
         if self.stacked_gradient is None or self.kept_gradients is None or not clients:
             return
         at, rows = to_device(torch.tensor(lanes), self.state.weights.device), self.kept_gradients[: len(lanes)]
         buffers = {name: value[at] for name, value in self.lanes.buffers.items()}
         losses = self.stacked_gradient.compute_at(self.lanes.ends(at), buffers, clients, rows)
-        self.ended = {client.id: (row, loss) for client, row, loss in zip(clients, rows, losses, strict=True)}
+        if losses is not None:
+            self.ended = {client.id: (row, loss) for client, row, loss in zip(clients, rows, losses, strict=True)}
 
     def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
         """Returns the loss where a client ended, and its gradient there in ``out``; see ``Engine``."""

@@ -1,5 +1,8 @@
 """The gradients of many clients' losses over all their training data, at once."""
 
+import logging
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,13 +12,15 @@ from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.step import StackedStep, explained_refusals
+from lightning_fed.engines.vectorized.step import StackedStep, cause_of, explained_refusals
 
 __all__ = ["StackedFullGradient"]
 
+_log = logging.getLogger("lightning.pytorch")  # of every process: each falls back for itself
+
 
 class StackedFullGradient(FullGradient):
-    """Computes what ``FullGradient`` computes, of a chunk of clients at once.
+    """Computes what ``FullGradient`` computes, of a chunk of clients at once; once that fails, one after another.
 
     What the module draws from torch's random streams differs from client to client, but is not what one draws alone.
 
@@ -28,17 +33,33 @@ class StackedFullGradient(FullGradient):
 
     def __init__(self, state: TrainState, options: LocalOptions, step: StackedStep, chunk_size: int) -> None:
         super().__init__(state, options)
-        self.step, self.chunk_size = step, chunk_size
+        self.step, self.chunk_size, self.failed = step, chunk_size, False
+
+    def _try(self, compute: Callable[[], Tensor]) -> Tensor | None:
+        """Returns what is computed; None if that fails now, of which it says why, or has failed before."""
+        if self.failed:
+            return None
+        try:
+            return compute()
+        except Exception as error:
+            self.failed, self.state.client = True, None
+            how = f"one client after another from round {self.state.round} on"
+            _log.info(f"Gradients over a client's full data: {how}, as {cause_of(error)}.")
+            return None
 
     def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
         """Computes the gradients of clients at the global model; see ``FullGradient``."""
+        losses = self._try(lambda: self._compute_at_start(clients, out))
+        return super().compute_at_start(clients, out) if losses is None else losses
+
+    def _compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
         vector = self.state.vector
         vector.data.copy_(self.state.weights)
         losses = []
         for first in range(0, len(clients), self.chunk_size):
             chunk = clients[first : first + self.chunk_size]
             weights = vector.data.expand(len(chunk), -1)
-            losses.append(self.compute_at(weights, self._buffers_of(chunk), chunk, out[first : first + len(chunk)]))
+            losses.append(self._compute_at(weights, self._buffers_of(chunk), chunk, out[first : first + len(chunk)]))
         return torch.cat(losses) if losses else out.new_empty(0)
 
     def _buffers_of(self, clients: tuple[Client, ...]) -> dict[str, Tensor]:
@@ -52,7 +73,7 @@ class StackedFullGradient(FullGradient):
 
     def compute_at(
         self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Computes the gradients of clients at weights of their own.
 
         Args:
@@ -62,8 +83,13 @@ class StackedFullGradient(FullGradient):
             out: Receives ∇f_i of each, shape (n, d).
 
         Returns:
-            f_i of each, shape (n,).
+            f_i of each, shape (n,); None if they cannot be computed at once.
         """
+        return self._try(lambda: self._compute_at(weights, buffers, clients, out))
+
+    def _compute_at(
+        self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor
+    ) -> Tensor:
         size = min(self.size, max(client.num_samples for client in clients))
         count = max(1, self.chunk_size * self.state.source.batch_size // max(size, self.state.source.batch_size))
         losses = []

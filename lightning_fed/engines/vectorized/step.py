@@ -18,7 +18,8 @@ from lightning_fed.engines.local_step import loss_of
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "explained_refusals", "first_sentence", "refusal",
+    "MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "cause_of", "explained_refusals", "first_sentence",
+    "refusal",
 ]  # fmt: skip
 
 
@@ -47,6 +48,14 @@ def first_sentence(error: Exception) -> str:
     """Takes from what torch says what fits into a sentence."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].split(". ")[0].rstrip(".")
+
+
+def cause_of(error: Exception) -> str:
+    """Says, in a part of a sentence, what ended a step of many clients at once."""
+    cause = error if isinstance(error, CannotStack) else error.__cause__
+    if isinstance(cause, CannotStack):
+        return str(cause)
+    return f"the step does not go through torch.func.vmap each time ({first_sentence(error)})"
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class OwnList(Model):
         return loss if self.training else loss + 0.1 * sum((p**2).sum() for p in self.own)
 
 
-@pytest.mark.parametrize(("make", "why"), [(Decides, "go through torch.func.vmap"), (OwnList, "another gradient")])
+@pytest.mark.parametrize(("make", "why"), [(Decides, "go through torch.func.vmap"), (OwnList, "in another way")])
 @pytest.mark.parametrize("asking", ["own at the start", "cohort", "at the end"])
 def test_what_eval_mode_forbids_goes_one_after_another(tmp_path, monkeypatch, alone, make, why, asking):
     told: list[str] = []

@@ -1,0 +1,114 @@
+"""Where many clients at once are known to be quicker, and the same, without anybody asking for them."""
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torchmetrics import Metric
+
+from lightning_fed.core.own_code import OwnCode, is_own
+from lightning_fed.core.train_state import LocalOptions, TrainState
+from lightning_fed.data import TensorSource
+from lightning_fed.distributed.strategy import processes_of
+from lightning_fed.engines.client_batches import samples_in_epoch
+from lightning_fed.engines.vectorized.step import CannotStack
+from lightning_fed.hooks import HookCaller
+
+__all__ = ["LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
+
+# A chunk larger than this is no faster and only takes memory: what a step costs apart from its clients is paid off.
+LARGEST_CHUNK = 128
+# What was measured (docs/engines.md): the step of a larger model or batch is long enough to be worth taking alone, and
+# where fewer clients share a call of it, nothing is won.
+_MOST_WEIGHTS = {"cpu": 2**17, "cuda": 10_000_000}
+_FEWEST_LANES, _LARGEST_BATCH = 8, 300
+# Layers of torch with weights whose step is quicker for many clients at once on a CPU.
+_QUICK = (
+    nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.PReLU,
+    nn.ModuleList, nn.ParameterList, nn.ParameterDict,
+)  # fmt: skip
+# What in a training step is seen from outside, or is of one client.
+_OF_ONE_STEP = frozenset({
+    "print", "input", "open", "write", "trainer", "_trainer", "fabric", "global_step", "logger", "loggers",
+    "optimizers", "lr_schedulers",
+})  # fmt: skip
+
+
+def expect_quicker_and_the_same(
+    state: TrainState, options: LocalOptions, hooks: HookCaller
+) -> dict[str, dict[str, Any]]:
+    """Refuses, by what the run is, what need not be quicker for many clients at once, or not the same.
+
+    Args:
+        state: What ``fit`` works on; its ``engine_choice`` is that of a checkpoint that the run goes on from, if any.
+        options: How clients train.
+        hooks: Knows the callbacks.
+
+    Returns:
+        The global variables that a training step uses, for the trial; see ``OwnCode``.
+
+    Raises:
+        CannotStack: If the device, the model, the data, a callback or what a training step does is such.
+    """
+    if state.engine_choice is None:
+        _expect_quicker(state, options)
+    elif state.engine_choice["engine"] != "vectorized":
+        raise CannotStack("the run has trained so until now")
+    for hook in ("on_client_end", "on_client_entered"):
+        for method in hooks.methods(hook):
+            owner = getattr(method, "__self__", method)
+            if is_own(type(owner)) and not getattr(owner, "stacks", False):
+                raise CannotStack(f"{type(owner).__name__} overrides `{hook}` without saying `stacks = True`")
+    module = state.module
+    for part in module.modules():
+        if any((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)):
+            raise CannotStack(f"{type(part).__name__} has hooks on its passes, which are for one client")
+    code = OwnCode([module], ("training_step", "forward"))
+    metrics = {path.partition(".")[0] for path, part in module.named_modules() if isinstance(part, Metric)}
+    if seen := code.uses(_OF_ONE_STEP | metrics):
+        raise CannotStack(f"{seen[1]} uses `{seen[0]}`, which is for one client at a time")
+    return code.variables
+
+
+def own_share(state: TrainState) -> int:
+    """Returns how many clients of a round one process trains."""
+    return -(-state.cohort_size // processes_of(state.fabric).size)
+
+
+def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
+    device, source = state.vector.device.type, state.source
+    most = _MOST_WEIGHTS.get(device, 0)
+    if state.vector.numel > most:
+        raise CannotStack(f"the model has more than {most:,} weights, up to which it pays on {device}")
+    slow = next((part for part in state.module.modules() if not _is_quick(part)), None)
+    if device == "cpu" and slow is not None:
+        raise CannotStack(f"{type(slow).__name__} is not known to be quicker for many clients at once on a CPU")
+    if not (type(source) is TensorSource and state.transfer is None):
+        raise CannotStack("samples are read or changed one by one, which takes longer than the step of a small model")
+    if (batch := min(source.batch_size, int(np.max(source.sizes)))) > _LARGEST_BATCH:
+        raise CannotStack(f"a step on {batch:,} samples is long enough to be taken alone")
+    if (lanes := _lanes_of_a_call(state, options)) < _FEWEST_LANES:
+        raise CannotStack(f"only {lanes:.1f} clients on average would share a step, which pays from {_FEWEST_LANES} on")
+
+
+def _is_quick(part: nn.Module) -> bool:
+    """Says whether a part is a layer that is quicker for many clients, or one of the user's own, of matrices."""
+    own = [parameter for parameter in part._parameters.values() if parameter is not None]
+    of_torch = next(kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.nn."))
+    return not own or ((of_torch is nn.Module or isinstance(part, _QUICK)) and all(p.ndim <= 2 for p in own))
+
+
+def _lanes_of_a_call(state: TrainState, options: LocalOptions) -> float:
+    """Estimates how many clients share a call of the step: batches of one size, at the same step, of one chunk.
+
+    Of a cohort whose clients are spread evenly over the sizes that there are.
+    """
+    source = state.source
+    sizes = samples_in_epoch(source, np.asarray(source.sizes))
+    sizes = sizes[sizes > 0]
+    count = min(own_share(state), options.chunk_size or LARGEST_CHUNK)
+    cohort = np.quantile(sizes, np.linspace(0, 1, count), method="nearest")
+    most = options.local_steps or int(cohort.max())
+    full = np.minimum(cohort // source.batch_size, most)
+    rest = cohort[(cohort % source.batch_size > 0) & (full < most)]
+    return float((full.sum() + len(rest)) / (full.max() + len(np.unique(rest))))
