@@ -18,15 +18,16 @@ from lightning_fed.runs.report.page import report_page
 from lightning_fed.runs.report.plots import curves_figure
 from lightning_fed.runs.report.tables import Row, format_table, is_share, lower_is_better, method_rows, write_csv
 
-__all__ = ["choose_metric", "main"]
+__all__ = ["RunsParser", "choose_metric", "main"]
 
 PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence, as the other commands do."""
+class RunsParser(argparse.ArgumentParser):
+    """The parser of a command over folders of runs; tells a mistake in one sentence, as the other commands do."""
 
     def error(self, message: str) -> NoReturn:
+        """Raises the sentence."""
         raise FederatedError(f"Expected `{self.prog} RUNS...` with options that `{self.prog} --help` lists: {message}.")
 
 
@@ -66,8 +67,8 @@ def choose_metric(runs: Sequence[MeasuredRun]) -> str:
     )
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> RunsParser:
+    parser = RunsParser(
         prog="lightning-fed report",
         description="Table and picture of a metric over methods and seeds, from the folders of runs. Runs that differ "
         "in nothing but their seed are one method; the newest run of each seed counts.",

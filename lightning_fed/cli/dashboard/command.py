@@ -1,10 +1,10 @@
 """The command ``lightning-fed dashboard RUNS... [--entity NAME] [--project NAME]``."""
 
-import argparse
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from lightning_fed.cli.report_command import RunsParser
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.loggers import logged_in
 from lightning_fed.runs.report.dashboard import build_report, build_workspace
@@ -13,20 +13,13 @@ from lightning_fed.runs.report.load import load_runs
 __all__ = ["main"]
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence, as the other commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise FederatedError(f"Expected `{self.prog} RUNS...` with options that `{self.prog} --help` lists: {message}.")
-
-
 def main(argv: list[str]) -> int:
     """Builds a workspace and a report for the columns of some runs, saves both and prints where they are; returns 0.
 
     Raises:
         FederatedError: If there is no run, nobody is logged in, or Weights & Biases refuses.
     """
-    parser = _Parser(
+    parser = RunsParser(
         prog="lightning-fed dashboard",
         description="Arranges runs at Weights & Biases: a workspace and a report with a section for each prefix.",
     )
