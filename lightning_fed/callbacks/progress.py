@@ -6,16 +6,21 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from tqdm import tqdm
 
-from lightning_fed.core.updates import Cohort, Update
+from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
 from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["FederatedProgressBar"]
 
 _TICK_S = 0.1
+_EVALUATED = ("test/acc", "val/acc", "test/loss", "val/loss")
 
 
 class FederatedProgressBar(FederatedCallback):
     """Shows rounds with the newest metrics and the time left, and the clients of the current round.
+
+    Metrics are those logged with ``prog_bar``, and where none of them is of an evaluation, the first of test and
+    validation accuracy, then of losses, that is there; behind them stands how many clients that were drawn have been
+    left out so far, if any.
 
     Quiet without a terminal: progress then shows in metrics.csv, which is flushed after every round.
     """
@@ -24,11 +29,13 @@ class FederatedProgressBar(FederatedCallback):
         self.is_enabled = sys.stderr.isatty()
         self._rounds: Any = None
         self._clients: Any = None
+        self._left_out = self._missing = 0
 
     def on_fit_start(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
         """Opens the bars at the round to start from."""
         if not (self.is_enabled and trainer.is_global_zero):
             return
+        self._left_out = 0
         self._rounds = tqdm(
             total=trainer.max_rounds, initial=trainer.round, desc="Rounds", unit="round", mininterval=_TICK_S
         )
@@ -36,6 +43,7 @@ class FederatedProgressBar(FederatedCallback):
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Starts the bar of the clients anew, about those of this process."""
+        self._missing = len(cohort.clients) + len(cohort.skipped)
         if self._clients is not None:
             self._clients.reset(total=-(-len(cohort.clients) // trainer.world_size))
 
@@ -44,10 +52,17 @@ class FederatedProgressBar(FederatedCallback):
         if self._clients is not None:
             self._clients.update()
 
+    def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Notes how many of those drawn have entered."""
+        self._missing -= update.num_clients
+
     def on_train_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
-        """Counts a round and shows the newest value of the metrics logged with ``prog_bar``."""
+        """Counts a round and shows the newest values."""
+        self._left_out += self._missing
         if self._rounds is not None:
-            shown = {name: f"{value:.4g}" for name, value in trainer.progress_bar_metrics.items()}
+            shown = {name: f"{value:.4g}" for name, value in _metrics(trainer).items()}
+            if self._left_out:
+                shown["clients left out"] = str(self._left_out)
             self._rounds.set_postfix(shown, refresh=False)
             self._rounds.update()
 
@@ -68,3 +83,11 @@ class FederatedProgressBar(FederatedCallback):
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Writes a line above the bars, for ``LightningModule.print``."""
         tqdm.write(kwargs.pop("sep", " ").join(map(str, args)), **kwargs)
+
+
+def _metrics(trainer: Any) -> dict[str, float]:
+    shown = dict(trainer.progress_bar_metrics)
+    if not any(name.startswith(("test", "val")) for name in shown):
+        found = next((name for name in _EVALUATED if name in trainer.callback_metrics), None)
+        shown |= {} if found is None else {found: float(trainer.callback_metrics[found])}
+    return shown

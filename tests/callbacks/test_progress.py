@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer
@@ -38,6 +39,36 @@ def test_a_terminal_shows_rounds_clients_and_metrics(tmp_path: Path, monkeypatch
     assert "Clients:" in shown
     assert "train/loss=" in shown
     assert said == [shown], "the bars are closed before the message with the run's folder"
+
+
+class Plain(LightningModule):
+    """Asks for no metric in the bar; client 1 diverges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+        return loss * torch.nan if self.trainer.client.id == 1 else loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/acc", 0.25)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:Client 1 diverged")
+def test_clients_left_out_are_counted_and_a_metric_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", stream := Terminal())
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_rounds=3, max_diverged=0.5, logger=[], default_root_dir=str(tmp_path)
+    )
+    x = torch.randn(40, 4)
+    samples = TensorDataset(x, (x.sum(1) > 0).long())
+    trainer.fit(Plain(), FederatedDataModule(samples, IID(), num_clients=4, batch_size=5, val_dataset=samples))
+    assert ", val/acc=0.25, clients left out=3]" in stream.getvalue()
 
 
 def test_quiet_without_a_terminal_or_when_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
