@@ -34,7 +34,7 @@ class Row:
     note: str = ""
 
 
-def _method(name: str, aim: float, note: str = "") -> Row:
+def _method(name: str, aim: float | None = None, note: str = "") -> Row:
     side = replace(SEQUENTIAL, method=name)
     return Row(f"A-{name}", "A", side, SEQUENTIAL, aim, note)
 
@@ -65,6 +65,10 @@ ROWS = [
     Row("B-tight", "B", DEFAULT, PLAIN_TIGHT, 0.45),
     Row("B-sequential-tight", "B", SEQUENTIAL, PLAIN_TIGHT, 1.4),
     Row("C-tight", "C", DEFAULT, PLAIN_TIGHT, 1.02),
+    _method("agreement", note="measured in every round"),
+    _method("geometry", note="measured in every round"),
+    _method("dissimilarity", note="measured in every round: a pass over the clients' data"),
+    _method("each-client", note="all clients evaluated in every round"),
     _method("gma", 1.02),
     _method("fedyogi+gma", 1.02),
     _method("scaffold", 1.08),

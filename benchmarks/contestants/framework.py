@@ -15,6 +15,12 @@ from benchmarks.race.turns import Turns
 from benchmarks.workloads import Data, Work
 from lightning_fed import Client, Cohort, FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAvg, FedYogi
+from lightning_fed.callbacks.diagnostics import (
+    ClientEvaluation,
+    GradientDissimilarity,
+    UpdateAgreement,
+    UpdateGeometry,
+)
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
 from lightning_fed.data import ByUser, FederatedDataModule
 from lightning_fed.masks import SignAgreement
@@ -29,6 +35,10 @@ METHODS: dict[str, Callable[[], list[Callback]]] = {
     "fedprox": lambda: [FedProx(mu=0.01)],
     "scaffold": lambda: [SCAFFOLD(option="II")],
     "fedga": lambda: [FedGA(beta=0.025)],
+    "agreement": lambda: [UpdateAgreement(by_layer=True)],
+    "geometry": lambda: [UpdateGeometry()],
+    "dissimilarity": lambda: [GradientDissimilarity()],
+    "each-client": lambda: [ClientEvaluation(every_n_rounds=1)],
 }
 
 
