@@ -1,6 +1,7 @@
 """Sends a run's rows, config and split to its loggers."""
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_fed.core.files import WriteError, writing
+from lightning_fed.core.files import WriteError, write_atomically, writing
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, read_rows
 from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, show_picture
 
-__all__ = ["RunLog"]
+__all__ = ["RunLog", "keep_picture"]
 
 
 class RunLog:
@@ -86,12 +87,6 @@ class RunLog:
                     with _writing(logger):
                         logger.open()
 
-    def log_picture(self, key: str, path: Path) -> None:
-        """Adds a picture file where a logger takes pictures."""
-        for logger in self.loggers:
-            with _writing(logger):
-                show_picture(logger, key, path)
-
     def log_round(self, row: dict[str, float]) -> None:
         """Records the row of a finished round.
 
@@ -117,6 +112,16 @@ class RunLog:
             with ended, _writing(logger):
                 logger.save()
                 logger.finalize(status)
+
+
+def keep_picture(figure: Any, path: Path, loggers: Iterable[Logger]) -> None:
+    """Writes a matplotlib figure into a run's folder, and gives it to the loggers that take pictures, by its name."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_atomically(path, picture.getvalue())
+    for logger in loggers:
+        with _writing(logger):
+            show_picture(logger, path.stem, path)
 
 
 def _writing(logger: Logger) -> AbstractContextManager[None]:

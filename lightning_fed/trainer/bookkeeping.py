@@ -1,6 +1,5 @@
 """What a trainer keeps of a run: its folder, found again or made, its config, and how it ended."""
 
-import io
 import shlex
 import shutil
 import signal
@@ -20,7 +19,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import find_checkpoint, find_to_train
 from lightning_fed.runs.folder import RunFolder, create_run, fingerprints
 from lightning_fed.runs.lock import RunLock, remove_leftovers
-from lightning_fed.runs.log import RunLog
+from lightning_fed.runs.log import RunLog, keep_picture
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import TrainerOptions
 
@@ -205,10 +204,7 @@ class Bookkeeping:
             return
         try:
             for name, figure in split_figures(trainer.datamodule, trainer.source):
-                path, picture = run.path / f"{name}.png", io.BytesIO()
-                figure.savefig(picture, format="png")
-                write_atomically(path, picture.getvalue())
-                log.log_picture(name, path)
+                keep_picture(figure, run.path / f"{name}.png", log.loggers)
         except Exception as error:  # no training ends for the sake of a picture
             rank_zero_warn(f"The pictures of the split could not be drawn ({type(error).__name__}: {error}).")
 

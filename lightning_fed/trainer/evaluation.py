@@ -19,11 +19,14 @@ from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.distributed.logs import gather_logged, logging_alone
 from lightning_fed.distributed.processes import Processes
+from lightning_fed.engines.trial import without_trace
+from lightning_fed.models.scores import class_scores
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
 __all__ = [
-    "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches", "seed_evaluation",
+    "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches", "scored_batches",
+    "seed_evaluation",
 ]  # fmt: skip
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
@@ -147,6 +150,41 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: i
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+def scored_batches(trainer: LightningNames) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
+    """Yields the batches of all test sets, or of the validation sets where there are none, as a classifier scores them.
+
+    Hooks of callbacks are not called, and at the end module and random streams are as they were. Each process has all.
+
+    Args:
+        trainer: The trainer, whose module holds the model.
+
+    Yields:
+        The set's name, the batch, scores of shape (B, C), and labels of shape (B,).
+
+    Raises:
+        FederatedError: If the module's ``forward`` gives no such scores.
+    """
+    module, options, stage = trainer.lightning_module, trainer.options, RunningStage.TESTING
+    loaders, limit = _loaders(trainer, "test_dataloader"), options.limit_test_batches
+    if not loaders:
+        stage, loaders, limit = RunningStage.VALIDATING, _loaders(trainer, "val_dataloader"), options.limit_val_batches
+    name, alone = _STEPS[stage], trainer.processes.working_alone()
+
+    def step(batch: Any) -> tuple[Any, Tensor, Tensor]:
+        return batch, *class_scores(module, batch)
+
+    with in_stage(trainer, stage), without_trace(module), eval_mode(module, name), alone:
+        for index, (set_name, loader) in enumerate(loaders.items()):
+            recorder, silent = MetricRecorder(), lambda *_: None
+            for _, found in run_batches(trainer, name, loader, index, len(loaders), limit, recorder, silent, step):
+                yield set_name, *found
+
+
+def _loaders(trainer: LightningNames, method: str) -> dict[str, Iterable[Any]]:
+    data = trainer.datamodule
+    return named_loaders(getattr(data, method)()) if overrides(data, method) else {}
+
+
 def run_batches(
     trainer: LightningNames,
     name: str,
@@ -156,10 +194,11 @@ def run_batches(
     limit: int | float,
     recorder: MetricRecorder,
     hooks: Callable[..., None] | None = None,
+    step: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Yields number and output of each batch of one data set; of several processes each takes batches in turn.
 
-    With other ``hooks`` than the trainer's the data set is this process's own.
+    With other ``hooks`` than the trainer's the data set is this process's own. ``step`` replaces the module's.
 
     What a step draws at random depends on its batch's number alone, and so does what is drawn to read a batch: all
     processes shuffle alike, and the results are those of one.
@@ -169,7 +208,7 @@ def run_batches(
     if hasattr(loader, "to"):
         loader = loader.to(trainer.fabric.device)
     transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident)
-    step = getattr(module, f"{name}_step")
+    step = getattr(module, f"{name}_step") if step is None else step
     # Arguments go by position: only their order is Lightning's, their names are the user's.
     takes_batch = accepts(step, "batch_idx", 2)
     takes_loader = accepts(step, "dataloader_idx", 3) if num_loaders > 1 else requires(step, "dataloader_idx")

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelSummary, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 from torch.autograd import set_detect_anomaly
 
 from lightning_fed.aggregators import Aggregator
@@ -32,7 +33,7 @@ from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
 from lightning_fed.trainer.client_evaluation import evaluate_clients
-from lightning_fed.trainer.evaluation import evaluate, predict, print_results
+from lightning_fed.trainer.evaluation import evaluate, predict, print_results, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.lightning_arguments import with_aliases
 from lightning_fed.trainer.lightning_names import LightningNames, forwarded
@@ -267,6 +268,10 @@ class FederatedTrainer(LightningNames):
     def evaluate_clients(self, source: BatchSource, clients: Sequence[int]) -> dict[int, dict[str, float]]:
         """Returns what ``validation_step`` logs of the model on each client's samples, by client and name."""
         return evaluate_clients(self, source, clients, getattr(self.datamodule, "eval_batch_size", None))
+
+    def scored_batches(self) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
+        """Yields set, batch, scores and labels over the test sets, or the validation sets where there are none."""
+        return scored_batches(self)
 
     # The four calls of a Lightning user
 

@@ -19,7 +19,13 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA, FedNova
-from lightning_fed.callbacks.diagnostics import ClientEvaluation, GradientDissimilarity, UpdateAgreement, UpdateGeometry
+from lightning_fed.callbacks.diagnostics import (
+    ClientEvaluation,
+    FinalPictures,
+    GradientDissimilarity,
+    UpdateAgreement,
+    UpdateGeometry,
+)
 from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.vectorized import engine as vectorized
@@ -403,6 +409,24 @@ def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = Fal
     return {**result, "records": records, "of_client": own}
 
 
+class Scoring(Logging):
+    """A classifier."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x) - self.center)
+
+
+def pictured(devices: int, folder: Path) -> Result:
+    """A run whose folder gets tables and pictures at its end."""
+    callbacks, place = (FinalPictures(), ClientEvaluation(), UpdateAgreement()), str(folder / f"{devices}")
+    result = fit(
+        devices, *callbacks, net=start(Scoring), data=evaluated(), logger=[], default_root_dir=place, name="ends"
+    )
+    (run,) = Path(place).glob("ends/version_*")
+    tables = {file.name: file.read_text() for file in run.glob("*.csv") if file.name.startswith(("conf", "class"))}
+    return {**result, **tables, "pictures": sorted(file.name for file in run.glob("[ac]*.png"))}
+
+
 class Drifts(FederatedCallback):
     """On the second process, has what methods keep differ in its last bits after each round, as other processors do."""
 
@@ -508,6 +532,7 @@ CASES: dict[str, Case] = {
         data=evaluated(),
         clients_per_round=3,
     ),
+    "pictured": pictured,
     "logged, one batch": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(1)),
     "logged, one client": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(2), clients_per_round=1),
     "validate": partial(call, what="validate"),

@@ -13,6 +13,8 @@ from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["UpdateAgreement"]
 
+_BINS = 20
+
 
 class UpdateAgreement(FederatedCallback):
     """Logs A = |(1/n) Σ_i sign(δ_i)| over the clients that entered the round, and what a mask would make of it.
@@ -32,6 +34,10 @@ class UpdateAgreement(FederatedCallback):
         every_n_rounds: Rounds between measurements, at least 1.
         by_layer: Whether parameters get columns of their own.
 
+    Attributes:
+        histogram: Coordinates by their A at the last measurement, in 20 bins of equal width over [0, 1], of which the
+            last holds 1; None before the first.
+
     Raises:
         FederatedError: If an argument is out of range.
     """
@@ -49,6 +55,7 @@ class UpdateAgreement(FederatedCallback):
         self._agreed: Tensor | None = None
         self._total: Tensor | None = None
         self._measured = 0
+        self.histogram: Tensor | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forgets a former ``fit``."""
@@ -61,6 +68,8 @@ class UpdateAgreement(FederatedCallback):
             return
         share = agreement(update.sign_sum, update.num_clients)
         mask = sign_agreement_mask(update.sign_sum, update.num_clients, self.threshold)
+        bins = (update.sign_sum.abs() * _BINS / update.num_clients).long()  # of integers, so edges are exact
+        self.histogram = bins.clamp_(max=_BINS - 1).bincount(minlength=_BINS)
         agreed = mask == 1  # where A < τ <= 1 it is less
         length = torch.linalg.vector_norm(update.mean)
         through = torch.linalg.vector_norm(mask * update.mean) / length

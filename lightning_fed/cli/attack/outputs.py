@@ -13,6 +13,7 @@ from lightning_fed.data.evaluation import num_samples
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.errors import FederatedError
+from lightning_fed.models.scores import class_scores
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.evaluation import named_loaders
 
@@ -71,7 +72,8 @@ def read_outputs(
         return {"members": _batches(source, rows, getattr(data, "eval_batch_size", None)), "others": others}
 
     def step(batch: Any) -> tuple[Tensor, Tensor]:
-        return _logits_and_labels(module, batch)
+        scores, labels = class_scores(module, batch, ", give another `--ckpt_path`")
+        return scores.cpu().double(), labels.cpu().long()
 
     vars(data)["predict_dataloader"], vars(module)["predict_step"] = loaders, step
     try:
@@ -110,31 +112,3 @@ def _batches(source: BatchSource, rows: Tensor, batch_size: int | None) -> Itera
         own = rows[(rows >= start) & (rows < end)] - start
         if len(own):
             yield from read_batches(source, client, own, seed=client, batch_size=batch_size)
-
-
-def _logits_and_labels(module: LightningModule, batch: Any) -> tuple[Tensor, Tensor]:
-    """Returns what the module says of a batch, on the CPU; refuses what no classifier says."""
-    expected = (
-        f"Expected {type(module).__name__} to be a classifier, whose `forward` returns finite scores of shape (B, C) "
-        "for the inputs of a batch (inputs, labels), labels from 0 to C - 1"
-    )
-    if not isinstance(batch, (list, tuple)) or len(batch) != 2:
-        raise FederatedError(f"{expected}, got a batch that is {_shown(batch)}.")
-    scores, labels = module(batch[0]), batch[1]
-    integers = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.ndim == 1
-    several = isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > 1
-    if not integers or not several or len(scores) != len(labels):
-        raise FederatedError(f"{expected}, got {_shown(scores)} for labels that are {_shown(labels)}.")
-    found, classes = (scores.cpu().double(), labels.cpu().long()), scores.shape[1]
-    if not found[0].isfinite().all():
-        raise FederatedError(f"{expected}, got NaN or infinity: the model has diverged, give another `--ckpt_path`.")
-    if not ((found[1] >= 0) & (found[1] < classes)).all():
-        raise FederatedError(f"{expected}, got labels from {found[1].min()} to {found[1].max()} for {classes} scores.")
-    return found
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-    parts = f" of {len(value)}" if isinstance(value, (list, tuple)) else ""
-    return f"a {type(value).__name__}{parts}"

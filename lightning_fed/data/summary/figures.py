@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["samples_figure", "sizes_figure", "split_figure", "split_figures"]
+__all__ = ["new_figure", "samples_figure", "sizes_figure", "split_figure", "split_figures"]
 
 _MAX_ROWS = 500
 _MAX_NAMES = 20
@@ -64,7 +64,7 @@ def split_figure(
 
     num_clients, num_classes = num_clients or len(class_counts), class_counts.shape[1]
     rows = _merge_rows(np.asarray(class_counts, dtype=np.float64))
-    figure, axes = _figure(min(3 + 0.3 * num_classes, 12), min(2 + 0.15 * len(rows), 10))
+    figure, axes = new_figure(min(3 + 0.3 * num_classes, 12), min(2 + 0.15 * len(rows), 10))
     image = axes.imshow(
         rows,
         aspect="auto",
@@ -91,7 +91,7 @@ def sizes_figure(sizes: npt.NDArray[np.int64]) -> "Figure":
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = _figure(5, 3.5)
+    figure, axes = new_figure(5, 3.5)
     # Every bar covers whole numbers, the same count of them.
     step = -(-(int(sizes.max()) - int(sizes.min()) + 1) // _MAX_BINS)
     edges = np.arange(int(sizes.min()), int(sizes.max()) + step + 1, step) - 0.5
@@ -111,7 +111,7 @@ def samples_figure(sheet: SampleSheet) -> "Figure":
     # One picture of all images: drawing each in axes of its own takes seconds.
     padded = np.pad(sheet.images, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)), constant_values=1)
     mosaic = padded.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), 3)
-    figure, axes = _figure(1 + 0.6 * columns, 0.4 + 0.6 * rows * height / width)
+    figure, axes = new_figure(1 + 0.6 * columns, 0.4 + 0.6 * rows * height / width)
     axes.imshow(mosaic[:-gap, :-gap], interpolation="nearest")
     axes.set_yticks(np.arange(rows) * (height + gap) + (height - 1) / 2, [str(client) for client in sheet.clients])
     axes.set_xticks([])
@@ -121,7 +121,8 @@ def samples_figure(sheet: SampleSheet) -> "Figure":
     return figure
 
 
-def _figure(width: float, height: float) -> "tuple[Figure, Axes]":
+def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
+    """Makes a figure that belongs to no window system, of this size in inches, with one pair of axes."""
     # pyplot would choose a window system and keep the figure alive.
     from matplotlib.figure import Figure
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.data.split import Split
 
-__all__ = ["SampleSheet", "choose_samples", "sample_sheet"]
+__all__ = ["SampleSheet", "choose_samples", "image_table", "images_of", "sample_sheet"]
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ def sample_sheet(
     for client in clients.tolist():
         order = choose_samples(split, labels, client, columns)
         (batch,) = source.batches(client, order, seed=client, batch_size=columns)
-        images = _images(batch)
+        images = images_of(batch)
         if images is None or (batches and images.shape[1:] != batches[0].shape[1:]):
             return None
         batches.append(images)
-    return SampleSheet(clients, _table(batches, columns, mean, std)) if batches else None
+    return SampleSheet(clients, image_table(batches, columns, mean, std)) if batches else None
 
 
 def choose_samples(split: Split, labels: npt.NDArray[Any] | None, client: int, count: int) -> Tensor:
@@ -91,7 +91,7 @@ def choose_samples(split: Split, labels: npt.NDArray[Any] | None, client: int, c
     return torch.from_numpy(places[np.sort(np.argsort(turn, kind="stable")[:count])])
 
 
-def _images(batch: Any) -> Tensor | None:
+def images_of(batch: Any) -> Tensor | None:
     """Returns the images of a batch, shape (B, C, H, W), float32 on the CPU; None if its first part is none."""
     if isinstance(batch, Mapping):
         batch = next(iter(batch.values()), None)
@@ -102,7 +102,7 @@ def _images(batch: Any) -> Tensor | None:
     return batch.detach().to("cpu", torch.float32)
 
 
-def _table(
+def image_table(
     batches: list[Tensor], columns: int, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> npt.NDArray[np.float32]:
     """Arranges images as the colours of a picture, shape (rows, columns, H, W, 3)."""
