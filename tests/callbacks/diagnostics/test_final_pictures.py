@@ -1,6 +1,7 @@
 """Tables and pictures at the end of a run, against NumPy, and what becomes of a run that cannot have them."""
 
 import csv
+import errno
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from lightning_fed.callbacks.diagnostics import (
     final_pictures,
 )
 from lightning_fed.callbacks.diagnostics.predictions import Predictions
-from lightning_fed.core.files import WriteError
+from lightning_fed.core.files import WriteError, writing
 from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.data import IID, FederatedDataModule
 from lightning_fed.errors import FederatedError
@@ -233,6 +234,20 @@ def test_what_cannot_be_written_or_drawn_is_a_warning_each(tmp_path: Path, monke
     assert [one.split("without ")[1].split(" ")[0] for one in told] == ["confusion.csv", "classes.csv", "confusion.png"]
     assert written(trainer) == {"predictions.png"}
     assert list(columns(trainer)["train/loss"]) == [1, 2, 3]
+
+
+def test_a_full_disk_below_the_pictures_is_a_warning_each(tmp_path: Path, monkeypatch: Any) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        with writing(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lightning_fed.runs.log.write_atomically", refuse)
+    trainer = trainer_for(tmp_path, FinalPictures(), max_rounds=1)
+    with pytest.warns(UserWarning, match="the system refuses") as said:
+        trainer.fit(net(), image_data())
+    told = [str(one.message) for one in said if "the system refuses (No space left" in str(one.message)]
+    assert [one.split("without ")[1].split(" ")[0] for one in told] == ["confusion.png", "predictions.png"]
+    assert written(trainer) == {"confusion.csv", "classes.csv"}
 
 
 def test_a_pass_that_fails_is_a_warning(tmp_path: Path) -> None:
