@@ -48,8 +48,8 @@ class Handle(ABC):
         """Returns the end of what the side has written, if that is known."""
         return ""
 
-    def round(self) -> float:
-        """Gives the side its turn; returns the seconds of its round.
+    def wait_until_ready(self) -> None:
+        """Waits until the side stands before its first round: two threads that set up at once share random streams.
 
         Raises:
             ContestantFailed: If it failed or ended.
@@ -58,6 +58,15 @@ class Handle(ABC):
             self._connection = self._accept()
             self._connection.settimeout(_ROUND_TIMEOUT)
             self._lines = self._connection.makefile("r")
+
+    def round(self) -> float:
+        """Gives the side its turn; returns the seconds of its round.
+
+        Raises:
+            ContestantFailed: If it failed or ended.
+        """
+        self.wait_until_ready()
+        assert self._connection is not None
         line = ""
         with suppress(BrokenPipeError):  # one that failed before its turn has left word
             self._connection.sendall(b"go\n")

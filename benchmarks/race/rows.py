@@ -47,6 +47,7 @@ def run_row(row: Row, repeats: int | None, logs: Path) -> dict[str, Any]:
     try:
         for side in (row.side, row.against):
             handles.append(start(row, side, rounds, logs))
+            handles[-1].wait_until_ready()
         return median_figures(race(handles[0], handles[1], repeats, work.rounds))
     except ContestantFailed as error:
         return {"failed": str(error)}
