@@ -38,8 +38,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fed.core.client_states import ClientStates
-from lightning_fed.core.overrides import lightning_class, overrides
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, StartGradient, StartGradients, Update
+from lightning_fed.core.user_code import lightning_class, overrides
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 

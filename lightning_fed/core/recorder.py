@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.logged_values import LoggedValue, LogOptions, scalar
-from lightning_fed.core.overrides import lightning_class
+from lightning_fed.core.user_code import lightning_class
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LoggedMetrics", "MetricRecorder", "metric_states", "outside_graphs", "recording"]

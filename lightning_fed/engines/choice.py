@@ -7,12 +7,12 @@ from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
-from lightning_fed.core.overrides import overrides
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import LocalOptions, TrainState
+from lightning_fed.core.user_code import overrides
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.automatic import AutomaticEngine
-from lightning_fed.engines.automatic_rule import LARGEST_CHUNK, expect_quicker_and_the_same, own_share
+from lightning_fed.engines.automatic.rule import LARGEST_CHUNK, expect_quicker_and_the_same, own_share
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine

@@ -8,11 +8,11 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_fed.core.devices import wide_dtype
-from lightning_fed.core.overrides import accepts
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
+from lightning_fed.core.user_code import accepts
 from lightning_fed.engines.client_batches import explained_batches, read_batches
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import without_trace

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed.core.devices import device_streams, wide_dtype
-from lightning_fed.core.own_code import is_own
 from lightning_fed.core.seeding import isolated_streams
+from lightning_fed.core.user_code import is_own
 
 __all__ = ["Attributes", "agree", "holds_stacked_tensors", "random_states", "without_trace"]
 

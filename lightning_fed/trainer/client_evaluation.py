@@ -11,9 +11,9 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_fed.core.overrides import accepts, batch_transfer, overrides
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_for
+from lightning_fed.core.user_code import accepts, batch_transfer, overrides
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.engines.trial import without_trace

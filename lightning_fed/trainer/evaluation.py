@@ -14,9 +14,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_fed.core.overrides import accepts, batch_transfer, overrides, requires
 from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.core.user_code import accepts, batch_transfer, overrides, requires
 from lightning_fed.distributed.logs import gather_logged, logging_alone
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.engines.trial import without_trace

@@ -19,8 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fed.core.devices import wide_dtype
-from lightning_fed.core.overrides import lightning_class
-from lightning_fed.core.own_code import OwnCode
+from lightning_fed.core.user_code import OwnCode, lightning_class
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError, expect_variables
 

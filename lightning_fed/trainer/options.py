@@ -16,8 +16,8 @@ from lightning.pytorch.loggers import Logger
 from torch._dynamo import OptimizedModule
 
 from lightning_fed.core.describe import describe
-from lightning_fed.core.overrides import lightning_class, overrides
 from lightning_fed.core.train_state import CompileMode, LocalOptions
+from lightning_fed.core.user_code import lightning_class, overrides
 from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count, is_number
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers

@@ -14,10 +14,10 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.optimizer.local import LocalOptimizer
-from lightning_fed.core.overrides import batch_transfer, overrides
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.core.train_state import NoState, TrainState
+from lightning_fed.core.user_code import batch_transfer, overrides
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.consistency import expect_same_data, share_model
 from lightning_fed.distributed.logs import sync_metrics

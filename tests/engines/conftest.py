@@ -2,10 +2,10 @@
 
 import pytest
 
-from lightning_fed.engines import automatic_rule
+from lightning_fed.engines.automatic import rule
 
 
 @pytest.fixture
 def few_lanes_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets ``auto`` train few clients at once, which would be slower."""
-    monkeypatch.setattr(automatic_rule, "_FEWEST_LANES", 1)
+    monkeypatch.setattr(rule, "_FEWEST_LANES", 1)

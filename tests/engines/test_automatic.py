@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.engines import automatic_rule
+from lightning_fed.engines.automatic import rule
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train, vectors
@@ -382,7 +382,7 @@ def test_a_resumed_run_keeps_its_engine(tmp_path, monkeypatch, engine, caplog) -
     first = run(tmp_path, Model, engine, max_rounds=1, **kept).trainer
     used = first.engine_choice["engine"]
     # The other one is what would be chosen now.
-    monkeypatch.setattr(automatic_rule, "_FEWEST_LANES", 1 if used == "sequential" else 100)
+    monkeypatch.setattr(rule, "_FEWEST_LANES", 1 if used == "sequential" else 100)
     caplog.clear()
     resumed = run_on(first, 3, engine="auto")
     assert resumed.engine_choice["engine"] == used

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fed.client_algorithms import ClientAlgorithm, FedProx
-from lightning_fed.engines import SequentialEngine, automatic_rule, choice
-from lightning_fed.engines.automatic import AutomaticEngine
+from lightning_fed.engines import SequentialEngine, choice
+from lightning_fed.engines.automatic import AutomaticEngine, rule
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train
@@ -139,7 +139,7 @@ def dropout() -> Model:
 )  # fmt: skip
 @pytest.mark.usefixtures("few_lanes_pay")
 def test_auto_chooses_by_a_rule(tmp_path, monkeypatch, make, most, chosen, reason):
-    monkeypatch.setattr(automatic_rule, "_MOST_WEIGHTS", {"cpu": most})
+    monkeypatch.setattr(rule, "_MOST_WEIGHTS", {"cpu": most})
     used: list[str] = []
     for kind, name in ((SequentialEngine, "sequential"), (AutomaticEngine, "vectorized")):
         monkeypatch.setattr(kind, "updates", _noting(kind, name, used))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from lightning_fed.core.logged_values import LoggedValue
-from lightning_fed.core.overrides import accepts
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import TrainState
+from lightning_fed.core.user_code import accepts
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.errors import FederatedError
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from lightning_fed.core.own_code import OwnCode, is_own
+from lightning_fed.core.user_code import OwnCode, is_own
 
 STEPS: list[int] = []
 

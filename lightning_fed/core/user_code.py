@@ -1,0 +1,176 @@
+"""The user's own code: what it overrides of Lightning's, and the names in it. It is read, nothing of it runs."""
+
+import functools
+import inspect
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
+from types import CodeType, FunctionType
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import Precision
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+
+__all__ = ["OwnCode", "accepts", "batch_transfer", "is_own", "lightning_class", "overrides", "requires"]
+
+# The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
+_PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+# Packages that do what their names say, as Python's own do.
+_KNOWN = {"torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fed", "numpy"}
+
+
+def lightning_class(kind: Any, name: str) -> Any:
+    """Returns the class of Lightning's own, of whichever package, that a class derives from.
+
+    Args:
+        kind: A class.
+        name: Lightning's class, such as ``LightningModule``.
+
+    Returns:
+        That class; None if ``kind`` is no such thing.
+    """
+    found = (base for base in kind.__mro__ if base.__name__ == name and base.__module__.startswith(_PACKAGES))
+    return next(found, None)
+
+
+def overrides(part: Any, hook: str) -> bool:
+    """Says whether the user's LightningModule or LightningDataModule overrides a hook."""
+    kind = type(part)
+    parent = lightning_class(kind, "LightningModule") or lightning_class(kind, "LightningDataModule")
+    return bool(is_overridden(hook, part, parent))
+
+
+def accepts(function: Callable[..., Any], name: str, at_least: int) -> bool:
+    """Says whether a step function takes an argument, by name or as one of ``at_least`` positional ones."""
+    parameters = signature(function).parameters.values()
+    if any(p.name == name or p.kind == p.VAR_POSITIONAL for p in parameters):
+        return True
+    return len(list(parameters)) >= at_least
+
+
+def requires(function: Callable[..., Any], name: str) -> bool:
+    """Says whether a step function has an argument of a name without a default."""
+    parameter = signature(function).parameters.get(name)
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def batch_transfer(
+    fabric: Fabric, module: LightningModule, datamodule: LightningDataModule | None, resident: bool
+) -> Callable[[Any, int], Any] | None:
+    """Builds the function that brings a batch to device and precision.
+
+    Args:
+        fabric: Gives device and precision.
+        module: May override Lightning's batch transfer hooks.
+        datamodule: May override them too, and then takes precedence, as in Lightning.
+        resident: Whether batches are on the device already.
+
+    Returns:
+        A function of (batch, dataloader index), None when there is nothing to do.
+    """
+    stages = []
+    for hook in _HOOKS:
+        owner: Any = None
+        if datamodule is not None and overrides(datamodule, hook):
+            owner = datamodule
+        elif overrides(module, hook):
+            owner = module
+        if owner is not None:
+            stages.append(_bind(getattr(owner, hook), fabric, hook))
+        elif hook == "transfer_batch_to_device" and not resident:
+            stages.append(lambda batch, _: fabric.to_device(batch))
+    convert = fabric.strategy.precision.convert_input
+    if type(fabric.strategy.precision).convert_input is not Precision.convert_input:
+        stages.append(lambda batch, _: convert(batch))
+    if not stages:
+        return None
+
+    def transfer(batch: Any, dataloader_idx: int) -> Any:
+        for stage in stages:
+            batch = stage(batch, dataloader_idx)
+        return batch
+
+    return transfer
+
+
+def _bind(method: Callable[..., Any], fabric: Fabric, hook: str) -> Callable[[Any, int], Any]:
+    if hook == "transfer_batch_to_device":
+        return lambda batch, idx: method(batch, fabric.device, idx)
+    return method
+
+
+def is_own(kind: type | FunctionType) -> bool:
+    """Says whether a class or function is of the user's own, or of a package that is not known here."""
+    package = str(kind.__module__ or "builtins").partition(".")[0]
+    return package not in _KNOWN and package not in sys.stdlib_module_names - {"__main__"}
+
+
+class OwnCode:
+    """The functions of the user's own that belong to some objects, and those that they name.
+
+    Args:
+        objects: Modules, of which all parts count, and callbacks.
+        first: Names of the methods to begin with; None for all of them.
+
+    Attributes:
+        names: Attributes and global variables that are used, each with a function that uses it.
+        variables: The global variables among them, each name with the dict that holds it.
+    """
+
+    def __init__(self, objects: Iterable[Any], first: Iterable[str] | None = None) -> None:
+        self.names: dict[str, str] = {}
+        self.variables: dict[str, dict[str, Any]] = {}
+        methods = _methods(objects)
+        todo = [function for name in (methods if first is None else first) for function in methods.get(name, ())]
+        seen: set[FunctionType] = set()
+        while todo:
+            function = todo.pop()
+            if function in seen or not is_own(function):
+                continue
+            seen.add(function)
+            for name in _names(function.__code__):
+                self.names.setdefault(name, function.__qualname__)
+                todo += methods.get(name, ())
+                if name in function.__globals__:
+                    self.variables[name] = function.__globals__
+                    todo += _functions(function.__globals__[name])
+
+    def uses(self, names: Iterable[str]) -> tuple[str, str] | None:
+        """Returns the first of these names that is used, and where; None if none is."""
+        return next(((name, self.names[name]) for name in sorted(names) if name in self.names), None)
+
+
+def _methods(objects: Iterable[Any]) -> dict[str, list[FunctionType]]:
+    """Finds functions by the names under which the objects' own classes, and they themselves, have them."""
+    found: dict[str, list[FunctionType]] = defaultdict(list)
+    for item in objects:
+        for part in item.modules() if isinstance(item, nn.Module) else (item,):
+            for held in (vars(part), *(vars(base) for base in type(part).__mro__ if is_own(base))):
+                for name, value in held.items():
+                    found[name] += _functions(value)
+    return found
+
+
+def _functions(value: Any) -> list[FunctionType]:
+    """Returns the functions that a value stands for."""
+    if isinstance(value, property):
+        return [function for function in (value.fget, value.fset) if isinstance(function, FunctionType)]
+    if isinstance(value, type):
+        return [function for function in vars(value).values() if isinstance(function, FunctionType)]
+    if isinstance(value, (functools.partial, functools.cached_property)):
+        value = value.func
+    value = inspect.unwrap(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
+    return [value] if isinstance(value, FunctionType) else []
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yields what a function names that is not its own, and the functions and comprehensions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
