@@ -41,7 +41,7 @@ def test_a_terminal_shows_rounds_clients_and_metrics(tmp_path: Path, monkeypatch
     assert said == [shown], "the bars are closed before the message with the run's folder"
 
 
-class Plain(LightningModule):
+class Diverges(LightningModule):
     """Asks for no metric in the bar; client 1 diverges."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def test_clients_left_out_are_counted_and_a_metric_is_found(tmp_path: Path, monk
     )
     x = torch.randn(40, 4)
     samples = TensorDataset(x, (x.sum(1) > 0).long())
-    trainer.fit(Plain(), FederatedDataModule(samples, IID(), num_clients=4, batch_size=5, val_dataset=samples))
+    trainer.fit(Diverges(), FederatedDataModule(samples, IID(), num_clients=4, batch_size=5, val_dataset=samples))
     assert ", val/acc=0.25, clients left out=3]" in stream.getvalue()
 
 

@@ -82,9 +82,10 @@ def train_by_the_trainer(
 ) -> list[np.ndarray]:
     """Returns each client's rows of the training set."""
     aggregator = FedAvg(mask=None if threshold is None else SignAgreement(threshold))
+    as_asked = {"engine": "sequential", "memory_format": "preserve", **options}
     FederatedTrainer(
         accelerator="cpu", logger=False, callbacks=[aggregator], default_root_dir=str(folder), seed=SEED,
-        max_rounds=ROUNDS, clients_per_round=COHORT, enable_progress_bar=False, enable_checkpointing=False, **options,
+        max_rounds=ROUNDS, clients_per_round=COHORT, enable_progress_bar=False, enable_checkpointing=False, **as_asked,
     ).fit(module, data)  # fmt: skip
     return np.split(data.split.index, data.split.offsets[1:-1])
 

@@ -41,7 +41,7 @@ class Keeps(FederatedCallback):
         self.models.append(trainer.weights.double().numpy().copy())
 
 
-class Plain(Net):
+class WithoutMetric(Net):
     """Updates no metric, which many clients at once could not keep apart."""
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_training_is_the_same_with_and_without(tmp_path: Path, parts: list[Any],
         callbacks = [*(make() for make in parts), *measured]
         trainer = trainer_for(tmp_path / name, *callbacks, max_rounds=2, engine=engine)
         torch.manual_seed(0)
-        trainer.fit(Plain(), net_data())
+        trainer.fit(WithoutMetric(), net_data())
         found = columns(trainer)
         kept.append((trainer.weights, {k: v for k, v in found.items() if not k.startswith((*OURS, "time/"))}))
     assert torch.equal(kept[0][0], kept[1][0])
@@ -129,7 +129,7 @@ def test_engines_agree(tmp_path: Path) -> None:
     found = []
     for engine in ("sequential", "vectorized"):
         torch.manual_seed(0)
-        module = Plain()
+        module = WithoutMetric()
         module.layers[3].p = 0.0  # what is drawn differs between the engines
         trainer = trainer_for(tmp_path / engine, UpdateAgreement(0.5), UpdateGeometry(), engine=engine, precision=64)
         trainer.fit(module, net_data())
