@@ -44,6 +44,8 @@ _DATA = {
     "partitioner": {"class_path": "lightning_fed.data.IID", "init_args": {"min_samples": 0, "too_small": "redraw"}},
 }  # fmt: skip
 _NEW_DATA = ("collate_fn", "drop_last", "source")
+# Options of classes that are new, with the value at which they are as they were without them.
+_NEW_OF_CLASSES: dict[str, dict[str, Any]] = {"FEMNIST": {"digits_only": False}}
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
         options.update({k: v for k, v in _DEFAULT_WAS.items() if options.get(k) == "auto"})
         kept["trainer"] = {k: v for k, v in options.items() if k not in _NEW or v != _NEW[k]}
     _write_as_before(kept.get("data"))
+    _forget_new(kept)
     for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
         *parents, last = key.split(".")
         place: Any = kept
@@ -125,6 +128,16 @@ def _write_as_before(data: Any) -> None:
             del options[name]
         elif name in _DATA:
             options[name] = _DATA[name]
+
+
+def _forget_new(part: Any) -> None:
+    """Leaves out of a part of a config, and of those in it, new options of classes that are off."""
+    if isinstance(part, dict) and isinstance(part.get("init_args"), dict):
+        options, off = part["init_args"], _NEW_OF_CLASSES.get(str(part.get("class_path")).rpartition(".")[2], {})
+        for name in [name for name in off if name in options and options[name] == off[name]]:
+            del options[name]
+    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _forget_new(inner)
 
 
 def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int, lock: RunLock) -> RunFolder:

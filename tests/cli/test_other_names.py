@@ -92,3 +92,12 @@ def test_runs_of_data_without_the_newer_options_are_found():
     assert fingerprint({"data": {"init_args": given}}) == fingerprint({"data": {"init_args": before}})
     for change in ({"drop_last": True}, {"num_workers": 1}, {"source": {"class_path": "Theirs"}}):
         assert fingerprint({"data": {"init_args": {**given, **change}}}) != fingerprint({"data": {"init_args": before}})
+
+
+def test_runs_of_classes_without_their_newer_options_are_found():
+    def named(options: Any) -> str:
+        part = {"class_path": "lightning_fed.data.FEMNIST", "init_args": {"std": 0.5, **options}}
+        assert fingerprint({"inside": [{"of": part}]}) != fingerprint({"inside": []})
+        return fingerprint({"data": part})
+
+    assert named({"digits_only": False}) == named({}) != named({"digits_only": True})

@@ -45,7 +45,7 @@ def _write_cifar_npz(root: Path) -> None:
 
 def _write_femnist_of_many(root: Path) -> None:
     """As many writers as LEAF has, with a blank image each."""
-    entries = {f"f{user:04d}": {"x": [[user % 2] * 784], "y": [user % 62]} for user in range(3550)}
+    entries = {f"f{user:04d}": {"x": [[user % 2] * 784], "y": [user % 10]} for user in range(3550)}
     write_leaf(root / "femnist" / "train" / "all_data_0.json", entries)
     write_leaf(root / "femnist" / "test" / "all_data_0.json", {"other": entries["f0000"]})
 

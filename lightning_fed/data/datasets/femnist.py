@@ -22,7 +22,7 @@ _CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 class FEMNIST(UserDataModule):
-    """Handwritten digits and letters with their writers, shape (1, 28, 28), normalised, 62 classes.
+    """Handwritten digits and letters with their writers, shape (1, 28, 28), normalised, 62 classes or 10.
 
     Source: S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, https://arxiv.org/abs/1812.01097: about
     3,550 writers and 800,000 images. Labels are 0-9, A-Z, a-z in this order; paper is 1, ink is 0. Two forms are read:
@@ -39,21 +39,40 @@ class FEMNIST(UserDataModule):
         path: Folder or file, relative to ``root``.
         mean: Subtracted from images in [0, 1].
         std: Divides them after that, above 0. Mean and standard deviation are those in common use for LEAF's images.
+        digits_only: Whether letters are left out, and writers who wrote no digit: 10 classes, as in Tenison et al.,
+            TMLR 2023, Table 1.
         **kwargs: Every other option of ``UserDataModule``; a user is a writer.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] = "femnist", mean: float = 0.9637, std: float = 0.1592, **kwargs: Any
+        self,
+        path: str | os.PathLike[str] = "femnist",
+        mean: float = 0.9637,
+        std: float = 0.1592,
+        digits_only: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(path=path, **kwargs)
         expect_number("--data.std", std, above=0)
         self.pixel_mean = mean
         self.pixel_std = std
+        self.digits_only = digits_only
+
+    def identity(self) -> list[str]:
+        """Adds whether letters are left out."""
+        return [*super().identity(), *["digits only"] * self.digits_only]
 
     def load_datasets(self) -> Datasets:
         """Reads the files and chooses the writers."""
         place = self.place
         train, test = _from_json(place) if place.is_dir() else _from_arrays(place)
+        if self.digits_only:
+            train, test = _digits_of(train), None if test is None else _digits_of(test)
+            if not train.names:
+                raise FederatedError(
+                    f"Expected digits in the training data of {place}, got letters alone: set `--data.digits_only "
+                    "false`, or change `--data.path`."
+                )
         chosen = train.of(self.draw(len(train.names)))
         tests: dict[str, Any] = {}
         test_users = None
@@ -69,7 +88,7 @@ class FEMNIST(UserDataModule):
             test=tests["test"] if single else tests or None,
             users=chosen.users,
             test_users=test_users if single else None,
-            class_names=_CLASSES,
+            class_names=_CLASSES[:10] if self.digits_only else _CLASSES,
             mean=(self.pixel_mean,),
             std=(self.pixel_std,),
         )
@@ -126,6 +145,14 @@ def _checked(samples: UserSamples, place: Path) -> UserSamples:
             f"Expected labels from 0 to {len(_CLASSES) - 1} in {place}, got {wrong[0]}: change `--data.path`."
         )
     return UserSamples(images, samples.labels, samples.users, samples.names)
+
+
+def _digits_of(samples: UserSamples) -> UserSamples:
+    """Leaves letters out, and writers who have nothing else."""
+    digits = samples.labels < 10
+    writers, users = np.unique(samples.users[digits.numpy()], return_inverse=True)
+    names = [samples.names[writer] for writer in writers]
+    return UserSamples(samples.inputs[digits], samples.labels[digits], users.astype(np.int64), names)
 
 
 def _user_of(samples: UserSamples, images: Tensor) -> str:

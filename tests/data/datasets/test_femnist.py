@@ -37,6 +37,33 @@ def test_every_writer_is_a_client(root: Path) -> None:
         assert labels.tolist() == entry["y"]
 
 
+def test_digits_alone(tmp_path: Path) -> None:
+    root = write_femnist(tmp_path)
+    data = FEMNIST(root=root, digits_only=True, split_seed=0)
+    entries = [images_of(client) for client in range(40)]
+    written = [[label for label in entry["y"] if label < 10] for entry in entries]
+    kept = [labels for labels in written if labels]  # writers of letters alone are no clients
+    assert 0 < len(kept) < 40
+    assert data.split.sizes.tolist() == [len(labels) for labels in kept]
+    assert (data.num_classes, data.input_shape) == (10, (1, 28, 28))
+    datasets = data.load_datasets()
+    images, labels = inputs_and_labels(datasets.train)
+    pixels = [x for entry in entries for x, y in zip(entry["x"], entry["y"], strict=True) if y < 10]
+    assert torch.allclose(images.flatten(1), (torch.tensor(pixels) - 0.9637) / 0.1592, atol=1e-5)
+    assert labels.tolist() == sum(kept, [])
+    assert isinstance(datasets.test, dict)
+    unseen = [label for i in range(31) for label in images_of(100 + i, 2)["y"] if label < 10]
+    assert unseen
+    assert inputs_and_labels(datasets.test["unseen"])[1].tolist() == unseen
+    assert data.split_hash != FEMNIST(root=root, split_seed=0).split_hash
+
+
+def test_digits_alone_of_letters(tmp_path: Path) -> None:
+    np.savez(tmp_path / "writers.npz", **_arrays(labels=np.arange(20, 24)))
+    with pytest.raises(FederatedError, match=r"Expected digits in .* set `--data\.digits_only false`"):
+        FEMNIST(tmp_path / "writers.npz", digits_only=True).setup()
+
+
 def test_other_writers_make_the_test_set_unseen(root: Path) -> None:
     test = FEMNIST(root=root, split_seed=0).load_datasets().test
     assert isinstance(test, dict)
