@@ -16,7 +16,8 @@ from lightning_fed.runs.report.budgets import derived_columns
 from lightning_fed.runs.report.load import MeasuredRun, Method, group_runs, load_runs
 from lightning_fed.runs.report.page import report_page
 from lightning_fed.runs.report.plots import curves_figure
-from lightning_fed.runs.report.tables import Row, format_table, is_share, lower_is_better, method_rows, write_csv
+from lightning_fed.runs.report.statistics import LAST, lower_is_better, missing_rounds
+from lightning_fed.runs.report.tables import Row, format_table, is_share, method_rows, write_csv
 
 __all__ = ["RunsParser", "choose_metric", "main"]
 
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     rows = method_rows(methods, metric, _derived(options, methods, metric))
     order = [row.method for row in rows]
     methods.sort(key=lambda method: order.index(method.label))
-    notes += [*more_notes, *_length_notes(rows)]
+    notes += [*more_notes, *_length_notes(rows), *_window_notes(methods, metric)]
     written = _write(options, methods, rows, metric, notes)
     print(f"{metric}, mean ± std over seeds\n")
     print(format_table(rows, metric))
@@ -144,6 +145,15 @@ def _length_notes(rows: Sequence[Row]) -> list[str]:
         f"The runs end at different rounds ({ends}): each counts in the table as far as it goes, and the picture shows "
         "the rounds that all seeds of a method share."
     ]
+
+
+def _window_notes(methods: Sequence[Method], metric: str) -> list[str]:
+    statistic = f"last {LAST}"
+    missing = {m.label: max(missing_rounds(run.columns[metric], statistic) for run in m.runs) for m in methods}
+    if not any(missing.values()):
+        return []
+    counts = ", ".join(f"{label} {count}" for label, count in missing.items())
+    return [f"Of the last {LAST} rounds those are averaged that were evaluated (not evaluated: {counts})."]
 
 
 def _ends(last_rounds: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.core.files import WriteError, append_whole, write_atomically, writing
 from lightning_fed.runs.folder import RunFolder, read_rows
-from lightning_fed.runs.report.tables import LAST, run_figures
+from lightning_fed.runs.report.statistics import LAST, run_statistic
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "logged_in", "show_picture"]
 
@@ -296,18 +296,18 @@ class RoundWandbLogger(WandbLogger):
                 self._experiment.finish(exit_code=0 if status == "success" else 1)
 
     def _sum_up(self) -> None:
-        """Writes best value and mean of the last 10 beside the final one, and the table of clients, if there is one."""
+        """Writes best value and mean of the last rounds beside the final one, and the table of clients, if any."""
         import wandb
 
         run: Any = self._experiment
-        columns: dict[str, list[float]] = defaultdict(list)
+        columns: dict[str, dict[int, float]] = defaultdict(dict)
         for row in read_rows(self._run.metrics):
             for name, cell in row.items():
                 if cell and name.startswith(_EVALUATED):
-                    columns[name].append(float(cell))
-        for name, values in columns.items():
-            _, best, last = run_figures(name, values)
-            run.summary.update({f"{name}.best": best, f"{name}.last{LAST}": last})
+                    columns[name][int(row["round"])] = float(cell)
+        for name, curve in columns.items():
+            run.summary[f"{name}.best"] = run_statistic(curve, "best", name)
+            run.summary[f"{name}.last{LAST}"] = run_statistic(curve, f"last {LAST}", name)
         clients = self._run.path / "clients.csv"
         if clients.is_file():
             with clients.open(newline="") as file:

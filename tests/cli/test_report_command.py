@@ -32,6 +32,14 @@ def test_report_prints_the_table_and_writes_both_files(runs: Path, capsys) -> No
     assert sorted(path.name for path in runs.iterdir()) == ["quick", "report.csv", "report.png"]
 
 
+def test_rounds_of_the_last_ten_that_were_not_evaluated_are_counted(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path, "a", 0, {0: 0.1, 5: 0.2, 10: 0.4, 15: 0.6})
+    main([str(tmp_path)])
+    out = capsys.readouterr().out
+    assert re.search(r"50\.00 ± -$", out, re.MULTILINE)
+    assert "Of the last 10 rounds those are averaged that were evaluated (not evaluated: FedAvg 8)." in out
+
+
 def test_default_metric_is_one_that_every_run_measured(runs: Path, tmp_path: Path, capsys) -> None:
     main([str(runs)])
     assert capsys.readouterr().out.startswith("val/acc,")

@@ -16,7 +16,7 @@ from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.clients import summarize_clients
 from lightning_fed.hooks import FederatedCallback, TrainerLike
-from lightning_fed.runs.report.tables import lower_is_better
+from lightning_fed.runs.report.statistics import lower_is_better
 
 __all__ = ["ClientEvaluation"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.load import MeasuredRun, Method
-from lightning_fed.runs.report.tables import lower_is_better
+from lightning_fed.runs.report.statistics import first_as_good
 
 __all__ = ["X_SUMS", "at_budget", "derived_columns", "is_measured", "spent", "to_target"]
 
@@ -62,9 +62,8 @@ def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
 
 def to_target(run: MeasuredRun, metric: str, x: str, target: float) -> float:
     """Returns what the run has spent at the first evaluation that is as good as the target; NaN if none is."""
-    sign = -1 if lower_is_better(metric) else 1
-    reached = [at for at, value in run.columns[metric].items() if sign * value >= sign * target]
-    return spent(run, x, reached[:1])[0] if reached else math.nan
+    reached = first_as_good(run.columns[metric], metric, target)
+    return math.nan if reached is None else spent(run, x, [reached])[0]
 
 
 def derived_columns(

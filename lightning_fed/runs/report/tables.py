@@ -1,4 +1,4 @@
-"""The table of methods: final, best and mean of the last rounds, over seeds."""
+"""The table of methods: final, best and mean of the last 10 rounds, over seeds."""
 
 import csv
 import io
@@ -10,23 +10,18 @@ from statistics import fmean, stdev
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.runs.report.load import MeasuredRun, Method
+from lightning_fed.runs.report.statistics import LAST, lower_is_better, run_statistic
 
 __all__ = [
-    "LAST",
     "Row",
     "Summary",
     "format_table",
     "is_share",
-    "lower_is_better",
     "method_rows",
-    "run_figures",
     "summarize",
     "table_cells",
     "write_csv",
 ]
-
-LAST = 10
-"""Evaluated rounds at the end of a run whose mean is reported."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Row:
         last_rounds: The last evaluated round of each seed's run.
         final: Value at a run's own last evaluated round, over seeds.
         best: Best value over a run's evaluated rounds, over seeds.
-        last: Mean over a run's last 10 evaluated rounds (fewer if it has fewer), over seeds.
+        last: Mean over the evaluated ones of a run's last 10 rounds, over seeds.
         derived: Further columns, over seeds.
     """
 
@@ -76,12 +71,6 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(mean, stdev(values) if math.isfinite(mean) else math.nan)
 
 
-def lower_is_better(metric: str) -> bool:
-    """Tells by its name whether a metric is better when smaller."""
-    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std")
-    return any(word in metric.lower() for word in words)
-
-
 def is_share(metric: str, values: Sequence[float]) -> bool:
     """Tells whether a metric is an accuracy given as a share in [0, 1], to be shown in percent."""
     return "acc" in metric.lower() and all(0 <= value <= 1 for value in values if math.isfinite(value))
@@ -104,22 +93,17 @@ def method_rows(
 
 def _row(method: Method, metric: str, derived: Mapping[str, Callable[[MeasuredRun], float]]) -> Row:
     curves = [run.columns[metric] for run in method.runs]
-    finals, bests, lasts = zip(*(run_figures(metric, list(curve.values())) for curve in curves), strict=True)
+    names = ("final", "best", f"last {LAST}")
+    final, best, last = (summarize([run_statistic(curve, name, metric) for curve in curves]) for name in names)
     return Row(
         method=method.label,
         seeds=len(curves),
         last_rounds=tuple(max(curve) for curve in curves),
-        final=summarize(finals),
-        best=summarize(bests),
-        last=summarize(lasts),
+        final=final,
+        best=best,
+        last=last,
         derived={name: _summarize_found([value(run) for run in method.runs]) for name, value in derived.items()},
     )
-
-
-def run_figures(metric: str, values: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the final value of a run's evaluations, the best one, NaN if all are, and the mean of the last 10."""
-    best = min if lower_is_better(metric) else max
-    return values[-1], best((v for v in values if not math.isnan(v)), default=math.nan), fmean(values[-LAST:])
 
 
 def _summarize_found(values: Sequence[float]) -> Summary:

@@ -34,6 +34,12 @@ def test_row_by_hand() -> None:
     assert row.last.std == pytest.approx(0.56 / math.sqrt(2))
 
 
+def test_the_last_ten_are_rounds_not_evaluations() -> None:
+    curve = {at: at / 100 for at in range(0, 31, 5)}
+    (row,) = method_rows([method("FedAvg", {"test/acc": curve})], "test/acc")
+    assert row.last.mean == pytest.approx((0.25 + 0.30) / 2)
+
+
 def test_order_follows_the_metric_and_puts_nan_last() -> None:
     curves = {"low": [0.3, 0.1], "nan": [0.4, math.nan], "high": [0.1, 0.3]}
     accuracies = method_rows([measured(label, curve) for label, curve in curves.items()], "test/acc")

@@ -1,0 +1,76 @@
+"""One number for a run: the best of its evaluations, the last, or the mean of those in a window of rounds."""
+
+import math
+import re
+from collections.abc import Mapping
+from statistics import fmean
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["LAST", "expect_statistic", "first_as_good", "lower_is_better", "missing_rounds", "run_statistic"]
+
+LAST = 10
+"""Rounds at the end of a run whose mean is reported."""
+
+_WINDOW = re.compile(r"last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\d+)")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Tells by its name whether a metric is better when smaller."""
+    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std")
+    return any(word in metric.lower() for word in words)
+
+
+def expect_statistic(option: str, value: str) -> None:
+    """Refuses what names no statistic of a run."""
+    window = _WINDOW.fullmatch(value)
+    ordered = window is None or window["first"] is None or int(window["first"]) <= int(window["last"])
+    if not ordered or (window is None and value not in ("best", "final")):
+        raise FederatedError(
+            f"Expected `{option}` to be `best`, `final`, `last 10` (rounds) or a window such as `rounds 171-200`, "
+            f"got {value!r}."
+        )
+
+
+def run_statistic(curve: Mapping[int, float], statistic: str, metric: str) -> float:
+    """Returns a statistic of one run.
+
+    Args:
+        curve: Value by evaluated round, in ascending order.
+        statistic: ``best`` over the evaluated rounds, those that are NaN left out; ``final``, at the last of them;
+            ``last N``, the mean over the evaluated ones of the rounds after the last but N; or ``rounds A-B``, the mean
+            over those in the window.
+        metric: A column, whose name says whether larger is better.
+
+    Returns:
+        The statistic, in the metric's unit; NaN where no round of it was evaluated.
+    """
+    if statistic == "final":
+        return curve[max(curve)] if curve else math.nan
+    if statistic == "best":
+        better = min if lower_is_better(metric) else max
+        return better((value for value in curve.values() if not math.isnan(value)), default=math.nan)
+    window = _rounds(curve, statistic)
+    values = [value for at, value in curve.items() if at in window]
+    return fmean(values) if values else math.nan
+
+
+def missing_rounds(curve: Mapping[int, float], statistic: str) -> int:
+    """Counts the rounds of a statistic's window that were not evaluated; 0 for ``best`` and ``final``."""
+    window = range(0) if statistic in ("best", "final") else _rounds(curve, statistic)
+    return len(window) - sum(at in window for at in curve)
+
+
+def _rounds(curve: Mapping[int, float], statistic: str) -> range:
+    window = _WINDOW.fullmatch(statistic)
+    assert window is not None, statistic  # refused where it was given
+    if window["count"] is None:
+        return range(int(window["first"]), int(window["last"]) + 1)
+    end = max(curve, default=-1) + 1
+    return range(max(0, end - int(window["count"])), end)
+
+
+def first_as_good(curve: Mapping[int, float], metric: str, target: float) -> int | None:
+    """Returns the first evaluated round at which a metric is as good as a target; None if there is none."""
+    sign = -1 if lower_is_better(metric) else 1
+    return next((at for at, value in curve.items() if sign * value >= sign * target), None)
