@@ -49,7 +49,7 @@ class Mask(ABC):
 
 
 class SignAgreement(Mask):
-    """Lets through coordinates on whose sign the clients agree (Tenison et al., TMLR 2023, eq. 2 and Algorithm 1).
+    """Lets through coordinates on whose sign the clients agree (Tenison et al., TMLR 2023, eq. 3 and Algorithm 1).
 
     A = |(1/n) Σ_i sign(δ_i)| over the clients that entered the round, unweighted; m = 1 where A >= τ, else A (soft)
     or 0 (binary, the AND-mask of Parascandolo et al., ICLR 2021). τ = 0 is the unmasked rule, bit for bit, unless

@@ -29,7 +29,7 @@ class Aggregator(FederatedCallback, ABC):
             with p_i, integer ones take the maximum. ``local``: each client keeps its own from one of its rounds to
             the next (FedBN, Li et al., ICLR 2021), the global model keeps its initial ones. ``keep``: every client
             starts from the global model's buffers, which never change.
-        apply: Whether the mask multiplies the step that the rule adds (``after``, as in the paper) or the
+        apply: Whether the mask multiplies the step that the rule adds (``after``, as the paper is read here) or the
             pseudo-gradient that the rule sees (``before``).
 
     Attributes:

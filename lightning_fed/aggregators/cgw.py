@@ -24,7 +24,8 @@ class CGW(Aggregator):
     29; see ``corrective_weights``). α = 0 is FedAvg, bit for bit. A mask goes over the whole step.
 
     Args:
-        alpha: α, at least 0: the correction's length, as a share of the loss that bounds it.
+        alpha: α, at least 0 (in the paper at most 1). Under ``shared`` the share of its loss by which a client's may
+            change, to first order; under ``per_client`` it scales the correction and has no such meaning.
         constraint: ``per_client`` bounds Σ x_i² ‖D_i‖² (eq. 24), ``shared`` bounds the correction itself (eq. 15) and
             weighs all clients alike.
         **kwargs: Options of every aggregator.

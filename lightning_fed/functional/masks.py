@@ -48,7 +48,7 @@ def vote_threshold(threshold: float, num_votes: int, comparison: Literal[">=", "
 
 
 def agreement(sign_sum: Tensor, num_votes: int) -> Tensor:
-    """Computes the sign agreement A = |(1/n) Σ_i sign(δ_i)| (Tenison et al., TMLR 2023, eq. 2).
+    """Computes the sign agreement A = |(1/n) Σ_i sign(δ_i)| (Tenison et al., TMLR 2023, eq. 3).
 
     Args:
         sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers; sign(0) = 0. Or Σ_i s_i sign(δ_i) with the
@@ -68,7 +68,7 @@ def sign_agreement_mask(
     binary: bool = False,
     comparison: Literal[">=", ">"] = ">=",
 ) -> Tensor:
-    """Computes the mask of gradient masked averaging (Tenison et al., TMLR 2023, eq. 2 and Algorithm 1).
+    """Computes the mask of gradient masked averaging (Tenison et al., TMLR 2023, eq. 3 and Algorithm 1).
 
     m = 1 where A >= τ, else A (soft) or 0 (binary, the AND-mask of Parascandolo et al., ICLR 2021), with
     A = |(1/n) Σ_i sign(δ_i)|. The comparison is made on integers, so it is exact. With ``>=``, τ = 0 gives ones

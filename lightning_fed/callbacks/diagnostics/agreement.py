@@ -19,7 +19,7 @@ _BINS = 20
 class UpdateAgreement(FederatedCallback):
     """Logs A = |(1/n) Σ_i sign(δ_i)| over the clients that entered the round, and what a mask would make of it.
 
-    m is the mask of gradient masked averaging with a threshold τ (Tenison et al., TMLR 2023, eq. 2): 1 where A >= τ, A
+    m is the mask of gradient masked averaging with a threshold τ (Tenison et al., TMLR 2023, eq. 3): 1 where A >= τ, A
     elsewhere. The run itself may have this mask, another one or none. Training is the same with and without the
     callback, bit for bit.
 

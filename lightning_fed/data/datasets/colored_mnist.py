@@ -27,9 +27,9 @@ class FedCMNIST(MNIST):
 class FedRotMNIST(MNIST):
     """MNIST turned by another angle at each client, shape (1, 28, 28), 10 classes.
 
-    Source: section 5.3 of Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023; what it leaves
-    open is chosen in ``ClientRotation``. The test set is there twice: ``seen_schemes`` at the clients' angles and
-    ``new_scheme`` at an angle that no client has, which is the one of the paper. The files are those of ``MNIST``.
+    Named in the caption of Table 3 of Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023,
+    which does not define it: a reading of ours, see ``ClientRotation``. The test set is there twice: ``seen_schemes``
+    at the clients' angles and ``new_scheme`` at an angle that no client has. The files are those of ``MNIST``.
 
     Args:
         skew: How the clients differ.

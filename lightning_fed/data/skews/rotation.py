@@ -15,10 +15,11 @@ __all__ = ["ClientRotation"]
 class ClientRotation(FeatureSkew):
     """Every client turns its images by an angle of its own, counter-clockwise for a positive one.
 
-    Source: FedRotMNIST in section 5.3 of Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023:
-    the rotation is unique to each client, and the test set's is that of no client. It states no angles. Here the N + 1
-    angles are the middles of N + 1 equal parts of [-max_angle, max_angle], dealt to the clients and the test set at
-    random, so any two differ by at least 2 max_angle / (N + 1). The default keeps a 6 from looking as a 9.
+    Our reading of FedRotMNIST, which Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023,
+    name in the caption of Table 3 and define nowhere: made as their FedCMNIST is, with an angle in place of the
+    colours; the test set's is that of no client. The N + 1 angles are the middles of N + 1 equal parts of
+    [-max_angle, max_angle], dealt to the clients and the test set at random, so any two differ by at least
+    2 max_angle / (N + 1). The default keeps a 6 from looking as a 9.
 
     Pixels are interpolated linearly; what comes from outside of the image is black.
 
