@@ -18,7 +18,8 @@ from tests.user_files import write_femnist, write_leaf
 
 CONFIGS = REPOSITORY / "configs"
 SWEEPS = sorted((CONFIGS / "sweeps").glob("*.yaml"))
-FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml") if path not in SWEEPS)
+STUDIES = sorted((CONFIGS / "studies").rglob("*.yaml"))
+FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml") if path not in SWEEPS + STUDIES)
 
 # What a fragment is laid over or beside; a file in another folder stands on its own.
 COMPANIONS = {
@@ -110,7 +111,7 @@ def test_config_trains_a_round(
         folder = tmp_path_factory.mktemp("model")
         write_shown_model(name, folder)
         monkeypatch.syspath_prepend(folder)
-    _find_data(texts, request, monkeypatch, tmp_path_factory)
+    find_data(texts, request, monkeypatch, tmp_path_factory)
     cli = FederatedCLI(["fit", *config_words(name), "--trainer.fast_dev_run=true"])
     assert cli.trainer.round == 1
     assert cli.trainer.callback_metrics["train/loss"] > 0
@@ -120,7 +121,7 @@ def test_config_trains_a_round(
     assert list(tmp_path.iterdir()) == []
 
 
-def _find_data(
+def find_data(
     texts: list[str],
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +158,7 @@ def test_what_an_agent_of_a_sweep_calls_trains_a_round(
     program, *words = create_sweep_command(stated["command"])
     assert program == "lightning-fed"
     composed = [part for word in words for part in (arguments if word == "${args}" else [word])]
-    _find_data([(CONFIGS / f"{words[2]}.yaml").read_text()], request, monkeypatch, tmp_path_factory)
+    find_data([(CONFIGS / f"{words[2]}.yaml").read_text()], request, monkeypatch, tmp_path_factory)
     cli = FederatedCLI([*with_found_configs(composed), "--trainer.fast_dev_run=true"])
     assert cli.trainer.round == 1
     for name, each in chosen.items():

@@ -1,0 +1,1 @@
+"""The command that runs a study: its file, its workers, its tuning."""

@@ -1,0 +1,115 @@
+"""The runs of a study: one for each combination of values and each seed, as words of a command line."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Any
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.studies.study import AxisValue, Name, Study
+
+__all__ = ["Cell", "cells_of", "chosen_by", "combinations", "make_cell"]
+
+_LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        axes: The name of a value for each axis, in the order of the file.
+        seed: Its seed.
+        folder: Where its run folders lie, below that of the study.
+        options: Options that tuning sets, with their values.
+        words: The command line of the run, but for where it is kept.
+    """
+
+    axes: dict[str, Name]
+    seed: int
+    folder: str
+    options: dict[str, Any]
+    words: tuple[str, ...]
+
+
+def combinations(study: Study) -> Iterator[dict[str, Name]]:
+    """Yields the combinations of values that are not left out, the last axis fastest."""
+    for values in product(*study.axes.values()):
+        axes = {axis: Name(value) for axis, value in zip(study.axes, values, strict=True)}
+        if not any(all(axes[axis] in names for axis, names in one.items()) for one in study.without):
+            yield axes
+
+
+def cells_of(study: Study, tuned: Callable[[dict[str, Name]], Mapping[str, Any]] = lambda axes: {}) -> list[Cell]:
+    """Returns the runs of a study, all seeds of a combination one after the other.
+
+    Args:
+        study: The study, in the size of a profile.
+        tuned: What tuning has chosen for a combination.
+    """
+    return [make_cell(study, axes, seed, tuned(axes)) for axes in combinations(study) for seed in study.seeds]
+
+
+def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[str, Any], within: str = "") -> Cell:
+    """Makes the run of a combination and a seed, with options that tuning sets, in a folder of its own.
+
+    Args:
+        study: The study, in the size of a profile.
+        axes: A value for each axis.
+        seed: The seed.
+        options: Options laid over all others.
+        within: Folder below that of the study.
+    """
+    words = ["fit"]
+    layers: list[Study | AxisValue] = [study, *(study.axes[axis][value] for axis, value in axes.items())]
+    for layer in layers:
+        words += [word for config in layer.configs for word in ("--config", config)] + _words(layer.set)
+    words += [*_words(options), f"--seed_everything={seed}"]
+    return Cell(axes, seed, f"{within}{_slug(axes)}/seed{seed}", dict(options), tuple(words))
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    return [f"--{option}={value if isinstance(value, str) else json.dumps(value)}" for option, value in options.items()]
+
+
+def _slug(values: Mapping[str, Any]) -> str:
+    """Returns the name of a folder for some values, short and of letters that every system takes."""
+    text = ",".join(f"{axis}={value}" for axis, value in values.items()) or "run"
+    plain = re.sub(r"[^\w.+,=-]", "_", text)
+    if plain == text and len(plain) <= _LONGEST:
+        return plain
+    return f"{plain[:_LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def chosen_by(cells: Sequence[Cell], only: str | None) -> list[Cell]:
+    """Returns the runs whose values fit patterns such as ``rule=FedAvg*,client rate=0.1``; ``seed`` counts as an axis.
+
+    Several patterns for an axis are alternatives.
+
+    Raises:
+        FederatedError: If there is no such axis, or no run fits.
+    """
+    if only is None:
+        return list(cells)
+    patterns: dict[str, list[str]] = {}
+    for part in only.split(","):
+        axis, equals, pattern = part.partition("=")
+        if not equals or any(axis not in {**cell.axes, "seed": 0} for cell in cells):
+            known = ", ".join([*cells[0].axes, "seed"])
+            raise FederatedError(
+                f"Expected `--only` as AXIS=PATTERN,... with axes of the study ({known}), got {part!r}."
+            )
+        patterns.setdefault(axis, []).append(pattern)
+    kept = [cell for cell in cells if _fits(cell, patterns)]
+    if not kept:
+        raise FederatedError(f"Expected `--only` to name runs of the study, but none of {len(cells)} fits {only!r}.")
+    return kept
+
+
+def _fits(cell: Cell, patterns: Mapping[str, Sequence[str]]) -> bool:
+    values = {**cell.axes, "seed": str(cell.seed)}
+    return all(any(fnmatchcase(values[axis], one) for one in several) for axis, several in patterns.items())

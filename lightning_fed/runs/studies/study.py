@@ -1,0 +1,266 @@
+"""What a study is: configurations laid over each other, axes whose product is run over seeds, tuning, and a report."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NewType
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.studies.results import RESERVED
+
+__all__ = [
+    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "apply_profile", "expect_sound", "name_of",
+]  # fmt: skip
+
+Name = NewType("Name", str)
+"""The name of a value of an axis; a number or ``true`` stands for itself as text."""
+
+
+def name_of(value: Any) -> Name:
+    """Returns the name of a value as a file has it: ``0.1`` of 0.1, ``true`` of True."""
+    return Name(value if isinstance(value, str) else json.dumps(value))
+
+
+@dataclass(frozen=True)
+class AxisValue:
+    """What one value of an axis lays over a run: configurations, then options.
+
+    Args:
+        configs: Configurations, as `--config` takes them.
+        set: Options of the command line and their values.
+    """
+
+    configs: list[str] = field(default_factory=list)
+    set: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A range that samplers other than `grid` draw an option from.
+
+    Args:
+        low: Least value.
+        high: Largest value.
+        log: Whether it is drawn evenly by its logarithm.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+
+Parameters = dict[str, list[Any] | Space]
+"""Tuned options, each with the values to choose from or a range."""
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What is tuned, by runs of their own before the others: by a validation metric, never a test metric.
+
+    Args:
+        parameters: Options, each with its values to choose from, or with a range of `low`, `high` and `log`.
+        by: Further such options for some values of an axis, as in `{rule: {FedProx: {client.mu: [0.01, 0.1]}}}`.
+        metric: Column of metrics.csv of a validation set that decides.
+        statistic: What of its rounds decides, as in `report`.
+        seeds: Seeds of these runs, over which the mean decides.
+        per: Axes for each of whose combinations there is a choice of its own (default: all).
+        at: Values at which the other axes are kept while tuning; over those that are not named the mean decides.
+        sampler: Who proposes values: `grid` all combinations, `tpe` as Optuna's estimator says.
+        trials: Most combinations to try for each choice; those of the grid by default.
+        pruner: Whether to end runs early that are worse than the median of the others at a round.
+    """
+
+    parameters: Parameters = field(default_factory=dict)
+    by: dict[str, dict[str, Parameters]] = field(default_factory=dict)
+    metric: str = "val/acc"
+    statistic: str = "best"
+    seeds: list[int] = field(default_factory=lambda: [0])
+    per: list[str] | None = None
+    at: dict[str, Name] = field(default_factory=dict)
+    sampler: Literal["grid", "tpe"] = "grid"
+    trials: int | None = None
+    pruner: Literal["none", "median"] = "none"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is reported of the runs.
+
+    Args:
+        metric: Column of metrics.csv.
+        statistic: What of its rounds: `best`, `final`, `last 10` or `rounds 171-200` (the mean over those).
+        rows: Axes that the rows of the table are of (default: those that are not columns).
+        columns: Axes that its columns are of.
+        baseline: Values of axes whose runs the others are compared with, paired by seed.
+        published: Figures of a paper beside those of the runs: a `file`, and what says which are meant.
+        target: Value of the metric; the rounds to the first evaluation as good are a further column.
+        x: Column that curves are drawn over.
+    """
+
+    metric: str = "test/acc"
+    statistic: str = "best"
+    rows: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    baseline: dict[str, Name] = field(default_factory=dict)
+    published: dict[str, Any] = field(default_factory=dict)
+    target: float | None = None
+    x: str = "round"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A study of another size: what it changes of the file as it stands, which is the profile `full`.
+
+    Args:
+        why: What it leaves out, and what the comparison keeps.
+        configs: Configurations laid over those of the study.
+        set: Options laid over those of the study.
+        seeds: Other seeds.
+        axes: Values that are left of some axes.
+        parameters: Other values, or ranges, of some tuned options.
+    """
+
+    why: str = ""
+    configs: list[str] = field(default_factory=list)
+    set: dict[str, Any] = field(default_factory=dict)
+    seeds: list[int] | None = None
+    axes: dict[str, list[Name]] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question to a set of runs: the product of all axes, for each seed.
+
+    Args:
+        title: What is asked.
+        name: Name of its folder of runs; that of the file by default.
+        source: Where the experiment is published.
+        open: What the source leaves open, and how it is chosen here.
+        configs: Configurations laid over each other, as `--config` takes them: names or paths.
+        set: Options of every run and their values, as on the command line: `{trainer.max_rounds: 40}`.
+        axes: By name of an axis, by name of a value: what that lays over a run. In short, for one option:
+            `client rate: {option: model.optimizer.lr, values: [0.01, 0.1]}`.
+        without: Combinations that are left out, such as `{rule: FedAvg, client rate: [0.01]}`.
+        seeds: A run for each.
+        tune: What is tuned before.
+        report: What is reported.
+        profiles: Other sizes of the study, by name.
+    """
+
+    title: str
+    name: str = ""
+    source: str = ""
+    open: list[str] = field(default_factory=list)
+    configs: list[str] = field(default_factory=list)
+    set: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, dict[str, AxisValue]] = field(default_factory=dict)
+    without: list[dict[str, list[Name]]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    tune: Tune = field(default_factory=Tune)
+    report: Report = field(default_factory=Report)
+    profiles: dict[str, Profile] = field(default_factory=dict)
+
+
+def apply_profile(study: Study, name: str) -> Study:
+    """Returns the study in another size; ``full`` is the study as it is.
+
+    Raises:
+        FederatedError: If there is no such profile, or it names what the study does not have.
+    """
+    if name == "full":
+        return study
+    if name not in study.profiles:
+        known = ", ".join(["full", *study.profiles])
+        raise FederatedError(f"Expected `--profile` to be one of {known}, got {name!r}.")
+    profile = study.profiles[name]
+    for axis, names in profile.axes.items():
+        _expect_values(f"profiles.{name}.axes", study, {axis: names})
+    axes = {
+        axis: {value: values[value] for value in profile.axes.get(axis, values)} for axis, values in study.axes.items()
+    }
+    tuned = {option for parameters in _all_parameters(study.tune) for option in parameters}
+    if unknown := [option for option in profile.parameters if option not in tuned]:
+        raise FederatedError(
+            f"Expected `profiles.{name}.parameters` to be of tuned options ({', '.join(sorted(tuned)) or 'none'}), "
+            f"got {unknown[0]!r}."
+        )
+    return replace(
+        study,
+        configs=[*study.configs, *profile.configs],
+        set={**study.set, **profile.set},
+        seeds=study.seeds if profile.seeds is None else profile.seeds,
+        axes=axes,
+        without=[kept for one in study.without if all((kept := _left(one, axes)).values())],
+        tune=replace(
+            study.tune,
+            parameters=_other_parameters(study.tune.parameters, profile.parameters),
+            by={
+                axis: {v: _other_parameters(p, profile.parameters) for v, p in values.items() if v in axes[axis]}
+                for axis, values in study.tune.by.items()
+            },
+        ),
+    )
+
+
+def _left(one: Mapping[str, list[Name]], axes: Mapping[str, Mapping[str, AxisValue]]) -> dict[str, list[Name]]:
+    return {axis: [value for value in values if value in axes[axis]] for axis, values in one.items()}
+
+
+def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
+    return {option: others.get(option, values) for option, values in parameters.items()}
+
+
+def _all_parameters(tune: Tune) -> list[Parameters]:
+    return [tune.parameters, *(parameters for values in tune.by.values() for parameters in values.values())]
+
+
+def expect_sound(study: Study) -> None:
+    """Refuses a study that names what it does not have, or is tuned by what it is reported by.
+
+    Raises:
+        FederatedError: In a sentence without the name of the file.
+    """
+    tune, report = study.tune, study.report
+    for axis, values in study.axes.items():
+        if axis in RESERVED or not values:
+            raise FederatedError(
+                f"Expected `axes` to have values, under names other than {', '.join(RESERVED)}, got {axis!r}."
+            )
+    for place, seeds in (("seeds", study.seeds), ("tune.seeds", tune.seeds)):
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise FederatedError(f"Expected `{place}` to be different numbers from 0, at least one, got {seeds}.")
+    for place, axes in (("report.rows", report.rows), ("report.columns", report.columns), ("tune.per", tune.per or [])):
+        _expect_axes(place, study, axes)
+    for one in study.without:
+        _expect_values("without", study, one)
+    _expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
+    _expect_values("tune.by", study, tune.by)
+    _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
+    if tune.metric.startswith("test"):
+        raise FederatedError(
+            f"Expected `tune.metric` to be of a validation set, as nothing is chosen by test data, got {tune.metric!r}."
+        )
+    for parameters in _all_parameters(tune) if tune.sampler == "grid" else []:
+        for option, choices in parameters.items():
+            if isinstance(choices, Space) or not choices:
+                raise FederatedError(
+                    f"Expected `tune.parameters` to list values of {option!r} for `sampler: grid`, got {choices}: "
+                    "list them, or give another `tune.sampler`."
+                )
+
+
+def _expect_axes(place: str, study: Study, axes: Iterable[str]) -> None:
+    for axis in axes:
+        if axis not in study.axes:
+            known = ", ".join(study.axes) or "none"
+            raise FederatedError(f"Expected `{place}` to name axes of the study ({known}), got {axis!r}.")
+
+
+def _expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]) -> None:
+    _expect_axes(place, study, chosen)
+    for axis, values in chosen.items():
+        for value in values:
+            if value not in study.axes[axis]:
+                known = ", ".join(study.axes[axis])
+                raise FederatedError(f"Expected `{place}` to name values of {axis!r} ({known}), got {value!r}.")

@@ -1,0 +1,136 @@
+"""The file of a study: read into dataclasses, or refused in one sentence that names file and place."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.cli.study.file import help_on_keys, load_study
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.studies.study import AxisValue, Profile, Report, Space, Study, Tune
+
+WHOLE = """
+title: Rates
+configs: [quickstart]
+set: {trainer.max_rounds: 40}
+axes:
+  rule:
+    FedAvg: {}
+    GMA: {configs: [aggregator/gma], set: {aggregator.lr: 2}}
+  rate: {option: model.optimizer.lr, values: [0.001, 0.01, 1e-4]}
+without: [{rule: FedAvg, rate: [0.001]}]
+seeds: [0, 1]
+tune:
+  parameters: {aggregator.lr: [0.1, 1.0]}
+  by: {rule: {GMA: {aggregator.mask.threshold: [0.2, 0.4]}}}
+  per: [rule]
+  at: {rate: 0.01}
+report: {rows: [rule], columns: [rate], baseline: {rule: FedAvg}}
+profiles:
+  cpu: {set: {trainer.max_rounds: 2}, seeds: [0], axes: {rate: [0.01]}, parameters: {aggregator.lr: [1.0]}}
+"""
+
+
+def load(folder: Path, text: str, profile: str = "full") -> Study:
+    (folder / "rates.yaml").write_text(text)
+    return load_study(str(folder / "rates.yaml"), profile)
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    study = load(tmp_path, WHOLE)
+    assert (study.title, study.name, study.configs, study.seeds) == ("Rates", "rates", ["quickstart"], [0, 1])
+    assert study.axes["rule"]["GMA"] == AxisValue(["aggregator/gma"], {"aggregator.lr": 2})
+    assert study.axes["rate"]["0.001"] == AxisValue(set={"model.optimizer.lr": 0.001})
+    assert list(study.axes["rate"]) == ["0.001", "0.01", "0.0001"]
+    assert study.without == [{"rule": ["FedAvg"], "rate": ["0.001"]}]
+    assert study.tune.by["rule"]["GMA"] == {"aggregator.mask.threshold": [0.2, 0.4]}
+    assert study.tune.at == {"rate": "0.01"}
+    assert study.report == Report(rows=["rule"], columns=["rate"], baseline={"rule": "FedAvg"})
+
+
+def test_a_profile_is_laid_over_the_file(tmp_path: Path) -> None:
+    study = load(tmp_path, WHOLE, "cpu")
+    assert (study.set, study.seeds) == ({"trainer.max_rounds": 2}, [0])
+    assert list(study.axes["rate"]) == ["0.01"]
+    assert list(study.axes["rule"]) == ["FedAvg", "GMA"]
+    assert study.without == []
+    assert study.tune.parameters == {"aggregator.lr": [1.0]}
+
+
+def test_a_range_is_for_other_samplers_than_the_grid(tmp_path: Path) -> None:
+    text = "{title: T, tune: {sampler: %s, parameters: {aggregator.lr: {low: 0.1, high: 1, log: true}}}}"
+    assert load(tmp_path, text % "tpe").tune.parameters == {"aggregator.lr": Space(0.1, 1, True)}
+    with pytest.raises(FederatedError, match="to list values of 'aggregator.lr' for `sampler: grid`"):
+        load(tmp_path, text % "grid")
+
+
+@pytest.mark.parametrize(
+    ("former", "wrong", "said"),
+    [
+        ("title: Rates", "titel: Rates", "There is no key `titel`, .*; did you mean `title`"),
+        ("title: Rates", "source: here", "Expected `title`, got none"),
+        ("title: Rates", "title: 3", "Expected `title` to be text, got 3"),
+        ("seeds: [0, 1]", "seeds: [a]", r"Expected `seeds\[0\]` to be an integer, got 'a'"),
+        ("seeds: [0, 1]", "seeds: 3", "Expected `seeds` to be a list, got 3"),
+        ("seeds: [0, 1]", "seeds: [1, 1]", "Expected `seeds` to be different numbers"),
+        ("FedAvg: {}", "FedAvg: {sett: {}}", "There is no key `axes.rule.FedAvg.sett`, .*mean `axes.rule.FedAvg.set`"),
+        ("FedAvg: {}", "FedAvg:", "Expected `axes.rule.FedAvg` to be a mapping, got null"),
+        ("rate: {option: ", "seed: {option: ", "Expected `axes` to have values, under names other than .*'seed'"),
+        ("values: [0.001, 0.01, 1e-4]", "values: 1", "Expected `axes.rate.values` to be a list, got 1"),
+        (
+            "[{rule: FedAvg,",
+            "[{rle: FedAvg,",
+            r"Expected `without` to name axes of the study \(rule, rate\), got 'rle'",
+        ),
+        ("[{rule: FedAvg,", "[{rule: A,", r"Expected `without` to name values of 'rule' \(FedAvg, GMA\), got 'A'"),
+        ("per: [rule]", "per: [x]", "Expected `tune.per` to name axes"),
+        ("per: [rule]", "metric: test/acc", "Expected `tune.metric` to be of a validation set.*got 'test/acc'"),
+        ("per: [rule]", "sampler: x", "Expected `tune.sampler` to be one of grid, tpe, got 'x'"),
+        ("per: [rule]", "pruner: [none]", "Expected `tune.pruner` to be one of none, median"),
+        ("[0.1, 1.0]", "0.1", "Expected `tune.parameters.aggregator.lr` to be a list, got 0.1"),
+        ("[0.1, 1.0]", "{low: 1}", "Expected `tune.parameters.aggregator.lr.high`, got none"),
+        ("at: {rate: 0.01}", "at: {rate: 3}", "Expected `tune.at` to name values of 'rate'"),
+        ("rows: [rule]", "rows: [x]", "Expected `report.rows` to name axes"),
+        ("columns: [rate]", "columns: [x]", "Expected `report.columns` to name axes"),
+        ("baseline: {rule: FedAvg}", "baseline: {rule: A}", "Expected `report.baseline` to name values of 'rule'"),
+        ("baseline: {rule: FedAvg}", "target: high", "Expected `report.target` to be a number, got 'high'"),
+        ("axes: {rate: [0.01]}", "axes: {rate: [3]}", "Expected `profiles.cpu.axes` to name values of 'rate'"),
+        ("axes: {rate: [0.01]}", "axes: {rate: [0.001]}", "Expected `tune.at` to name values of 'rate'"),
+        ("{aggregator.lr: [1.0]}", "{x: [1.0]}", "Expected `profiles.cpu.parameters` to be of tuned options"),
+        ("seeds: [0, 1]", "title: again", "to be the YAML file of a study, but it cannot be read: the key 'title'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place_and_file(tmp_path: Path, former: str, wrong: str, said: str) -> None:
+    assert former in WHOLE
+    with pytest.raises(FederatedError, match=said) as info:
+        load(tmp_path, WHOLE.replace(former, wrong, 1))
+    assert str(tmp_path / "rates.yaml") in str(info.value)
+    assert str(info.value).count("\n") == 0
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(FederatedError, match="Expected a study to be a mapping, got 3"):
+        load(tmp_path, "3")
+    with pytest.raises(FederatedError, match="missing.yaml to be the YAML file of a study"):
+        load_study(str(tmp_path / "missing.yaml"))
+    with pytest.raises(FederatedError, match="Expected `--profile` to be one of full, cpu, got 'gpu'"):
+        load(tmp_path, WHOLE, "gpu")
+
+
+@pytest.mark.parametrize("name", ["quickstart", "studies/quickstart", "configs/studies/quickstart.yaml"])
+def test_shipped_studies_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_study(name).name == "quickstart"
+
+
+def test_a_study_in_a_folder_of_studies_is_named_by_its_path_there(tmp_path: Path) -> None:
+    (tmp_path / "studies" / "gma").mkdir(parents=True)
+    assert load(tmp_path / "studies" / "gma", "title: T").name == "gma/rates"
+
+
+def test_every_key_is_explained() -> None:
+    text = help_on_keys()
+    for kind in (Study, AxisValue, Tune, Space, Report, Profile):
+        for one in fields(kind):
+            assert re.search(rf"^  {one.name}: \w", text, re.MULTILINE), one.name

@@ -1,0 +1,63 @@
+"""Every study that comes with the package parses, and every value of its axes builds."""
+
+from collections.abc import Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fed.cli import FederatedCLI
+from lightning_fed.cli.configs_command import find_config
+from lightning_fed.cli.study.file import load_study
+from lightning_fed.runs.studies.cells import Cell, cells_of
+from lightning_fed.runs.studies.study import Study
+from lightning_fed.trainer import FederatedTrainer
+from tests.end_to_end.test_configs import CONFIGS, STUDIES, find_data
+
+NAMES = [path.relative_to(CONFIGS).as_posix() for path in STUDIES]
+
+
+def _profiles(name: str) -> list[Study]:
+    study = load_study(str(CONFIGS / name))
+    return [study, *(load_study(str(CONFIGS / name), profile) for profile in study.profiles)]
+
+
+def _each_value_once(study: Study) -> Iterator[Cell]:
+    """Yields runs in which every value of every axis occurs."""
+    seen: set[tuple[str, str]] = set()
+    for cell in cells_of(study):
+        if not seen.issuperset(cell.axes.items()) or not cell.axes:
+            seen.update(cell.axes.items())
+            yield cell
+
+
+def _configs_of(cell: Cell) -> list[str]:
+    words = list(cell.words)
+    files = [words[i + 1] for i, word in enumerate(words) if word == "--config"]
+    return [Path(find_config(file)).read_text() for file in reversed(files)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_study_builds(
+    name: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.chdir(tmp_path)
+    built = []
+
+    @wraps(FederatedTrainer.fit)
+    def fit(self: FederatedTrainer, **_: Any) -> None:
+        built.append(self)
+
+    monkeypatch.setattr(FederatedTrainer, "fit", fit)
+    texts: list[str] = []
+    for cell in (cell for study in _profiles(name) for cell in _each_value_once(study)):
+        if texts != _configs_of(cell):
+            find_data(texts := _configs_of(cell), request, monkeypatch, tmp_path_factory)
+        FederatedCLI(list(cell.words))
+    assert built
