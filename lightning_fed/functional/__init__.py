@@ -1,7 +1,8 @@
-"""Pure functions on tensors: no trainer, no module, no input or output."""
+"""Pure functions on tensors and arrays: no trainer, no module, no input or output."""
 
 from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.clients import ClientSummary, summarize_clients
+from lightning_fed.functional.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
 from lightning_fed.functional.dissimilarity import GradientSpread, gradient_spread
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
 from lightning_fed.functional.inner_products import gram_matrix, squared_distances
@@ -36,9 +37,11 @@ from lightning_fed.functional.server import (
 __all__ = [
     "ClientSummary",
     "GradientSpread",
+    "PairedDifference",
     "agreement",
     "alignment",
     "attack_figures",
+    "average_ranks",
     "best_threshold",
     "bootstrap_interval",
     "confidences",
@@ -55,6 +58,7 @@ __all__ = [
     "gradient_and_mask",
     "gradient_spread",
     "gram_matrix",
+    "holm_adjusted",
     "krum_scores",
     "krum_select",
     "linear_scaling_shift",
@@ -62,6 +66,7 @@ __all__ = [
     "magnitude_agreement",
     "magnitude_agreement_mask",
     "optimizer_distance",
+    "paired_difference",
     "proximal_gradient",
     "roc_curve",
     "sand_mask",

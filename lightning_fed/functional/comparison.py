@@ -1,0 +1,103 @@
+"""How sure a difference between methods is, over seeds and data sets.
+
+Dror et al., "The Hitchhiker's Guide to Testing Statistical Significance in NLP", ACL 2018 (paired tests and bootstrap);
+Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 1979; Demšar,
+"Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006 (average ranks).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PairedDifference", "average_ranks", "holm_adjusted", "paired_difference"]
+
+_RESAMPLES = 9999
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """A difference to a baseline, pair by pair; NaN is what too few pairs, or one that is NaN, do not tell.
+
+    Attributes:
+        pairs: Number of pairs n.
+        mean: Mean difference d̅.
+        t_interval: d̅ ± t(n - 1) s / √n of Student's distribution.
+        bootstrap: Percentile interval of d̅ with pairs drawn anew.
+        p_value: Of a two-sided paired t-test that the mean is 0.
+    """
+
+    pairs: int
+    mean: float
+    t_interval: tuple[float, float]
+    bootstrap: tuple[float, float]
+    p_value: float
+
+
+def paired_difference(
+    values: Sequence[float], baseline: Sequence[float], coverage: float = 0.95, seed: int = 0
+) -> PairedDifference:
+    """Compares two methods over what they share, such as seeds.
+
+    Args:
+        values: One for each pair, shape (n,).
+        baseline: The same of the baseline, shape (n,).
+        coverage: Of the intervals, in (0, 1).
+        seed: What pairs are drawn anew from for the bootstrap, 9,999 times.
+
+    Returns:
+        The difference ``values - baseline``; its test has p = 0 where all differences are the same and not 0, and p = 1
+        where all values are those of the baseline.
+    """
+    from scipy import stats
+
+    differences = np.subtract(values, baseline, dtype=np.float64)
+    unknown = (np.nan, np.nan)
+    pairs, mean = len(differences), float(differences.mean()) if len(differences) else np.nan
+    if pairs < 2 or not np.isfinite(mean):
+        return PairedDifference(pairs, mean, unknown, unknown, np.nan)
+    if np.ptp(differences) <= 1e-12 * np.abs([*values, *baseline]).max():  # but for rounding all are the same
+        return PairedDifference(pairs, mean, (mean, mean), (mean, mean), 0.0 if mean else 1.0)
+    low, high = stats.t.interval(coverage, pairs - 1, loc=mean, scale=stats.sem(differences))
+    drawn = stats.bootstrap(
+        (differences,), np.mean, n_resamples=_RESAMPLES, confidence_level=coverage, method="percentile",
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    p_value = float(stats.ttest_1samp(differences, 0.0).pvalue)
+    return PairedDifference(pairs, mean, (float(low), float(high)), (float(drawn.low), float(drawn.high)), p_value)
+
+
+def holm_adjusted(p_values: Sequence[float]) -> NDArray[np.float64]:
+    """Adjusts the p-values of a family of m tests after Holm: p̃_(i) = max_{j ≤ i} min(1, (m - j + 1) p_(j)).
+
+    Args:
+        p_values: In any order, shape (k,); those that are NaN are no tests of the family and stay NaN.
+
+    Returns:
+        Shape (k,), in the same order.
+    """
+    adjusted = np.asarray(p_values, dtype=np.float64).copy()
+    order = np.argsort(adjusted)[: int(np.isfinite(adjusted).sum())]  # NaN is sorted last
+    factors = np.arange(len(order), 0, -1)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, factors * adjusted[order]))
+    return adjusted
+
+
+def average_ranks(values: NDArray[np.float64], lower_is_better: bool = False) -> NDArray[np.float64]:
+    """Ranks methods on each data set, 1 the best, and averages over data sets.
+
+    Args:
+        values: Shape (methods, data sets); methods that are equal share the mean of their ranks, NaN is worst.
+        lower_is_better: Whether a smaller value is better.
+
+    Returns:
+        Shape (methods,); NaN without data sets.
+    """
+    from scipy import stats
+
+    if not values.shape[1]:
+        return np.full(len(values), np.nan)
+    badness = np.where(np.isnan(values), np.inf, values if lower_is_better else -values)
+    ranks: NDArray[np.float64] = stats.rankdata(badness, axis=0).mean(axis=1)
+    return ranks
