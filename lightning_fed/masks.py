@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Need, ReducedUpdate
-from lightning_fed.errors import expect_choice, expect_number
+from lightning_fed.errors import FederatedError, expect_choice, expect_number
 from lightning_fed.functional.masks import (
     magnitude_agreement,
     magnitude_agreement_mask,
@@ -16,7 +18,7 @@ from lightning_fed.functional.masks import (
     vote_threshold,
 )
 
-__all__ = ["MagnitudeAgreement", "Mask", "SANDMask", "SignAgreement"]
+__all__ = ["MagnitudeAgreement", "Mask", "MaskControl", "SANDMask", "SignAgreement"]
 
 
 class Mask(ABC):
@@ -24,9 +26,14 @@ class Mask(ABC):
 
     A subclass names what it needs of the cohort in ``needs`` and computes m from it. Masks act on trainable parameters
     only, never on buffers.
+
+    Attributes:
+        needs: What the mask needs of the cohort.
+        seed: The run's seed, set before ``prepare``.
     """
 
     needs: Need = Need.NOTHING
+    seed: int = 0
 
     def prepare(self, sizes: Sequence[int]) -> None:
         """Called before ``compute`` with the number of elements of each parameter, in the order of the flat vector."""
@@ -42,6 +49,10 @@ class Mask(ABC):
         Returns:
             m, shape (d,), in the dtype of the global vector.
         """
+
+    def over(self, step: Tensor, mask: Tensor) -> Tensor:
+        """Returns what the mask makes of a step u, shape (d,): m ⊙ u."""
+        return mask * step
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
         """Returns scalars to log for the round, by name."""
@@ -168,3 +179,61 @@ class SANDMask(Mask):
         """Returns the mean of the mask, near 1 by construction, and the share of coordinates of A < τ."""
         below = update.sign_sum.abs() < vote_threshold(self.threshold, update.num_clients)
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
+
+
+class MaskControl(Mask):
+    """Keeps one thing of another mask m, to find out what its effect comes from.
+
+    With u the step that the mask goes over: ``length``: u ‖m ⊙ u‖ / ‖u‖, the unmasked step made as long as the masked
+    one. ``direction``: m ⊙ u ‖u‖ / ‖m ⊙ u‖, the masked step made as long as the unmasked one. ``values``: m' ⊙ u, where
+    m' are the values of m in an order drawn anew each round within each parameter tensor, the same on every process and
+    after a resumption. A step of length 0 stays as it is. Where m is 1 everywhere all three are the unmasked rule, bit
+    for bit. What is logged is what m says of itself.
+
+    Args:
+        mask: m.
+        keep: ``length``, ``direction`` or ``values``.
+
+    Raises:
+        FederatedError: If an argument is not one of its values.
+    """
+
+    def __init__(self, mask: Mask, keep: Literal["length", "direction", "values"]) -> None:
+        expect_choice("--aggregator.mask.keep", keep, ("length", "direction", "values"))
+        if not isinstance(mask, Mask):
+            raise FederatedError(
+                "Expected `--aggregator.mask.mask` to be the mask to control, such as SignAgreement, got "
+                f"{type(mask).__name__}."
+            )
+        self.mask = mask
+        self.keep = keep
+        self.needs = mask.needs
+
+    def prepare(self, sizes: Sequence[int]) -> None:
+        """Tells the inner mask, too."""
+        super().prepare(sizes)
+        self.mask.seed = self.seed
+        self.mask.prepare(sizes)
+
+    def compute(self, update: ReducedUpdate) -> Tensor:
+        """Computes m, or m' for ``values``."""
+        mask = self.mask.compute(update)
+        if self.keep != "values":
+            return mask
+        draw = numpy_generator_for(self.seed, Purpose.MASK, update.round)
+        parts = torch.split(mask, list(self.sizes))
+        return torch.cat([part[torch.from_numpy(draw.permutation(len(part))).to(part.device)] for part in parts])
+
+    def over(self, step: Tensor, mask: Tensor) -> Tensor:
+        """Returns the step with what is kept of the mask."""
+        masked = self.mask.over(step, mask)
+        if self.keep == "values":
+            return masked
+        whole, left = torch.linalg.vector_norm(step), torch.linalg.vector_norm(masked)
+        if self.keep == "length":
+            return step * torch.where(whole > 0, left / whole, 1.0)
+        return masked * torch.where(left > 0, whole / left, 1.0)
+
+    def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
+        """Returns what the inner mask says of itself."""
+        return self.mask.diagnose(update, mask)

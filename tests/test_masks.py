@@ -1,6 +1,8 @@
 """Masks over a cohort reduced one update at a time."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreement
+from lightning_fed.masks import MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
 
 
 def cohort(sign_sum: list[float], clients: int) -> ReducedUpdate:
@@ -165,3 +167,36 @@ def test_thresholds_out_of_range_are_refused_when_made(kind: type, threshold: fl
 def test_steepness_out_of_range_is_refused_when_made(k: float) -> None:
     with pytest.raises(FederatedError, match=r"--aggregator\.mask\.k"):
         SANDMask(k=k)
+
+
+@pytest.mark.parametrize("keep", ["length", "direction", "values"])
+def test_a_step_of_no_length_stays_as_it_is(keep: Any) -> None:
+    control, step = MaskControl(SignAgreement(0.4), keep), torch.tensor([3.0, 0.0, -4.0])
+    assert control.over(torch.zeros(3), torch.tensor([1.0, 0.2, 0.0])).tolist() == [0.0] * 3
+    assert control.over(step, torch.zeros(3)).tolist() == [0.0] * 3
+    assert control.over(step, torch.ones(3)).tolist() == step.tolist()
+    lengths = {"length": 4.0, "direction": 5.0, "values": 4.0}
+    masked = control.over(step, torch.tensor([0.0, 1.0, 1.0]))
+    assert torch.linalg.vector_norm(masked).item() == pytest.approx(lengths[keep])
+
+
+def test_values_stay_in_their_tensor_and_are_drawn_by_seed_and_round() -> None:
+    control, votes = MaskControl(SignAgreement(0.9), "values"), [*range(11), *([10.0] * 5)]
+    control.prepare([11, 5])
+    orders = {}
+    for seed, number in [(0, 1), (0, 2), (1, 1), (0, 1)]:
+        control.seed = seed
+        found = control.compute(replace(cohort(votes, clients=10), round=number)).tolist()
+        assert found[11:] == [1.0] * 5
+        assert sorted(found[:11]) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1])
+        assert orders.setdefault((seed, number), found) == found
+    assert len(set(map(tuple, orders.values()))) == 3
+
+
+def test_refuses_a_control_of_nothing_when_made() -> None:
+    keep: Any = "sign"
+    with pytest.raises(FederatedError, match=r"--aggregator\.mask\.keep.*'sign'"):
+        MaskControl(SignAgreement(), keep)
+    mask: Any = None
+    with pytest.raises(FederatedError, match=r"--aggregator\.mask\.mask.*NoneType"):
+        MaskControl(mask, "length")

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -129,22 +129,22 @@ class Aggregator(FederatedCallback, ABC):
 
     def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place; the mask is computed from the raw updates."""
-        mask = self._compute_mask(trainer, pl_module, update)
-        if mask is not None and self.apply == "before":
-            means = {name: getattr(update, name) for name in ("mean", "normalized_mean")}
-            masked = {name: mask * value for name, value in means.items() if value.numel()}
-            step = self.server_step(replace(update, **masked))
-        elif mask is not None:
-            step = mask * self.server_step(update)
-        else:
+        if self.mask is None:
             step = self.server_step(update)
+        else:
+            step = self._masked_step(self.mask, trainer, pl_module, update)
         trainer.weights.add_(step, alpha=self.lr)
 
-    def _compute_mask(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> Tensor | None:
-        """Computes the mask, if there is one, and logs what it says of itself."""
-        if self.mask is None:
-            return None
-        self.mask.prepare([p.numel() for p in trainer.vector.parameters])
-        mask = self.mask.compute(update)
-        pl_module.log_dict(self.mask.diagnose(update, mask))
-        return mask
+    def _masked_step(
+        self, mask: Mask, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate
+    ) -> Tensor:
+        """Computes the mask and the step under it, and logs what the mask says of itself."""
+        mask.seed = trainer.seed
+        mask.prepare([p.numel() for p in trainer.vector.parameters])
+        factors = mask.compute(update)
+        pl_module.log_dict(mask.diagnose(update, factors))
+        if self.apply == "after":
+            return mask.over(self.server_step(update), factors)
+        means = {name: getattr(update, name) for name in ("mean", "normalized_mean")}
+        masked: dict[str, Any] = {name: mask.over(value, factors) for name, value in means.items() if value.numel()}
+        return self.server_step(replace(update, **masked))

@@ -52,6 +52,7 @@ class Purpose(IntEnum):
     AVAILABLE = 11
     SPEED = 12
     WORK = 13
+    MASK = 14
 
 
 def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0, index: int | None = None) -> int:

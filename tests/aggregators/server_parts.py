@@ -29,7 +29,7 @@ class Server:
     def __init__(self, aggregator: Aggregator, start: np.ndarray, state: dict[str, Any] | None = None) -> None:
         self.aggregator, self.weights = aggregator, torch.tensor(start)
         vector = SimpleNamespace(parameters=[self.weights])
-        self.trainer: Any = SimpleNamespace(weights=self.weights, vector=vector, optimizers=[], callbacks=[])
+        self.trainer: Any = SimpleNamespace(weights=self.weights, vector=vector, seed=0, optimizers=[], callbacks=[])
         aggregator.setup(self.trainer, Module(), "fit")
         if state is not None:
             aggregator.load_state_dict(state)

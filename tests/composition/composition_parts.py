@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedTrainer, aggregators
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreement
+from lightning_fed.masks import MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
 from lightning_fed.sampling import ClientSampler
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 from tests.parts import BySizes
@@ -72,6 +72,9 @@ MASKS: dict[str, Callable[[], Mask] | None] = {
     "above": lambda: SignAgreement(0.2, comparison=">"),
     "magnitude": lambda: MagnitudeAgreement(0.8),
     "sand": lambda: SANDMask(0.1, k=1e-4),
+    "length": lambda: MaskControl(SignAgreement(0.8), "length"),
+    "direction": lambda: MaskControl(SignAgreement(0.8), "direction"),
+    "values": lambda: MaskControl(SignAgreement(0.8), "values"),
 }
 # Masks and rules at a limit, and beside one: not part of the grid.
 LIMITS: dict[str, Callable[[], Mask]] = {
@@ -81,6 +84,9 @@ LIMITS: dict[str, Callable[[], Mask]] = {
     "magnitude at 0": lambda: MagnitudeAgreement(0.0),
     "above at 0": lambda: SignAgreement(0.0, comparison=">"),
     "sand at 0": lambda: SANDMask(0.0, k=1e-4),
+    "length at 0": lambda: MaskControl(SignAgreement(0.0), "length"),
+    "direction at 0": lambda: MaskControl(SignAgreement(0.0), "direction"),
+    "values at 0": lambda: MaskControl(SignAgreement(0.0), "values"),
     "soft at 0.2": lambda: SignAgreement(0.2),
 }
 SPECIAL = {

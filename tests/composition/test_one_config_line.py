@@ -15,6 +15,7 @@ MASKS = [
     ("SignAgreement", "--aggregator.mask.votes=samples"),
     ("MagnitudeAgreement", "--aggregator.mask.threshold=0.3"),
     ("SANDMask", "--aggregator.mask.k=1e-3"),
+    ("MaskControl", "--aggregator.mask.keep=length", "--aggregator.mask.mask=SignAgreement"),
 ]
 LINES = [*zip(MASKED, cycle(MASKS), cycle(["local", "keep", "average"]), strict=False)]
 LINES += [(rule, (), "local") for rule in UNMASKED]
@@ -39,4 +40,5 @@ def test_trains_a_round(
     for word in mask[1:]:
         option, _, value = word.partition("=")
         set_to = built["init_args"]["mask"]["init_args"][option.rpartition(".")[2]]
+        set_to = set_to["class_path"].rpartition(".")[2] if isinstance(set_to, dict) else set_to
         assert set_to in (value, float(value) if value[0].isdigit() else value == "true"), word

@@ -64,7 +64,7 @@ def test_seeds_of_many_clients_are_hashed_at_once(monkeypatch: pytest.MonkeyPatc
 
 def test_purposes_keep_their_numbers() -> None:
     names = ["SPLIT", "SAMPLE", "SHUFFLE", "LOCAL", "EVALUATE", "PREDICT", "GRADIENT", "ROUND", "READ", "SKEW"]
-    names += ["AUGMENT", "AVAILABLE", "SPEED", "WORK"]
+    names += ["AUGMENT", "AVAILABLE", "SPEED", "WORK", "MASK"]
     assert [(p.name, p.value) for p in Purpose] == [(name, i) for i, name in enumerate(names)]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from math import tanh
 
 import numpy as np
@@ -45,12 +46,12 @@ class Server:
 
     w: Array
     counts: Array
-    before: Array
+    before: Callable[[Array], Array]
     memory: dict[str, Array] = field(default_factory=dict)
 
     def pseudo_gradient(self, each: Round) -> Array:
         """Δ, under the mask if that comes first."""
-        return self.before * each.mean(each.deltas, self.counts)
+        return self.before(each.mean(each.deltas, self.counts))
 
     def recall(self, name: str, initial: float = 0.0) -> Array:
         return self.memory.get(name, np.full_like(self.w, initial))
@@ -60,17 +61,34 @@ Rule = Callable[[Round, Server], Array]
 Mask = Callable[[Round], Array]
 
 
-def train(rule: Rule, masks: list[Array], weighting: str, apply: str, w: Array, rounds: list[Round]) -> list[Array]:
+def train(
+    rule: Rule, masks: list[Array], weighting: str, apply: str, w: Array, rounds: list[Round], keep: str = "all"
+) -> list[Array]:
     """Returns w after each round: w + m ⊙ (what the rule adds), or the mask on the pseudo-gradient alone."""
     memory: dict[str, Array] = {}
     path = []
     for each, m in zip(rounds, masks, strict=True):
-        ones = np.ones_like(w)
-        before, after = (m, ones) if apply == "before" else (ones, m)
+        over, nothing = partial(_over, m=m, keep=keep), np.copy
+        before, after = (over, nothing) if apply == "before" else (nothing, over)
         counts = each.sizes if weighting == "samples" else np.ones_like(each.sizes)
-        w = w + after * rule(each, Server(w, counts, before, memory))
+        w = w + after(rule(each, Server(w, counts, before, memory)))
         path.append(w)
     return path
+
+
+def _over(step: Array, m: Array, keep: str) -> Array:
+    """m ⊙ u, or u in the length of that, or that in the length of u."""
+    masked = m * step
+    if keep == "all" or not step.any() or not masked.any():
+        return masked
+    ratio = np.sqrt(sum(x * x for x in masked)) / np.sqrt(sum(x * x for x in step))
+    return step * ratio if keep == "length" else masked / ratio
+
+
+def shuffled(m: Array, tensors: tuple[int, ...], seed: int, number: int) -> Array:
+    """The values of each tensor in another order, that of the seed (14 is what the stream is for) and the round."""
+    draw = np.random.default_rng(np.random.SeedSequence([seed, 14, number, 0]))
+    return np.concatenate([part[draw.permutation(len(part))] for part in np.split(m, np.cumsum(tensors)[:-1])])
 
 
 # Rules: each returns all that is added to w, η_g included.
@@ -103,7 +121,7 @@ def fedadam(each: Round, server: Server, epsilon: float = 1e-3, v_from: float = 
 def fednova(each: Round, server: Server) -> Array:
     distances = each.distances[:, None]
     mean_distance = each.mean(distances, server.counts)
-    return LR * mean_distance * server.before * each.mean(each.deltas / distances, server.counts)
+    return LR * mean_distance * server.before(each.mean(each.deltas / distances, server.counts))
 
 
 def feddyn(each: Round, server: Server, alpha: float) -> Array:

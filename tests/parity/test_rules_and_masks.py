@@ -18,7 +18,7 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Cohort, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.masks import MagnitudeAgreement, Mask, SANDMask, SignAgreement
+from lightning_fed.masks import MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
 from tests.parity import rules_by_hand as by_hand
 from tests.parity.rounds_to_reduce import SHAPES, start_of
 from tests.parity.rules_by_hand import LR, Round
@@ -109,7 +109,11 @@ MASKS: dict[str, tuple[Callable[[], Mask], by_hand.Mask] | None] = {
     "magnitude": (lambda: MagnitudeAgreement(0.6), by_hand.magnitude_agreement("0.6")),
     "magnitude binary": (lambda: MagnitudeAgreement(0.3, True), by_hand.magnitude_agreement("0.3", True)),
     "sand": (lambda: SANDMask(0.2, k=0.5), by_hand.sand("0.2", 0.5)),
+    "length": (lambda: MaskControl(SignAgreement(), "length"), by_hand.sign_agreement("0.4")),
+    "direction": (lambda: MaskControl(SignAgreement(), "direction"), by_hand.sign_agreement("0.4")),
+    "values": (lambda: MaskControl(SignAgreement(), "values"), by_hand.sign_agreement("0.4")),
 }  # fmt: skip
+SEED = 5
 
 GRID = [
     (shape, rule, mask, weighting, apply)
@@ -126,7 +130,7 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
     """Returns w after each round, and what was logged in the last; calls the hooks in the loop's order."""
     weights, logged = torch.tensor(w), {}
     vector = SimpleNamespace(parameters=weights.split(rounds[0].tensors))
-    trainer: Any = SimpleNamespace(weights=weights, vector=vector, reduce_sum=lambda tensor: tensor)
+    trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=SEED, reduce_sum=lambda tensor: tensor)
     module: Any = SimpleNamespace(log=logged.__setitem__, log_dict=logged.update)
     reducer = RoundReducer(weights, aggregator.all_needs, rounds[0].registered)
     delta, gradient = torch.empty_like(weights), torch.empty_like(weights)
@@ -150,13 +154,20 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
 
 
 def formula(shape: str, rule: str, mask: str, weighting: str, apply: str) -> list[np.ndarray]:
-    return by_hand.train(RULES[rule].formula, masks_of(shape, mask), weighting, apply, start_of(shape), SHAPES[shape])
+    keep = mask if mask in ("length", "direction") else "all"
+    given = (masks_of(shape, mask), weighting, apply, start_of(shape), SHAPES[shape], keep)
+    return by_hand.train(RULES[rule].formula, *given)
 
 
 @cache
 def masks_of(shape: str, mask: str) -> list[np.ndarray]:
-    over = MASKS[mask]
-    return [np.ones(sum(each.tensors)) if over is None else over[1](each) for each in SHAPES[shape]]
+    over, rounds = MASKS[mask], SHAPES[shape]
+    found = [np.ones(sum(each.tensors)) if over is None else over[1](each) for each in rounds]
+    if mask == "values":
+        found = [
+            by_hand.shuffled(m, each.tensors, SEED, i) for i, (m, each) in enumerate(zip(found, rounds, strict=True), 1)
+        ]
+    return found
 
 
 def test_every_aggregator_and_mask_of_the_package_is_in_the_suite() -> None:
