@@ -5,5 +5,8 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["lightning_fed*"]), "lightning_fed.configs"],
     package_dir={"lightning_fed.configs": "configs"},
-    package_data={"lightning_fed": ["py.typed"], "lightning_fed.configs": ["**/*.yaml"]},
+    package_data={
+        "lightning_fed": ["py.typed", "runs/studies/figures/*.csv"],
+        "lightning_fed.configs": ["**/*.yaml"],
+    },
 )

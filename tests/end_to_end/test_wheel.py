@@ -34,7 +34,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_content(wheel: Path) -> None:
     with ZipFile(wheel) as file:
         names = {name for name in file.namelist() if not name.endswith(".pyc")}
-    below = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "lightning_fed").rglob("*.py")}
+    package = REPOSITORY / "lightning_fed"
+    files = [*package.rglob("*.py"), *package.rglob("*.csv")]
+    below = {path.relative_to(REPOSITORY).as_posix() for path in files}
     configs = {
         f"lightning_fed/{path.relative_to(REPOSITORY).as_posix()}" for path in REPOSITORY.glob("configs/**/*.yaml")
     }

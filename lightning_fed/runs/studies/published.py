@@ -1,0 +1,169 @@
+"""Figures that papers have published, which come with the package, beside the cells of a study."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from lightning_fed.errors import FederatedError
+
+__all__ = ["Figure", "PublishedFigures", "published_files", "read_published"]
+
+_FOLDER = Path(__file__).parent / "figures"
+_FIXED = ("table", "value", "std")
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published value in the unit in which it is printed, accuracies in percent, and what stands behind its ±."""
+
+    value: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class PublishedFigures:
+    """The figures of a file that a study means.
+
+    Attributes:
+        table: Where they are published.
+        rows: The rows that may be meant.
+        axes: For each axis of the study that tells figures apart, what each of its values is in the file; a value that
+            has no figure is not there.
+    """
+
+    table: str
+    rows: Sequence[Row]
+    axes: Mapping[str, Mapping[str, Row]]
+
+    def figure(self, cell: Mapping[str, str]) -> Figure | None:
+        """Finds the figure of a cell, given by the names of its values; None if the file has none.
+
+        Raises:
+            FederatedError: If there are several.
+        """
+        wanted: Row = {}
+        for axis, values in self.axes.items():
+            if cell[axis] not in values:
+                return None
+            wanted |= values[cell[axis]]
+        found = [row for row in self.rows if _fits(row, wanted)]
+        if len(found) > 1:
+            differing = [name for name in found[0] if len({row[name] for row in found}) > 1 and name not in _FIXED]
+            raise FederatedError(
+                f"Expected `report.published` to mean one figure of {self.table} for each cell, got {len(found)} that "
+                f"differ in {', '.join(differing)}: name its value in `where`, or the axis that it is in `axes`."
+            )
+        return next((Figure(float(row["value"]), float(row["std"]) if row["std"] else None) for row in found), None)
+
+
+def published_files() -> dict[str, Path]:
+    """Returns the files that come with the package by name, such as ``gma_table10``."""
+    return {path.stem: path for path in sorted(_FOLDER.glob("*.csv"))}
+
+
+def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str]]) -> PublishedFigures:
+    """Reads a study's ``report.published``.
+
+    Args:
+        published: ``file``, a name or the path of another such file; ``where``, values of columns that are the same for
+            all cells; and ``axes``, for each axis the column that it is, or for each of its values those of the columns
+            that it stands for.
+        axes: The names of the values of each axis.
+
+    Raises:
+        FederatedError: If it names a file, a column, a value or an axis that is not there, or no figure at all.
+    """
+    _expect("report.published", {*published}, ("file", "where", "axes"))
+    if "file" not in published:
+        raise FederatedError("Expected `report.published` to name a `file` with figures, got none.")
+    rows = _read(str(published["file"]))
+    where = {name: str(value) for name, value in _mapping("where", published.get("where")).items()}
+    _expect_values("report.published.where", where, rows)
+    rows = [row for row in rows if _fits(row, where)]
+    named = _mapping("axes", published.get("axes"))
+    _expect("report.published.axes", named, axes)
+    found = PublishedFigures(
+        rows[0]["table"] if rows else "",
+        rows,
+        {axis: _meant(f"report.published.axes.{axis}", what, list(axes[axis]), rows) for axis, what in named.items()},
+    )
+    if not any(found.figure(dict(zip(named, cell, strict=True))) for cell in product(*(axes[axis] for axis in named))):
+        raise FederatedError(f"Expected `report.published` to mean figures of {published['file']}, found none.")
+    return found
+
+
+def _read(name: str) -> list[Row]:
+    path = Path(name) if name.endswith(".csv") else published_files().get(name)
+    if path is None:
+        known = ", ".join(published_files())
+        raise FederatedError(f"Expected `report.published.file` to be one of {known}, or a path, got {name!r}.")
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, strict=True))
+        for row in rows:
+            float(row["value"])
+            float(row["std"] or 0)
+            row["table"]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise FederatedError(
+            f"Expected {path} to be a table with the columns {', '.join(_FIXED)} and others, but it cannot be read "
+            f"({type(error).__name__}: {error}): change `report.published.file`."
+        ) from error
+    return rows
+
+
+def _meant(place: str, what: Any, values: Sequence[str], rows: Sequence[Row]) -> dict[str, Row]:
+    """What the values of an axis are in the file, which is given by one column, or for each of them by several."""
+    if not isinstance(what, Mapping):
+        _expect(place, [str(what)], _columns(rows))
+        meant = {value: {str(what): value} for value in values}
+        return {value: row for value, row in meant.items() if any(_fits(known, row) for known in rows)}
+    _expect(place, map(str, what), values)
+    meant = {str(v): {name: str(cell) for name, cell in _mapping(place, row).items()} for v, row in what.items()}
+    for value, row in meant.items():
+        _expect_values(f"{place}.{value}", row, rows)
+    return meant
+
+
+def _mapping(place: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping | None):
+        raise FederatedError(
+            f"Expected `{place}` of `report.published` to be names with what they mean, got {value!r}."
+        )
+    return value or {}
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return [name for row in rows[:1] for name in row if name not in _FIXED]
+
+
+def _expect(place: str, names: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise FederatedError(f"Expected `{place}` to name some of {', '.join(known)}, got {name!r}.")
+
+
+def _expect_values(place: str, wanted: Row, rows: Sequence[Row]) -> None:
+    _expect(place, wanted, _columns(rows))
+    for name, value in wanted.items():
+        if not any(_same(row[name], value) for row in rows):
+            known = ", ".join(dict.fromkeys(row[name] for row in rows))
+            raise FederatedError(f"Expected `{place}.{name}` to be one of {known}, got {value!r}.")
+
+
+def _fits(row: Row, wanted: Row) -> bool:
+    return all(_same(row[name], value) for name, value in wanted.items())
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two names mean the same: ``0.10`` and 0.1, ``AVG`` and ``avg``."""
+    with suppress(ValueError):
+        return float(one) == float(other)
+    return one.casefold() == other.casefold()
