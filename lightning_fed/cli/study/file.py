@@ -16,6 +16,7 @@ from docstring_parser import parse
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import ConfigLoader
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.studies.published import read_published
 from lightning_fed.runs.studies.study import (
     AxisValue,
     Name,
@@ -27,6 +28,7 @@ from lightning_fed.runs.studies.study import (
     apply_profile,
     expect_sound,
     name_of,
+    reported_axes,
 )
 
 __all__ = ["help_on_keys", "load_study"]
@@ -53,6 +55,8 @@ def load_study(name: str, profile: str = "full") -> Study:
         study: Study = _read(Study, _in_long_form({"name": _name(path), **_mapping(raw, "")}), "")
         for each in ("full", *study.profiles):
             expect_sound(apply_profile(study, each))
+        if study.report.published:
+            read_published(study.report.published, reported_axes(study))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise FederatedError(

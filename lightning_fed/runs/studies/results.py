@@ -13,8 +13,8 @@ from lightning_fed.runs.report.statistics import LAST, run_statistic
 
 __all__ = ["RESERVED", "StudyResults", "StudyRun", "Trial", "read_results", "write_results"]
 
-RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round")
-"""Columns that no axis can be named after."""
+RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic")
+"""Names that no axis can have, as columns of tables have them."""
 
 _NAMED = ("study", "profile")
 _CHOSEN, _VALUE = "chosen ", "value "

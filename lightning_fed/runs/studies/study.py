@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NewType
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.report.statistics import expect_statistic
 from lightning_fed.runs.studies.results import RESERVED
 
 __all__ = [
     "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "apply_profile", "expect_sound", "name_of",
+    "reported_axes",
 ]  # fmt: skip
 
 Name = NewType("Name", str)
@@ -87,18 +89,20 @@ class Report:
     """What is reported of the runs.
 
     Args:
-        metric: Column of metrics.csv.
-        statistic: What of its rounds: `best`, `final`, `last 10` or `rounds 171-200` (the mean over those).
-        rows: Axes that the rows of the table are of (default: those that are not columns).
+        metric: Column of metrics.csv, or several.
+        statistic: What of its rounds, or several: `best`, `final`, `last 10` or `rounds 171-200` (the mean over those).
+        rows: Axes that the rows of the table are of (default: those that are not columns); `seed`, `metric` and
+            `statistic` are such axes too.
         columns: Axes that its columns are of.
         baseline: Values of axes whose runs the others are compared with, paired by seed.
-        published: Figures of a paper beside those of the runs: a `file`, and what says which are meant.
+        published: Figures of a paper beside those of the runs: a `file`; `where`, columns of it that are the same for
+            all cells; and `axes`, the column that each axis is.
         target: Value of the metric; the rounds to the first evaluation as good are a further column.
         x: Column that curves are drawn over.
     """
 
-    metric: str = "test/acc"
-    statistic: str = "best"
+    metric: list[Name] = field(default_factory=lambda: [Name("test/acc")])
+    statistic: list[Name] = field(default_factory=lambda: [Name("best")])
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     baseline: dict[str, Name] = field(default_factory=dict)
@@ -230,8 +234,12 @@ def expect_sound(study: Study) -> None:
     for place, seeds in (("seeds", study.seeds), ("tune.seeds", tune.seeds)):
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise FederatedError(f"Expected `{place}` to be different numbers from 0, at least one, got {seeds}.")
-    for place, axes in (("report.rows", report.rows), ("report.columns", report.columns), ("tune.per", tune.per or [])):
-        _expect_axes(place, study, axes)
+    for place, axes in (("report.rows", report.rows), ("report.columns", report.columns)):
+        _expect_known(place, axes, reported_axes(study))
+    _expect_axes("tune.per", study, tune.per or [])
+    for statistic in report.statistic:
+        expect_statistic("report.statistic", statistic)
+    expect_statistic("tune.statistic", tune.statistic)
     for one in study.without:
         _expect_values("without", study, one)
     _expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
@@ -250,11 +258,23 @@ def expect_sound(study: Study) -> None:
                 )
 
 
+def reported_axes(study: Study) -> dict[str, list[str]]:
+    """Returns what the rows and columns of a table can be of, with the names of the values of each."""
+    axes = {axis: [str(value) for value in values] for axis, values in study.axes.items()}
+    seeds, report = [str(seed) for seed in study.seeds], study.report
+    return {**axes, "seed": seeds, "metric": [*report.metric], "statistic": [*report.statistic]}
+
+
 def _expect_axes(place: str, study: Study, axes: Iterable[str]) -> None:
+    _expect_known(place, axes, study.axes)
+
+
+def _expect_known(place: str, axes: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
     for axis in axes:
-        if axis not in study.axes:
-            known = ", ".join(study.axes) or "none"
-            raise FederatedError(f"Expected `{place}` to name axes of the study ({known}), got {axis!r}.")
+        if axis not in known:
+            names = ", ".join(known) or "none"
+            raise FederatedError(f"Expected `{place}` to name axes of the study ({names}), got {axis!r}.")
 
 
 def _expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]) -> None:

@@ -49,6 +49,12 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert study.report == Report(rows=["rule"], columns=["rate"], baseline={"rule": "FedAvg"})
 
 
+def test_several_metrics_and_statistics_are_axes_of_the_table(tmp_path: Path) -> None:
+    report = "{rows: [rule, seed], columns: [statistic], metric: train/acc, statistic: [final, rounds 1-3]}"
+    study = load(tmp_path, WHOLE.replace("{rows: [rule], columns: [rate], baseline: {rule: FedAvg}}", report))
+    assert (study.report.metric, study.report.statistic) == (["train/acc"], ["final", "rounds 1-3"])
+
+
 def test_a_profile_is_laid_over_the_file(tmp_path: Path) -> None:
     study = load(tmp_path, WHOLE, "cpu")
     assert (study.set, study.seeds) == ({"trainer.max_rounds": 2}, [0])
@@ -94,6 +100,12 @@ def test_a_range_is_for_other_samplers_than_the_grid(tmp_path: Path) -> None:
         ("rows: [rule]", "rows: [x]", "Expected `report.rows` to name axes"),
         ("columns: [rate]", "columns: [x]", "Expected `report.columns` to name axes"),
         ("baseline: {rule: FedAvg}", "baseline: {rule: A}", "Expected `report.baseline` to name values of 'rule'"),
+        ("baseline: {rule: FedAvg}", "statistic: [best, x]", "Expected `report.statistic` to be `best`, .*got 'x'"),
+        (
+            "baseline: {rule: FedAvg}",
+            "published: {file: x}",
+            "Expected `report.published.file` to be one of cgw_table1",
+        ),
         ("baseline: {rule: FedAvg}", "target: high", "Expected `report.target` to be a number, got 'high'"),
         ("axes: {rate: [0.01]}", "axes: {rate: [3]}", "Expected `profiles.cpu.axes` to name values of 'rate'"),
         ("axes: {rate: [0.01]}", "axes: {rate: [0.001]}", "Expected `tune.at` to name values of 'rate'"),
