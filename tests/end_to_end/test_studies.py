@@ -38,7 +38,9 @@ def _configs_of(cell: Cell) -> list[str]:
     return [Path(find_config(file)).read_text() for file in reversed(files)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if "quickstart" in name else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_study_builds(
     name: str,
     request: pytest.FixtureRequest,
