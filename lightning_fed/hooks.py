@@ -118,7 +118,7 @@ class TrainerLike(Protocol):
     aggregator: Any
     """What the server does."""
     by_samples: bool
-    """Whether clients count by their samples in the server's step."""
+    """Whether a client's weight in the server's step depends on its samples."""
     callbacks: list[Callback]
     """All callbacks, in the order in which they are called."""
     progress_bar_metrics: dict[str, float]

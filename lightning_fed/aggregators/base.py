@@ -38,6 +38,7 @@ class Aggregator(FederatedCallback, ABC):
             client's full data, or ``last_step``, the last minibatch's.
         mask_refusal: Why no mask can go over the rule, None if one can.
         min_clients: The fewest clients in a round that the rule works with.
+        weightings: What ``weighting`` may be.
         weighs_updates: Whether the p_i enter the step; where they do not, they are the weights of buffers alone.
 
     Raises:
@@ -48,6 +49,7 @@ class Aggregator(FederatedCallback, ABC):
     gradient_at: Literal["start", "end", "last_step"] = "start"
     mask_refusal: str | None = None
     min_clients: int = 1
+    weightings: tuple[str, ...] = ("samples", "uniform")
     weighs_updates: bool = True
 
     def __init__(
@@ -59,7 +61,7 @@ class Aggregator(FederatedCallback, ABC):
         apply: Literal["after", "before"] = "after",
     ) -> None:
         expect_number("--aggregator.lr", lr, above=0)
-        expect_choice("--aggregator.weighting", weighting, ("samples", "uniform"))
+        expect_choice("--aggregator.weighting", weighting, self.weightings)
         expect_choice("--aggregator.buffers", buffers, ("average", "local", "keep"))
         expect_choice("--aggregator.apply", apply, ("after", "before"))
         if mask is not None and not isinstance(mask, Mask):
@@ -78,7 +80,7 @@ class Aggregator(FederatedCallback, ABC):
             )
         self.lr = lr
         self.mask = mask
-        self.weighting = weighting
+        self.weighting: str = weighting
         self.buffers = buffers
         self.apply = apply
 
@@ -121,7 +123,7 @@ class Aggregator(FederatedCallback, ABC):
     @property
     def by_samples(self) -> bool:
         """Whether clients count by their samples in the step, and so in what client algorithms exchange."""
-        return self.weighs_updates and self.weighting == "samples"
+        return self.weighs_updates and self.weighting != "uniform"
 
     def update_weight(self, client: Client) -> float:
         """Returns the weight of a client in the step before normalisation: 1 for a rule that does not weigh."""

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
-from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
+from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.masks import gradient_and_mask
 from lightning_fed.hooks import TrainerLike
@@ -20,19 +20,24 @@ class FedGMA(Aggregator):
 
     M is 1 where enough clients share the sign of the gradient g_i, else 0 (Tenison, Francis, Rish, "Gradient-Masked
     Federated Optimization", 2021, Algorithm 1; see ``gradient_and_mask``). η_s = 0 is FedAvg, bit for bit. The paper
-    contradicts itself on where g_i is taken and on what p means: both are options. For the mask over a server rule of
-    Tenison et al. (2023) use ``SignAgreement``; given here as well, it goes over the whole step.
+    contradicts itself on where g_i is taken, on what p means and on the weights p_i: all are options. For the mask over
+    a server rule of Tenison et al. (2023) use ``SignAgreement``; given here as well, it goes over the whole step.
 
     Args:
         p: Share of the clients that must agree, in [0, 1].
         server_lr: η_s, at least 0, the step along the masked gradient.
         gradient_at: Where g_i is taken. ``start``: at the global model, over the client's full data (the paper's
-            text). ``last_step``: the last local minibatch's (its Algorithm 1). ``end``: at the client's own model, over
-            its full data.
+            text). ``last_step``: that of the last local step, its minibatch's; with batches of all that a client holds
+            it is the paper's Algorithm 1, whose epochs are steps. ``end``: at the client's own model, over its full
+            data.
         p_means: How p is read. ``formula``: |Σ sign(g_i)| >= p n, 90 % of the clients for p = 0.8. ``prose``:
             max(#+, #-) >= p n, 80 % of them.
+        weighting: p_i before normalisation: s_i (``samples``, the paper's text), 1 (``uniform``), or 1 / s_i
+            (``inverse``, lines 7 and 8 of its Algorithm 1).
         **kwargs: Options of every aggregator.
     """
+
+    weightings = ("samples", "uniform", "inverse")
 
     def __init__(
         self,
@@ -40,9 +45,10 @@ class FedGMA(Aggregator):
         server_lr: float = 0.1,
         gradient_at: Literal["start", "last_step", "end"] = "start",
         p_means: Literal["formula", "prose"] = "formula",
+        weighting: Literal["samples", "uniform", "inverse"] = "samples",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{**kwargs, "weighting": weighting})
         expect_number("--aggregator.p", p, least=0, most=1)
         expect_number("--aggregator.server_lr", server_lr, least=0)
         expect_choice("--aggregator.gradient_at", gradient_at, ("start", "last_step", "end"))
@@ -54,6 +60,10 @@ class FedGMA(Aggregator):
         self.needs = Need.MEAN | Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM
         self._votes: Tensor | None = None
         self._agreed: Tensor | None = None
+
+    def client_weight(self, client: Client) -> float:
+        """Returns the weight of a client before normalisation: s_i, 1 or 1 / s_i."""
+        return 1 / client.num_samples if self.weighting == "inverse" else super().client_weight(client)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Forgets the votes of the former round."""

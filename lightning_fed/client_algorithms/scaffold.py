@@ -81,7 +81,8 @@ class SCAFFOLD(_Corrected):
         if self.option == "II":
             optimizer_distance(trainer.optimizers[0], [], asked_by="--client.option")
         sizes = np.asarray(trainer.client_sizes)
-        self._whole = float(sizes.sum() if trainer.by_samples else np.count_nonzero(sizes))
+        holders = np.flatnonzero(sizes).tolist()
+        self._whole = sum(trainer.update_weight(Client(each, int(sizes[each]), trainer.round)) for each in holders)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Any) -> None:
         """Gets c ready, which changes only when the round is over."""

@@ -68,7 +68,7 @@ class LinearScaling(GradAlign):
         if trainer.by_samples:
             raise FederatedError(
                 f"Expected `--aggregator.weighting uniform` for {type(self).__name__}, which sums the clients' steps, "
-                "got samples."
+                "got weights that depend on their samples."
             )
         if trainer.gradient_clip_val:
             raise FederatedError(

@@ -5,11 +5,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
+from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvg, FedGMA
+from lightning_fed.data import ByUser, FederatedDataModule
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
-from tests.aggregators.quadratic import LR, gradients_by_hand, step_by_hand, train_by_hand, weights_after
+from tests.aggregators.quadratic import (
+    LR,
+    STRENGTHS,
+    TARGETS,
+    Quadratic,
+    gradients_by_hand,
+    step_by_hand,
+    train_by_hand,
+    weights_after,
+)
 
 SIZES = [7, 1, 30, 12, 5]
 
@@ -56,6 +69,42 @@ def test_three_quadratic_clients_over_rounds(gradient_at: Any, p_means: Any, tmp
         w = ends.mean(axis=0) - LR * mask_of(gradients, 0.4, p_means) * gradients.mean(axis=0)
     found = weights_after(tmp_path, FedGMA(0.4, LR, gradient_at, p_means), 3, 3)
     np.testing.assert_allclose(found, w, rtol=0, atol=1e-12)
+
+
+def test_algorithm_1_to_the_letter(tmp_path: Path) -> None:
+    """Epochs of one step on all data, the last one's gradient, weights in proportion to 1 / m_k."""
+    strengths, targets, owners = (
+        np.repeat(STRENGTHS, [1, 2, 4]),
+        np.repeat(TARGETS, [1, 2, 4], axis=0),
+        [0, 1, 1, 2, 2, 2, 2],
+    )
+    targets = targets + np.arange(7)[:, None] / 7
+    data = FederatedDataModule(
+        TensorDataset(torch.tensor(strengths), torch.tensor(targets)),
+        ByUser(),
+        users=owners,
+        num_clients=3,
+        batch_size=9,
+    )
+    quiet: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    rule = FedGMA(0.4, 0.3, "last_step", "formula", "inverse")
+    trainer = FederatedTrainer(
+        accelerator="cpu", precision="64-true", max_rounds=2, local_epochs=3, clients_per_round=3, callbacks=[rule],
+        default_root_dir=str(tmp_path), **quiet,
+    )  # fmt: skip
+    trainer.fit(Quadratic(), data)
+    w, shares = np.ones(2), np.array([1, 1 / 2, 1 / 4]) / 1.75
+    for _ in range(2):
+        ends, last = [], []
+        for client in range(3):
+            own, held = w, np.array(owners) == client
+            for _ in range(3):
+                gradient = (strengths[held, None] * (own - targets[held])).mean(axis=0)
+                own = own - LR * gradient
+            ends.append(own)
+            last.append(gradient)
+        w = shares @ np.array(ends) - 0.3 * mask_of(np.array(last), 0.4, "formula") * (shares @ np.array(last))
+    np.testing.assert_allclose(trainer.weights.numpy(), w, rtol=0, atol=1e-12)
 
 
 def test_places_of_the_gradient_give_different_models(tmp_path: Path) -> None:
@@ -113,7 +162,7 @@ def test_a_mask_goes_over_the_whole_step() -> None:
     [
         ({"p": -0.1}, "p"), ({"p": 1.1}, "p"), ({"p": float("nan")}, "p"), ({"server_lr": -1.0}, "server_lr"),
         ({"server_lr": float("inf")}, "server_lr"), ({"gradient_at": "middle"}, "gradient_at"),
-        ({"p_means": "both"}, "p_means"),
+        ({"p_means": "both"}, "p_means"), ({"weighting": "squares"}, "weighting"),
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: Any, option: str) -> None:

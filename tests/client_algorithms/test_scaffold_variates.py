@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed import FederatedError
-from lightning_fed.aggregators import FedAvg, FedDynServer
+from lightning_fed.aggregators import FedAvg, FedDynServer, FedGMA
 from lightning_fed.callbacks import ClipUpdates
 from lightning_fed.client_algorithms import SCAFFOLD, FedDyn, FedGA, StatelessSCAFFOLD
 from lightning_fed.hooks import FederatedCallback
@@ -20,18 +20,19 @@ WEIGHTINGS = pytest.mark.parametrize("weighting", ["samples", "uniform"])
 
 
 @OPTIONS
-@WEIGHTINGS
+@pytest.mark.parametrize("weighting", ["samples", "uniform", "inverse"])
 @pytest.mark.parametrize("optimizer", ["momentum", "decay"])
 def test_c_is_the_mean_of_all_c_i_after_every_round(option: Any, weighting: Any, optimizer: str) -> None:
     """Over the clients that hold samples, whoever joined; the one that holds none has no c_i."""
     problem, algorithm = Logistic(), SCAFFOLD(option)
     kept = Kept(algorithm)
+    rule = FedGMA(server_lr=0.0, weighting=weighting)  # the rule that takes them all
     fit(
-        problem, FedAvg(weighting=weighting), algorithm, kept, optimizer=optimizer,
+        problem, rule, algorithm, kept, optimizer=optimizer,
         max_rounds=5, cohorts=[(0, 2), (3, 4), (2, 1), (0, 3), (1, 4)],
     )  # fmt: skip
     sizes = np.array(problem.sizes)
-    p = (sizes if weighting == "samples" else sizes > 0).astype(float)
+    p = np.where(sizes > 0, np.maximum(sizes, 1) ** {"samples": 1.0, "uniform": 0.0, "inverse": -1.0}[weighting], 0)
     for own, c in zip(kept.own, kept.shared, strict=True):
         np.testing.assert_allclose(c, p @ own / p.sum(), rtol=1e-12, atol=1e-13)
         assert not own[2].any()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightning_fed import FederatedError
-from lightning_fed.aggregators import FedAvg, FedNova
+from lightning_fed.aggregators import FedAvg, FedGMA, FedNova
 from lightning_fed.client_algorithms import FedGA, GradAlign, LinearScaling
 from lightning_fed.masks import SignAgreement
 from tests.client_algorithms.client_runs import Tape, fit, make_data, make_trainer
@@ -68,9 +68,10 @@ def test_what_is_no_single_step_is_refused(why: str) -> None:
         fit(Quadratic(), FedAvg(weighting="uniform"), algorithm(), **options)
 
 
-def test_linear_scaling_refuses_weights_by_samples() -> None:
-    with pytest.raises(FederatedError, match=r"--aggregator.weighting uniform.*got samples"):
-        fit(Quadratic(), FedAvg(), LinearScaling(), **ONE)
+@pytest.mark.parametrize("server", [FedAvg, partial(FedGMA, weighting="inverse")])
+def test_linear_scaling_refuses_weights_by_samples(server: Any) -> None:
+    with pytest.raises(FederatedError, match=r"--aggregator.weighting uniform.*depend on their samples"):
+        fit(Quadratic(), server(), LinearScaling(), **ONE)
 
 
 def test_linear_scaling_sums_the_steps() -> None:

@@ -513,7 +513,7 @@ CASES: dict[str, Case] = {
         sampler=Draws(),
         clients_per_round=1,
     ),
-    "prose": lambda devices, _: fit(devices, FedGMA(p=0.6, p_means="prose")),
+    "prose": lambda devices, _: fit(devices, FedGMA(p=0.6, p_means="prose", weighting="inverse")),
     "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),
     "diverged": lambda devices, _: fit(devices, FedGA(0.5), net=start(Diverging), max_diverged=0.5),

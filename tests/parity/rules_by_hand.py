@@ -70,7 +70,7 @@ def train(
     for each, m in zip(rounds, masks, strict=True):
         over, nothing = partial(_over, m=m, keep=keep), np.copy
         before, after = (over, nothing) if apply == "before" else (nothing, over)
-        counts = each.sizes if weighting == "samples" else np.ones_like(each.sizes)
+        counts = {"samples": each.sizes, "uniform": np.ones_like(each.sizes), "inverse": 1 / each.sizes}[weighting]
         w = w + after(rule(each, Server(w, counts, before, memory)))
         path.append(w)
     return path

@@ -71,7 +71,7 @@ RULES = {
     "FedDynServer": Case(
         partial(aggregators.FedDynServer, 0.3), partial(by_hand.feddyn, alpha=0.3), weightings=("uniform",)
     ),
-    "FedGMA": Case(aggregators.FedGMA, by_hand.fedgma),
+    "FedGMA": Case(aggregators.FedGMA, by_hand.fedgma, weightings=("samples", "uniform", "inverse")),
     "FedGMA prose": Case(partial(aggregators.FedGMA, p_means="prose"), partial(by_hand.fedgma, prose=True)),
     "CGW": Case(partial(aggregators.CGW, 0.4), partial(by_hand.cgw, alpha=0.4)),
     "CGW shared": Case(

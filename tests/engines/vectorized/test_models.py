@@ -89,7 +89,7 @@ def grouped(model: Model) -> Any:
 
 
 def last_gradient() -> FedGMA:
-    return FedGMA(gradient_at="last_step")
+    return FedGMA(gradient_at="last_step", weighting="inverse")
 
 
 def norm() -> Model:
