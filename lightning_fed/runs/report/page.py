@@ -1,7 +1,7 @@
 """The report as one HTML page, which needs neither a network nor another file."""
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from statistics import fmean
 
@@ -12,7 +12,7 @@ from lightning_fed.runs.report.load import Method
 from lightning_fed.runs.report.plots import X_LABELS
 from lightning_fed.runs.report.tables import Row, table_cells
 
-__all__ = ["report_page"]
+__all__ = ["html_table", "report_page", "whole_page"]
 
 _AGREEMENT = ("agreement/", "mask/")
 _MOST_CLIENTS = 5000
@@ -72,28 +72,37 @@ def report_page(
     Raises:
         FederatedError: If plotly is not installed, or a run did not measure ``x``.
     """
-    plotly_js = import_plotly().offline.get_plotlyjs()
     axes = [x, *(name for name in X_LABELS if name != x and is_measured(methods, name))]
     agreement = sorted({c for m in methods for run in m.runs for c in run.columns if c.startswith(_AGREEMENT)})
     layers = [column for column in agreement if column.count("/") > 1]
     overall = [column for column in agreement if column not in layers]
     differences = config_differences(methods)
-    body = [
+    body = (
         f"<h1>{escape(metric)}, mean ± std over seeds</h1>",
-        _table(table_cells(rows, metric), sortable=True),
+        html_table(table_cells(rows, metric), sortable=True),
         *(f"<p>{escape(note)}</p>" for note in notes),
         f'<div class="main">{curves_html(methods, metric, axes, "curves")}</div>',
         *_curves(methods, others, axes, "others"),
         _section("Agreement", [*_curves(methods, overall, axes, "agreement"), *_by_layer(methods, layers)]),
-        _section("What differs between the methods", [_table(differences)] if differences else []),
+        _section("What differs between the methods", [html_table(differences)] if differences else []),
         _section("Clients", _clients(methods)),
         _section("Split", _split(methods)),
-    ]
+    )
+    return whole_page(metric, body)
+
+
+def whole_page(title: str, body: Iterable[str]) -> str:
+    """Makes a page of its parts, with the scripts that sorted tables and curves need.
+
+    Raises:
+        FederatedError: If plotly is not installed.
+    """
+    plotly_js = import_plotly().offline.get_plotlyjs()
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            f"<title>{escape(metric)}</title>\n<style>{_STYLE}</style>\n<script>{plotly_js}</script>\n</head>\n<body>",
+            f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n<script>{plotly_js}</script>\n</head>\n<body>",
             *body,
             f"<script>{_SORT}</script>\n</body>\n</html>\n",
         ]
@@ -115,10 +124,11 @@ def _by_layer(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
     for column in columns:
         lasts = [[list(run.columns[column].values())[-1] for run in m.runs if column in run.columns] for m in methods]
         lines.append([column, *(f"{fmean(last):.4g}" if last else "" for last in lasts)])
-    return [_table(lines, sortable=True)] if columns else []
+    return [html_table(lines, sortable=True)] if columns else []
 
 
-def _table(lines: Sequence[Sequence[str]], sortable: bool = False) -> str:
+def html_table(lines: Sequence[Sequence[str]], sortable: bool = False) -> str:
+    """Writes a header and lines, which a click on a column sorts if asked for."""
     heads = (f"<button>{escape(cell)}</button>" if sortable else escape(cell) for cell in lines[0])
     head = "".join(f'<th scope="col">{cell}</th>' for cell in heads)
     body = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines[1:])
@@ -136,7 +146,7 @@ def _clients(methods: Sequence[Method]) -> list[str]:
             if len(lines) - 1 > _MOST_CLIENTS:
                 clients = f"the first {_MOST_CLIENTS} of {clients}"
             title = f"<summary>{escape(method.label)}, seed {run.seed}: {clients}</summary>"
-            table = _table(lines[: _MOST_CLIENTS + 1], sortable=True)
+            table = html_table(lines[: _MOST_CLIENTS + 1], sortable=True)
             parts.append(f"<details{'' if parts else ' open'}>{title}{table}</details>")
     return parts
 

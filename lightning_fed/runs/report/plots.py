@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +13,11 @@ from lightning_fed.runs.report.load import Method
 from lightning_fed.runs.report.tables import is_share
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["curve", "curves_figure"]
+__all__ = ["curve", "curves_figure", "panels_figure"]
 
 # The colours of Okabe and Ito, "Color universal design" (2008), which readers with any colour vision tell apart; the
 # yellow, too pale for a line on white, is left out. Beyond seven methods the line style changes.
@@ -71,17 +72,50 @@ def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> F
     """Draws one line per method and, from two seeds on, a band of one standard deviation to either side."""
     from matplotlib.figure import Figure
 
-    curves = [curve(method, metric, x) for method in methods]
-    percent = is_share(metric, [value for _, mean, _ in curves for value in mean.tolist()])
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axes = figure.add_subplot()
-    for index, (method, (places, mean, std)) in enumerate(zip(methods, curves, strict=True)):
-        scale = 100.0 if percent else 1.0
-        _draw(axes, index, method, places, scale * mean, None if std is None else scale * std)
-    _label(axes, metric + (" (%)" if percent else ""), x)
-    banded = any(std is not None for _, _, std in curves)
+    banded = _panel(axes, dict(enumerate(methods)), metric, x)
     axes.legend(title="mean ± std over seeds" if banded else None, frameon=False)
     return figure
+
+
+def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
+    """Draws such curves side by side, three in a row, under one legend.
+
+    Args:
+        panels: By title and metric the methods by number, which gives a method the same colour everywhere.
+        x: What they are drawn against.
+    """
+    from matplotlib.figure import Figure
+
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(max(7.0, 3.6 * across), 0.8 + 3.2 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flat
+    banded = False
+    handles: dict[str, Artist] = {}
+    for axes, ((title, metric), methods) in zip(grid, panels.items(), strict=False):
+        banded |= _panel(axes, methods, metric, x)
+        axes.set_title(title, fontsize="medium")
+        lines, labels = axes.get_legend_handles_labels()
+        handles = {**dict(zip(labels, lines, strict=True)), **handles}
+    for axes in grid:
+        axes.remove()
+    names = "mean ± std over seeds" if banded else None
+    lines, labels = list(handles.values()), list(handles)
+    figure.legend(lines, labels, loc="outside lower center", ncols=across, title=names, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, methods: Mapping[int, Method], metric: str, x: str) -> bool:
+    """Draws the curves of methods by number, and tells whether one has a band."""
+    curves = {index: curve(method, metric, x) for index, method in methods.items()}
+    percent = is_share(metric, [value for _, mean, _ in curves.values() for value in mean.tolist()])
+    scale = 100.0 if percent else 1.0
+    for index, (places, mean, std) in curves.items():
+        _draw(axes, index, methods[index], places, scale * mean, None if std is None else scale * std)
+    _label(axes, metric + (" (%)" if percent else ""), x)
+    return any(std is not None for _, _, std in curves.values())
 
 
 def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: Vector | None) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "is_share",
     "method_rows",
     "summarize",
+    "summarize_found",
     "table_cells",
     "write_csv",
 ]
@@ -102,11 +103,11 @@ def _row(method: Method, metric: str, derived: Mapping[str, Callable[[MeasuredRu
         final=final,
         best=best,
         last=last,
-        derived={name: _summarize_found([value(run) for run in method.runs]) for name, value in derived.items()},
+        derived={name: summarize_found([value(run) for run in method.runs]) for name, value in derived.items()},
     )
 
 
-def _summarize_found(values: Sequence[float]) -> Summary:
+def summarize_found(values: Sequence[float]) -> Summary:
     """Returns no mean where a seed has no value: that of the others would flatter the method."""
     found = sum(not math.isnan(value) for value in values)
     return summarize(values) if found == len(values) else Summary(math.nan, None, found)

@@ -1,6 +1,9 @@
 """Results of studies as tests make them by hand."""
 
+from typing import Any
+
 from lightning_fed.runs.studies.results import StudyResults, StudyRun, Trial
+from lightning_fed.runs.studies.study import AxisValue, Name, Profile, Report, Study
 
 
 def study_run(seed: int, curves: dict[str, dict[int, float]], chosen: dict[str, str] | None = None, **axes: str):
@@ -24,3 +27,14 @@ def some_results() -> StudyResults:
         Trial({"data set": "mnist", "rule": "GMA"}, 0, {"aggregator.lr": "1"}, {"val/acc": 0.6, "test/acc best": 0.7}),
     )
     return StudyResults("two_rules", "cpu", tuple(runs), trials)
+
+
+def some_study(**report: Any) -> Study:
+    """The study that such results are of; ``report`` are options of its report."""
+    axes = {
+        Name("rule"): {Name("FedAvg"): AxisValue(), Name("FedAvg, masked"): AxisValue()},
+        Name("data set"): {Name("mnist"): AxisValue(), Name("fmnist"): AxisValue()},
+    }
+    options = {"columns": ["data set"], "baseline": {"rule": "FedAvg"}, **report}
+    profiles = {"cpu": Profile(why="fewer rounds")}
+    return Study("Two rules", "two_rules", axes=axes, seeds=[0, 13], report=Report(**options), profiles=profiles)

@@ -1,0 +1,90 @@
+"""The curves of a study, and its tables and curves as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_fed.runs.report.interactive import curves_html
+from lightning_fed.runs.report.load import MeasuredRun, Method
+from lightning_fed.runs.report.page import html_table, whole_page
+from lightning_fed.runs.report.plots import panels_figure
+from lightning_fed.runs.studies.blocks import Block, column_head
+from lightning_fed.runs.studies.results import StudyRun
+from lightning_fed.runs.studies.table import StudyTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["study_figure", "study_page"]
+
+Panels = dict[tuple[str, str], dict[int, Method]]
+
+
+def study_figure(table: StudyTable, x: str) -> Figure:
+    """Draws a panel for each column of the table and a line with a band for each row.
+
+    Args:
+        table: The table.
+        x: Column that the curves are drawn over.
+    """
+    return panels_figure(_panels(table), x)
+
+
+def study_page(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str], table: StudyTable, x: str) -> str:
+    """Makes a page of the tables and of curves to look around in.
+
+    Args:
+        text: A title and sentences.
+        blocks: The tables as text.
+        notes: Further sentences.
+        table: The table.
+        x: Column that the curves are drawn over.
+
+    Raises:
+        FederatedError: If plotly is not installed.
+    """
+    curves = []
+    for index, ((title, metric), methods) in enumerate(_panels(table).items()):
+        drawn = curves_html(list(methods.values()), metric, [x], f"curves-{index}")
+        curves.append(f"<div><h3>{escape(title)}</h3>{drawn}</div>")
+    tables = (
+        f"<h2>{escape(block.title)}</h2>\n<p>{escape(block.note)}</p>\n{html_table(block.lines, sortable=True)}"
+        for block in blocks
+    )
+    sentences = (f"<p>{escape(sentence)}</p>" for sentence in (*text[1:], *notes))
+    return whole_page(
+        text[0], [f"<h1>{escape(text[0])}</h1>", *sentences, *tables, '<div class="curves">', *curves, "</div>"]
+    )
+
+
+def _panels(table: StudyTable) -> Panels:
+    """By column and metric the rows by number; of several statistics, and seeds, all are on one curve."""
+    runs: dict[tuple[str, str], dict[str, dict[int, StudyRun]]] = {}
+    for row in table.rows:
+        for column in table.columns:
+            if cell := table.cells.get((row, column)):
+                line, panel = (_head(axes, key) for axes, key in ((table.row_axes, row), (table.column_axes, column)))
+                seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
+                seeds.update({run.seed: run for run in cell.runs})
+    numbers = {line: at for at, line in enumerate(dict.fromkeys(line for lines in runs.values() for line in lines))}
+    return {
+        panel: {numbers[line]: _method(line, seeds) for line, seeds in lines.items()} for panel, lines in runs.items()
+    }
+
+
+def _head(axes: Sequence[str], key: Sequence[str]) -> str:
+    named = [
+        (axis, value) for axis, value in zip(axes, key, strict=True) if axis not in ("seed", "metric", "statistic")
+    ]
+    return column_head([axis for axis, _ in named], [value for _, value in named])
+
+
+def _method(label: str, seeds: dict[int, StudyRun]) -> Method:
+    runs = (
+        MeasuredRun(Path(run.fingerprint), run.fingerprint, "", label, "", seed, "", 0.0, run.curves)
+        for seed, run in sorted(seeds.items())
+    )
+    return Method(label or "all runs", tuple(runs))

@@ -1,0 +1,216 @@
+"""The cells of a study's table: mean over seeds, difference to a baseline, rank, published figure, rounds to target."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.functional.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
+from lightning_fed.runs.report.statistics import first_as_good, lower_is_better, missing_rounds, run_statistic
+from lightning_fed.runs.report.tables import Summary, is_share, summarize_found
+from lightning_fed.runs.studies.cells import combinations
+from lightning_fed.runs.studies.published import Figure, PublishedFigures
+from lightning_fed.runs.studies.results import StudyResults, StudyRun
+from lightning_fed.runs.studies.study import Study, reported_axes
+
+__all__ = ["StudyTable", "TableCell", "study_table"]
+
+_OF_REPORT = ("seed", "metric", "statistic")
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One cell.
+
+    Attributes:
+        names: The values of axes that it is of, with its metric and statistic.
+        runs: Its runs, one for each seed.
+        values: The statistic of each run; NaN where it diverged or evaluated no round of the window.
+        percent: Whether it is an accuracy in [0, 1], to be shown in percent.
+        to_target: Rounds to the target, over seeds.
+        difference: To the baseline, over the seeds that both have; None without a baseline.
+        p_holm: Of its test, adjusted for all tests of the table; NaN where there is none.
+        published: The published figure.
+    """
+
+    names: dict[str, str]
+    runs: tuple[StudyRun, ...]
+    values: tuple[float, ...]
+    percent: bool
+    to_target: Summary | None = None
+    difference: PairedDifference | None = None
+    p_holm: float = math.nan
+    published: Figure | None = None
+
+    @property
+    def summary(self) -> Summary:
+        """Mean and standard deviation over seeds; how many have a value, where some have none."""
+        return summarize_found(self.values)
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """The table of a study.
+
+    Attributes:
+        row_axes: What its rows are of.
+        column_axes: What its columns are of.
+        rows: The values of the former, for each row.
+        columns: Those of the latter, for each column.
+        cells: Cells by row and column; a combination that was not run has none.
+        ranks: Average rank of each row over the columns that all rows have; None where there are less than two.
+        notes: Sentences on what is not there.
+    """
+
+    row_axes: tuple[str, ...]
+    column_axes: tuple[str, ...]
+    rows: tuple[Key, ...]
+    columns: tuple[Key, ...]
+    cells: dict[tuple[Key, Key], TableCell]
+    ranks: tuple[float, ...] | None
+    notes: tuple[str, ...]
+
+
+def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
+    """Makes the table.
+
+    Args:
+        study: The study, in the size of the profile that was run.
+        results: What it came to.
+        published: The figures that its report names.
+
+    Raises:
+        FederatedError: If runs are not of the study, or a metric was not measured.
+    """
+    _expect_of_study(study, results)
+    row_axes, column_axes = _table_axes(study, results)
+    cells = _cells(study, results.runs, row_axes, column_axes)
+    cells = _compared(cells, study.report.baseline, row_axes, column_axes)
+    if published is not None:
+        cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
+    rows = _in_order({row for row, _ in cells}, row_axes, study)
+    columns = _in_order({column for _, column in cells}, column_axes, study)
+    ranks = None if {*row_axes} & {*_OF_REPORT} else _ranks(cells, rows, columns)
+    return StudyTable(row_axes, column_axes, rows, columns, cells, ranks, tuple(_notes(study, results, cells)))
+
+
+def _expect_of_study(study: Study, results: StudyResults) -> None:
+    for run in results.runs:
+        unknown = [name for axis, name in run.axes.items() if name not in study.axes.get(axis, ())]
+        if unknown or run.axes.keys() != study.axes.keys():
+            raise FederatedError(
+                f"Expected the runs of {results.name}, profile {results.profile}, to be on the axes that the study has "
+                f"now, got one on {run.axes}: report on the runs of this file, or give the file that they were made by."
+            )
+    measured = {name for run in results.runs for name in run.curves}
+    for metric in study.report.metric:
+        if metric not in measured:
+            known = ", ".join(sorted(measured)) or "none"
+            raise FederatedError(
+                f"Expected `report.metric` to be a column that was measured ({known}), got {metric!r}."
+            )
+
+
+def _table_axes(study: Study, results: StudyResults) -> tuple[Key, Key]:
+    """Returns the axes of rows and columns: those that are named, and in rows what else tells runs apart."""
+    report, columns = study.report, tuple(study.report.columns)
+    several = [axis for axis in study.axes if len({run.axes[axis] for run in results.runs}) > 1]
+    several += [name for name in ("metric", "statistic") if len(getattr(report, name)) > 1]
+    rows = (*report.rows, *(axis for axis in several if axis not in report.rows))
+    return tuple(axis for axis in rows if axis not in columns), columns
+
+
+def _in_order(keys: set[Key], axes: Key, study: Study) -> tuple[Key, ...]:
+    known = reported_axes(study)
+    return tuple(sorted(keys, key=lambda key: [known[axis].index(name) for axis, name in zip(axes, key, strict=True)]))
+
+
+def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: Key) -> dict[tuple[Key, Key], TableCell]:
+    groups: dict[tuple[Key, Key], tuple[dict[str, str], list[StudyRun]]] = {}
+    for run in runs:
+        for metric in study.report.metric:
+            for statistic in study.report.statistic if metric in run.curves else []:
+                names = {**run.axes, "metric": metric, "statistic": statistic}
+                names |= {"seed": str(run.seed)} if "seed" in (*row_axes, *column_axes) else {}
+                key = tuple(names[axis] for axis in row_axes), tuple(names[axis] for axis in column_axes)
+                groups.setdefault(key, (names, []))[1].append(run)
+    shares = {
+        str(metric): is_share(metric, [value for run in runs for value in run.curves.get(metric, {}).values()])
+        for metric in study.report.metric
+    }
+    return {key: _cell(names, cell, shares, study.report.target) for key, (names, cell) in groups.items()}
+
+
+def _cell(
+    names: dict[str, str], runs: Sequence[StudyRun], shares: Mapping[str, bool], target: float | None
+) -> TableCell:
+    metric = names["metric"]
+    curves = [run.curves[metric] for run in runs]
+    values = tuple(run_statistic(curve, names["statistic"], metric) for curve in curves)
+    reached = None
+    if target is not None:
+        rounds = [first_as_good(curve, metric, target) for curve in curves]
+        reached = summarize_found([math.nan if at is None else at for at in rounds])
+    return TableCell(names, tuple(runs), values, shares[metric], reached)
+
+
+def _compared(
+    cells: dict[tuple[Key, Key], TableCell], baseline: Mapping[str, str], row_axes: Key, column_axes: Key
+) -> dict[tuple[Key, Key], TableCell]:
+    """Compares each cell with that of the baseline, and adjusts the tests for their number."""
+    compared = dict(cells)
+    for key, cell in cells.items():
+        names = {**cell.names, **baseline}
+        other = tuple(names[axis] for axis in row_axes), tuple(names[axis] for axis in column_axes)
+        if other != key and other in cells:
+            compared[key] = replace(cell, difference=_difference(cell, cells[other]))
+    p_values = [cell.difference.p_value if cell.difference else math.nan for cell in compared.values()]
+    adjusted = holm_adjusted(p_values).tolist()
+    return {key: replace(cell, p_holm=p_value) for (key, cell), p_value in zip(compared.items(), adjusted, strict=True)}
+
+
+def _difference(cell: TableCell, baseline: TableCell) -> PairedDifference:
+    ours, theirs = ({run.seed: value for run, value in zip(c.runs, c.values, strict=True)} for c in (cell, baseline))
+    shared = [seed for seed in ours if seed in theirs]
+    return paired_difference([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
+
+
+def _figure(published: PublishedFigures, cell: TableCell) -> Figure | None:
+    if missing := [axis for axis in published.axes if axis not in cell.names]:
+        raise FederatedError(
+            f"Expected `report.rows` or `report.columns` to have {missing[0]!r}, by which `report.published` tells "
+            f"figures of {published.table} apart."
+        )
+    return published.figure(cell.names)
+
+
+def _ranks(
+    cells: Mapping[tuple[Key, Key], TableCell], rows: Sequence[Key], columns: Sequence[Key]
+) -> tuple[float, ...] | None:
+    whole = [column for column in columns if all((row, column) in cells for row in rows)]
+    if len(whole) < 2 or len(rows) < 2:
+        return None
+    means = np.array([[np.mean(cells[row, column].values) for column in whole] for row in rows])
+    signs = [-1 if lower_is_better(cells[rows[0], column].names["metric"]) else 1 for column in whole]
+    return tuple(average_ranks(means * signs).tolist())
+
+
+def _notes(study: Study, results: StudyResults, cells: Mapping[tuple[Key, Key], TableCell]) -> list[str]:
+    notes = []
+    expected = len(list(combinations(study))) * len(study.seeds)
+    if len(results.runs) < expected:
+        notes.append(f"Of {expected} runs {len(results.runs)} are there.")
+    ends = sorted({run.rounds for run in results.runs})
+    if len(ends) > 1:
+        notes.append(f"The runs end at different rounds, {ends[0]} to {ends[-1]}: each counts as far as it goes.")
+    for statistic in study.report.statistic:
+        curves = [run.curves[cell.names["metric"]] for cell in cells.values() for run in cell.runs]
+        if missing := max(missing_rounds(curve, statistic) for curve in curves):
+            notes.append(
+                f"`{statistic}` is the mean of those of its rounds that were evaluated: up to {missing} were not."
+            )
+    return notes
