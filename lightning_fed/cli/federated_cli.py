@@ -49,7 +49,8 @@ _OPTIMIZATION = ("optimizer", "lr_scheduler")
 
 _DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
 _EPILOG = (
-    "Five further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
+    "Six further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
+    "`lightning-fed study FILE` runs the product of some axes over seeds, "
     "`lightning-fed report RUNS` makes tables and plots over finished runs, `lightning-fed dashboard RUNS` "
     "arranges them at Weights & Biases, `lightning-fed attack --ckpt_path RUN` tells training from test samples by a "
     "model's outputs, `lightning-fed configs` lists the configurations that come "

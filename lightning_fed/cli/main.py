@@ -4,8 +4,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, cast
 
 from lightning_fed.cli.exits import debug_mode, exit_with, mistakes_in_one_sentence, open_streams, output_is_written
@@ -36,10 +37,10 @@ def main(args: list[str] | None = None) -> None:
         _expect_text(words)
         words, packages = _without_safe_imports([word for word in words if word != "--debug"])
         with _imports_from(packages):
-            _run(words)
+            _run(words, partial(_imports_from, packages))
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str], guard: Callable[[], AbstractContextManager[None]]) -> None:
     if words[:1] == ["report"]:
         from lightning_fed.cli.report_command import main as report
 
@@ -56,6 +57,10 @@ def _run(words: list[str]) -> None:
     expect_variables("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
     _hide_parser_deprecations()
     _make_working_folder_importable()
+    if words[:1] == ["study"]:
+        from lightning_fed.cli.study.command import main as study
+
+        raise SystemExit(study(words[1:], guard))
     if words[:1] == ["data"]:
         from lightning_fed.cli.data_command import main as data
 

@@ -16,7 +16,7 @@ from lightning_fed.cli.suggestions import class_options, classes_for, command_op
 __all__ = ["explain"]
 
 _COMMAND_FIRST = "Expected the command before its options, as in `lightning-fed fit --config FILE --trainer.name mine`."
-_COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "dashboard", "attack", "configs")
+_COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>\w+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
 )

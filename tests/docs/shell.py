@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.cli import main
+from lightning_fed.cli.study.file import load_study
 from tests.docs.pages import REPOSITORY, Block
 
 SHORT = ["--trainer.max_rounds", "2"]
@@ -67,6 +68,8 @@ class Shell:
             return lambda: _in_processes(self._short(words[1:]))
         if words[0] == "lightning-fed" or words[:2] == ["python", "cli.py"]:
             rest = words[1:] if words[0] == "lightning-fed" else words[2:]
+            if rest[0] == "study":  # what it trains is shown by the tests of the command
+                return lambda: load_study(rest[1], dict(zip(rest, rest[1:], strict=False)).get("--profile", "full"))
             return lambda: main(self._short(rest))
         if words[:3] == ["python", "-m", "lightning_fed"]:
             return lambda: main(self._short(words[3:]))

@@ -35,6 +35,12 @@ class Cell:
     options: dict[str, Any]
     words: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        values = {**self.axes, **self.options, "seed": self.seed}
+        return ", ".join(f"{name} {value}" for name, value in values.items())
+
 
 def combinations(study: Study) -> Iterator[dict[str, Name]]:
     """Yields the combinations of values that are not left out, the last axis fastest."""

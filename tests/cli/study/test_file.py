@@ -98,6 +98,8 @@ def test_a_range_is_for_other_samplers_than_the_grid(tmp_path: Path) -> None:
         ("[0.1, 1.0]", "{low: 1}", "Expected `tune.parameters.aggregator.lr.high`, got none"),
         ("at: {rate: 0.01}", "at: {rate: 3}", "Expected `tune.at` to name values of 'rate'"),
         ("rows: [rule]", "rows: [x]", "Expected `report.rows` to name axes"),
+        ("rows: [rule]", "statistic: worst", "Expected `report.statistic` to be `best`"),
+        ("per: [rule]", "statistic: last", "Expected `tune.statistic` to be `best`"),
         ("columns: [rate]", "columns: [x]", "Expected `report.columns` to name axes"),
         ("baseline: {rule: FedAvg}", "baseline: {rule: A}", "Expected `report.baseline` to name values of 'rule'"),
         ("baseline: {rule: FedAvg}", "statistic: [best, x]", "Expected `report.statistic` to be `best`, .*got 'x'"),

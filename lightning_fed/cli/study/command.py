@@ -1,0 +1,108 @@
+"""The command ``lightning-fed study FILE [--jobs N] [--profile NAME] [--only AXIS=PATTERN,...] [--dry_run]``."""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_fed.cli.study.estimate import time_needed
+from lightning_fed.cli.study.file import help_on_keys, load_study
+from lightning_fed.cli.study.pool import Outcome, Pool
+from lightning_fed.cli.study.record import LOG, Guard, done_run
+from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.runs.studies.cells import Cell, cells_of, chosen_by
+
+__all__ = ["main", "study_folder"]
+
+_DESCRIPTION = "Runs what is missing of a study: the product of its axes, for each seed, in several processes."
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one sentence, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise FederatedError(f"Expected `{self.prog} FILE` with options that `{self.prog} --help` lists: {message}.")
+
+
+def main(argv: list[str], guard: Guard) -> int:
+    """Trains the runs of a study that are not done yet; returns 0 if all are.
+
+    Args:
+        argv: Words of the command line.
+        guard: What restricts the imports of runs.
+
+    Returns:
+        1 if a run failed, 128 + the signal's number if one stopped the program.
+
+    Raises:
+        FederatedError: If the file, an option or the words of a run are wrong.
+    """
+    options = _parser().parse_args(argv)
+    expect_count("--jobs", options.jobs)
+    study = load_study(options.file, options.profile)
+    root = study_folder(options.output, study.name, options.profile)
+    cells = _share(chosen_by(cells_of(study), options.only), options.shard)
+    missing = [cell for cell in cells if done_run(root, cell) is None]
+    print(f"{study.title}: {len(cells)} runs in {root}, {len(cells) - len(missing)} of them done.")
+    pool = Pool(root, options.jobs, guard)
+    if missing and (mistake := pool.mistake(list(_each_value_once(missing)))):
+        raise FederatedError(f"In {options.file}: {mistake}")
+    if options.dry_run:
+        for cell in missing:
+            print(f"  {cell.label}")
+        print(time_needed(root, cells, missing, options.jobs, guard))
+        return 0
+    return _tell(pool.train(cells), root, options)
+
+
+def study_folder(output: Path, name: str, profile: str) -> Path:
+    """Returns the folder of a study's runs in the size of a profile."""
+    return output / (name if profile == "full" else f"{name}-{profile}")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="lightning-fed study", description=_DESCRIPTION, epilog=help_on_keys(),
+                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+    parser.add_argument("file", metavar="FILE", help="YAML file of the study, or the name of one that is shipped")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, of one thread each")
+    parser.add_argument("--profile", default="full", metavar="NAME", help="size of the study (default: %(default)s)")
+    parser.add_argument("--only", metavar="AXIS=PATTERN,...", help="runs whose values fit, as in `rule=Fed*,seed=0`")
+    parser.add_argument("--shard", metavar="K/N", help="the K-th of N shares of the runs, one for each machine")
+    parser.add_argument("--dry_run", action="store_true", help="say what would run, and run nothing")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/studies"), metavar="DIR",
+        help="where NAME-PROFILE is made, the folder of the runs (default: %(default)s)",
+    )  # fmt: skip
+    return parser
+
+
+def _share(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:
+    if shard is None:
+        return cells
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+    if match is None or int(match[1]) > int(match[2]):
+        raise FederatedError(f"Expected `--shard` as `3/8`, the third of eight shares, got {shard!r}.")
+    return cells[int(match[1]) - 1 :: int(match[2])]
+
+
+def _each_value_once(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Yields runs in which every value of every axis occurs that occurs at all."""
+    seen: set[tuple[str, str]] = set()
+    for cell in cells:
+        if not seen.issuperset(cell.axes.items()) or cell is cells[0]:
+            seen.update(cell.axes.items())
+            yield cell
+
+
+def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
+    """Says how the runs ended, and returns the exit code."""
+    if outcome.failed:
+        logs = "\n".join(f"  {root / cell.folder / LOG}" for cell in outcome.failed)
+        print(f"\n{len(outcome.failed)} runs failed; start again to train them once more, or see\n{logs}")
+    if outcome.signum is not None:
+        print("\nStopped: the same command goes on from the last checkpoints.")
+        return 128 + outcome.signum
+    profile = "" if options.profile == "full" else f" --profile {options.profile}"
+    print(f"\nto see what they came to:\n  lightning-fed report --study {options.file}{profile}")
+    return 1 if outcome.failed else 0

@@ -1,0 +1,100 @@
+"""One run of a study in a process of its own, forked from one that has loaded everything and done nothing yet."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from io import StringIO
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import parent_process
+from pathlib import Path
+
+import torch
+
+from lightning_fed.cli.exits import mistakes_in_one_sentence
+from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.cli.study.record import HELD, LOG, Guard, done_run, write_record
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.lock import RunLock
+from lightning_fed.runs.studies.cells import Cell
+
+__all__ = ["parse_cells", "train_cell"]
+
+
+def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
+    """Trains a run to its end, from its last checkpoint if it has one, and records it.
+
+    Raises:
+        SystemExit: With ``HELD`` if another process trains it, else as ``lightning-fed fit`` ends.
+    """
+    os.setpgid(0, 0)  # Ctrl-C is for the program, which passes it on
+    folder = root / cell.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunLock() as lock:
+        try:
+            lock.take(folder)
+        except FederatedError:
+            raise SystemExit(HELD) from None
+        if done_run(root, cell) is None:
+            _write_to(folder / LOG)
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+            torch.set_num_threads(1)
+            with guard(), mistakes_in_one_sentence():
+                _train(root, cell)
+
+
+def _train(root: Path, cell: Cell) -> None:
+    trainer = FederatedCLI([*cell.words, *_place(root, cell), "--ckpt_path=last"]).trainer
+    if trainer.run is None:
+        raise FederatedError("Expected runs of a study to write metrics.csv: leave `--trainer.logger false` out.")
+    write_record(root, cell, trainer.run)
+
+
+def _place(root: Path, cell: Cell) -> list[str]:
+    return [
+        f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}", "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+
+
+def _write_to(path: Path) -> None:
+    """Sends what the process prints to a file, behind what is there."""
+    sys.stdout.flush()
+    with open(path, "ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+
+
+def _end_with_parent() -> None:
+    """Ends training after the round, with a checkpoint, if the program that started it has been killed."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Parsed(FederatedCLI):
+    """Parses the words of a run, and leaves it at that."""
+
+    def instantiate_classes(self) -> None:
+        """Builds nothing."""
+
+    def after_instantiate_classes(self) -> None:
+        """Tells nobody."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs nothing."""
+
+
+def parse_cells(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, None]") -> None:
+    """Parses the words of some runs, and sends what is wrong with the first that has a mistake, empty if none has."""
+    _write_to(Path(os.devnull))
+    said = sys.stderr = StringIO()
+    try:
+        with guard(), mistakes_in_one_sentence():
+            for cell in cells:
+                _Parsed(list(cell.words))
+    except SystemExit:
+        answer.send((said.getvalue().strip().splitlines() or ["The program ended."])[-1])
+    else:
+        answer.send("")

@@ -1,0 +1,101 @@
+"""A run of a study is done while its words, the files that these name and its folder are as they were."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.cli.study import record
+from lightning_fed.cli.study.collect import collect
+from lightning_fed.cli.study.command import main
+from lightning_fed.cli.study.estimate import rounds_of
+from lightning_fed.cli.study.record import done_run, write_record
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.folder import RunFolder, create_run
+from lightning_fed.runs.lock import RunLock
+from lightning_fed.runs.studies.cells import Cell, cells_of
+from lightning_fed.runs.studies.study import AxisValue, Name, Report, Study
+
+RATES = {str(rate): AxisValue(set={"model.optimizer.lr": rate}) for rate in (0.1, 0.2)}
+
+
+def study(folder: Path, rounds: int = 3) -> Study:
+    (folder / "part.yaml").write_text("class_path: Digits\n")
+    (folder / "base.yaml").write_text(f"trainer: {{max_rounds: {rounds}}}\ndata: part.yaml\n")
+    return Study(
+        "T", "t", configs=["base.yaml"], axes={"rate": RATES}, report=Report([Name("test/acc"), Name("train/loss")])
+    )
+
+
+def train(root: Path, cell: Cell) -> RunFolder:
+    with RunLock() as lock:
+        run = create_run(root, cell.folder, {"words": cell.words}, "label", cell.seed, lock)
+    run.metrics.write_text("round,test/acc,train/loss,time/round\n0,0.1,,1.5\n2,0.5,0.25,2.5\n")
+    write_record(root, cell, run)
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    record._texts.cache_clear()
+
+
+def test_what_is_done_is_found_while_nothing_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, (cell, other) = tmp_path / "runs", cells_of(study(tmp_path))
+    assert done_run(root, cell) is None
+    run = train(root, cell)
+    assert done_run(root, cell) == run
+    assert done_run(root, other) is None
+    for file in ("base.yaml", "part.yaml"):
+        former = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(f"{former}\n#")
+        record._texts.cache_clear()
+        assert done_run(root, cell) is None
+        (tmp_path / file).write_text(former)
+        record._texts.cache_clear()
+    assert done_run(root, cell) == run
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_ROUNDS", "5")
+    assert done_run(root, cell) is None
+
+
+@pytest.mark.parametrize("damage", ["", "3", "{}", "[]"])
+def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
+    (cell, _) = cells_of(study(tmp_path))
+    train(tmp_path, cell)
+    (tmp_path / cell.folder / "done.json").write_text(damage)
+    assert done_run(tmp_path, cell) is None
+
+
+def test_runs_are_collected_with_the_columns_that_are_reported(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    run = train(tmp_path, cells_of(one)[0])
+    results, missing = collect(one, "full", tmp_path)
+    assert (results.name, results.profile) == ("t", "full")
+    assert [cell.axes for cell in missing] == [{"rate": "0.2"}]
+    (found,) = results.runs
+    assert (found.axes, found.seed, found.fingerprint, found.rounds) == ({"rate": "0.1"}, 0, run.fingerprint, 2)
+    assert found.curves == {"test/acc": {0: 0.1, 2: 0.5}, "train/loss": {2: 0.25}}
+
+
+def test_rounds_are_what_the_words_say_last(tmp_path: Path) -> None:
+    (cell, _) = cells_of(study(tmp_path, rounds=7))
+    assert rounds_of(cell) == 7
+    more = Study("T", configs=["base.yaml"], set={"trainer.max_rounds": 9})
+    assert rounds_of(cells_of(more)[0]) == 9
+    assert rounds_of(cells_of(Study("T"))[0]) == 100
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: FILE"),
+        (["quickstart", "--job", "2"], "unrecognized arguments: --job 2"),
+        (["quickstart", "--jobs", "0"], "Expected `--jobs` to be an integer of at least 1, got 0"),
+        (["quickstart", "--shard", "9/8"], "Expected `--shard` as `3/8`, the third of eight shares, got '9/8'"),
+        (["quickstart", "--only", "a=b"], "axes of the study .rule, seed., got 'a=b'"),
+        (["quickstart", "--profile", "a"], "Expected `--profile` to be one of full, got 'a'"),
+    ],
+)
+def test_a_mistake_of_the_command(words: list[str], said: str) -> None:
+    with pytest.raises(FederatedError, match=said):
+        main(words, lambda: pytest.fail("no run is to be started"))

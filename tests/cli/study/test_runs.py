@@ -1,0 +1,120 @@
+"""The command as a process of its own: what it trains, what stops it, and what is lost by that, which is nothing."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.cli.study.collect import collect
+from lightning_fed.cli.study.file import load_study
+from lightning_fed.runs.studies.results import write_results
+
+ROOT = Path(__file__).parents[3]
+TEXT = """
+title: T
+configs: [quickstart]
+set: {trainer.max_rounds: ROUNDS, trainer.logger: [], data.num_clients: 4, trainer.clients_per_round: 2}
+axes: {rule: {FedAvg: {}, GMA: {configs: [aggregator/gma]}}}
+seeds: [0, 1]
+"""
+
+
+def start(folder: Path, *words: str, output: str = "runs") -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"}
+    command = [sys.executable, "-m", "lightning_fed", "study", "t.yaml", "--output", output, "--jobs", "2", *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def run(folder: Path, *words: str, code: int = 0, output: str = "runs") -> str:
+    process = start(folder, *words, output=output)
+    said, _ = process.communicate()
+    assert process.returncode == code, said
+    return said
+
+
+def tables(folder: Path, output: str) -> dict[str, bytes]:
+    """The tables of a study whose runs are all done."""
+    results, missing = collect(load_study(str(folder / "t.yaml")), "full", folder / output / "t")
+    assert missing == []
+    write_results(results, folder / f"{output}-tables")
+    return {path.name: path.read_bytes() for path in (folder / f"{output}-tables").iterdir()}
+
+
+def until(said: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    while not said():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def trained(folder: Path) -> list[Path]:
+    """Tables of metrics of runs that have trained some rounds."""
+    return [path for path in folder.glob("t/*/seed*/version_*/metrics.csv") if path.read_bytes().count(b"\n") > 4]
+
+
+def trainers(folder: Path) -> list[int]:
+    """The processes that hold a run."""
+    held = [path.read_text() for path in folder.glob("t/*/seed*/.lock")]
+    return [int(found[1]) for text in held if (found := re.match(r"process (\d+) ", text))]
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(TEXT.replace("ROUNDS", "25"))
+    run(tmp_path, output="whole")
+    process = start(tmp_path, output="killed")
+    until(lambda: trained(tmp_path / "killed"), process)
+    os.kill(trainers(tmp_path / "killed")[0], signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert len(list((tmp_path / "killed").glob("t/*/*/done.json"))) < 4
+    run(tmp_path, output="killed")
+    assert tables(tmp_path, "killed") == tables(tmp_path, "whole")
+    assert len(list((tmp_path / "killed").glob("t/*/*/version_*"))) == 4
+    assert "4 of them done" in run(tmp_path, output="killed")
+
+
+@pytest.mark.slow
+def test_stopped_by_a_signal_it_goes_on_and_two_share_the_work(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(TEXT.replace("ROUNDS", "25"))
+    process = start(tmp_path)
+    until(lambda: trained(tmp_path / "runs"), process)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "the same command goes on" in said
+    assert trainers(tmp_path / "runs") == []
+    one, other = start(tmp_path), start(tmp_path)
+    said = [process.communicate()[0] for process in (one, other)]
+    assert (one.returncode, other.returncode) == (0, 0), said
+    assert len(re.findall(r"seed \d: done in", said[0] + said[1])) >= 4
+    assert len(list((tmp_path / "runs").glob("t/*/*/version_*"))) == 4
+    assert len(tables(tmp_path, "runs")) == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_loses_nothing_else(tmp_path: Path) -> None:
+    text = TEXT.replace("ROUNDS", "1").replace("FedAvg: {}", "FedAvg: {set: {trainer.clients_per_round: 9}}")
+    (tmp_path / "t.yaml").write_text(text)
+    said = run(tmp_path, code=1)
+    assert "2 runs failed" in said
+    assert len(re.findall("rule GMA, seed .: done", said)) == 2
+    (log, _) = sorted((tmp_path / "runs").glob("t/rule=FedAvg/*/log.txt"))
+    assert str(log.relative_to(tmp_path)) in said
+    assert "Expected `--trainer.clients_per_round`" in log.read_text()
+    assert "2 runs are missing, 2 rounds: about 0:00:0" in run(tmp_path, "--dry_run")
+
+
+@pytest.mark.slow
+def test_an_option_that_is_none_ends_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(TEXT.replace("max_rounds: ROUNDS", "max_round: 1"))
+    said = run(tmp_path, code=1).splitlines()
+    assert said[-1].startswith("In t.yaml: There is no option `--trainer.max_round`; did you mean")
+    assert not (tmp_path / "runs").exists()
