@@ -1,4 +1,4 @@
-"""Every study that comes with the package parses, and every value of its axes builds."""
+"""Every study that comes with the package parses, every value of its axes builds, and a run of it trains a round."""
 
 from collections.abc import Iterator
 from functools import wraps
@@ -38,18 +38,20 @@ def _configs_of(cell: Cell) -> list[str]:
     return [Path(find_config(file)).read_text() for file in reversed(files)]
 
 
-@pytest.mark.parametrize(
-    "name", [name if "quickstart" in name else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
-def test_study_builds(
-    name: str,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+@pytest.fixture(params=[name if "quickstart" in name else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
+def studies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Study]:
+    """A study in all its sizes, the full one first."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
+    return _profiles(request.param)
+
+
+def test_study_builds(
+    studies: list[Study],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     built = 0
 
     @wraps(FederatedTrainer.fit)
@@ -59,10 +61,24 @@ def test_study_builds(
 
     monkeypatch.setattr(FederatedTrainer, "fit", fit)
     texts: list[str] = []
-    study, *profiles = _profiles(name)
+    study, *profiles = studies
     # What a profile changes is the same for all its runs.
     for cell in [*_each_value_once(study), *(next(_each_value_once(profile)) for profile in profiles)]:
         if texts != _configs_of(cell):
             find_data(texts := _configs_of(cell), request, monkeypatch, tmp_path_factory)
-        FederatedCLI(list(cell.words))
+        cli = FederatedCLI(list(cell.words))
+        assert cli.datamodule.val_fraction > 0 or not study.tune.parameters
     assert built
+
+
+def test_a_run_of_the_smallest_size_trains_a_round(
+    studies: list[Study],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cell = cells_of(studies[-1])[-1]  # of a method rather than its baseline
+    find_data(_configs_of(cell), request, monkeypatch, tmp_path_factory)
+    cli = FederatedCLI([*cell.words, "--trainer.fast_dev_run=true"])
+    assert cli.trainer.round == 1
+    assert set(studies[-1].report.metric) & set(cli.trainer.callback_metrics)

@@ -121,6 +121,8 @@ class Profile:
         set: Options laid over those of the study.
         seeds: Other seeds.
         axes: Values that are left of some axes.
+        by: What it lays over the runs of some values of an axis, after all else that the value does, as in
+            `{epochs: {10: {set: {trainer.local_steps: 100}}}}`.
         parameters: Other values, or ranges, of some tuned options.
     """
 
@@ -129,6 +131,7 @@ class Profile:
     set: dict[str, Any] = field(default_factory=dict)
     seeds: list[int] | None = None
     axes: dict[str, list[Name]] = field(default_factory=dict)
+    by: dict[str, dict[str, AxisValue]] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=dict)
 
 
@@ -178,10 +181,14 @@ def apply_profile(study: Study, name: str) -> Study:
         known = ", ".join(["full", *study.profiles])
         raise FederatedError(f"Expected `--profile` to be one of {known}, got {name!r}.")
     profile = study.profiles[name]
-    for axis, names in profile.axes.items():
-        _expect_values(f"profiles.{name}.axes", study, {axis: names})
+    _expect_values(f"profiles.{name}.axes", study, profile.axes)
+    _expect_values(f"profiles.{name}.by", study, profile.by)
     axes = {
-        axis: {value: values[value] for value in profile.axes.get(axis, values)} for axis, values in study.axes.items()
+        axis: {
+            value: _over(values[value], profile.by.get(axis, {}).get(value, AxisValue()))
+            for value in profile.axes.get(axis, values)
+        }
+        for axis, values in study.axes.items()
     }
     tuned = {option for parameters in _all_parameters(study.tune) for option in parameters}
     if unknown := [option for option in profile.parameters if option not in tuned]:
@@ -205,6 +212,10 @@ def apply_profile(study: Study, name: str) -> Study:
             },
         ),
     )
+
+
+def _over(value: AxisValue, other: AxisValue) -> AxisValue:
+    return AxisValue([*value.configs, *other.configs], {**value.set, **other.set})
 
 
 def _left(one: Mapping[str, list[Name]], axes: Mapping[str, Mapping[str, AxisValue]]) -> dict[str, list[Name]]:

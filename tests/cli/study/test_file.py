@@ -28,7 +28,12 @@ tune:
   at: {rate: 0.01}
 report: {rows: [rule], columns: [rate], baseline: {rule: FedAvg}}
 profiles:
-  cpu: {set: {trainer.max_rounds: 2}, seeds: [0], axes: {rate: [0.01]}, parameters: {aggregator.lr: [1.0]}}
+  cpu:
+    set: {trainer.max_rounds: 2}
+    seeds: [0]
+    axes: {rate: [0.01]}
+    by: {rule: {GMA: {set: {aggregator.lr: 3}}}}
+    parameters: {aggregator.lr: [1.0]}
 """
 
 
@@ -59,7 +64,7 @@ def test_a_profile_is_laid_over_the_file(tmp_path: Path) -> None:
     study = load(tmp_path, WHOLE, "cpu")
     assert (study.set, study.seeds) == ({"trainer.max_rounds": 2}, [0])
     assert list(study.axes["rate"]) == ["0.01"]
-    assert list(study.axes["rule"]) == ["FedAvg", "GMA"]
+    assert study.axes["rule"] == {"FedAvg": AxisValue(), "GMA": AxisValue(["aggregator/gma"], {"aggregator.lr": 3})}
     assert study.without == []
     assert study.tune.parameters == {"aggregator.lr": [1.0]}
 
@@ -111,6 +116,7 @@ def test_a_range_is_for_other_samplers_than_the_grid(tmp_path: Path) -> None:
         ("baseline: {rule: FedAvg}", "target: high", "Expected `report.target` to be a number, got 'high'"),
         ("axes: {rate: [0.01]}", "axes: {rate: [3]}", "Expected `profiles.cpu.axes` to name values of 'rate'"),
         ("axes: {rate: [0.01]}", "axes: {rate: [0.001]}", "Expected `tune.at` to name values of 'rate'"),
+        ("by: {rule: {GMA: {set", "by: {rule: {A: {set", "Expected `profiles.cpu.by` to name values of 'rule'"),
         ("{aggregator.lr: [1.0]}", "{x: [1.0]}", "Expected `profiles.cpu.parameters` to be of tuned options"),
         ("seeds: [0, 1]", "title: again", "to be the YAML file of a study, but it cannot be read: the key 'title'"),
     ],
