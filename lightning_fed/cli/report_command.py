@@ -35,9 +35,15 @@ class RunsParser(argparse.ArgumentParser):
 def main(argv: list[str]) -> int:
     """Prints the table over methods and seeds, writes it as CSV and draws the picture or the page; returns 0.
 
+    With ``--study`` it is the report of a study.
+
     Raises:
         FederatedError: If there is no run, no such column, or the output cannot be written.
     """
+    if any(word.partition("=")[0] == "--study" for word in argv):
+        from lightning_fed.cli.study.report import main as report_study
+
+        return report_study(argv)
     options = _parser().parse_args(argv)
     runs, notes = load_runs(options.runs)
     metric = options.metric or choose_metric(runs)
@@ -73,6 +79,7 @@ def _parser() -> RunsParser:
         prog="lightning-fed report",
         description="Table and picture of a metric over methods and seeds, from the folders of runs. Runs that differ "
         "in nothing but their seed are one method; the newest run of each seed counts.",
+        epilog="`lightning-fed report --study FILE` makes the tables of a study; `--study FILE --help` lists options.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folder of a run, or any folder above")
     parser.add_argument("--metric", help="column of metrics.csv (default: test/acc, else val/acc, else a loss)")

@@ -68,8 +68,12 @@ class Shell:
             return lambda: _in_processes(self._short(words[1:]))
         if words[0] == "lightning-fed" or words[:2] == ["python", "cli.py"]:
             rest = words[1:] if words[0] == "lightning-fed" else words[2:]
-            if rest[0] == "study":  # what it trains is shown by the tests of the command
-                return lambda: load_study(rest[1], dict(zip(rest, rest[1:], strict=False)).get("--profile", "full"))
+            if rest[0] == "study" or rest[:2] == [
+                "report",
+                "--study",
+            ]:  # what they do is shown by the tests of the commands
+                file = rest[1 if rest[0] == "study" else 2]
+                return lambda: load_study(file, dict(zip(rest, rest[1:], strict=False)).get("--profile", "full"))
             return lambda: main(self._short(rest))
         if words[:3] == ["python", "-m", "lightning_fed"]:
             return lambda: main(self._short(words[3:]))

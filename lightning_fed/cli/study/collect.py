@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from lightning_fed.cli.study.record import done_run
+from lightning_fed.runs.report.budgets import X_SUMS
 from lightning_fed.runs.report.load import read_metrics
 from lightning_fed.runs.studies.cells import Cell, cells_of
 from lightning_fed.runs.studies.results import StudyResults, StudyRun
@@ -35,7 +36,7 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
         return None
     columns = read_metrics(run.metrics)
     last = max((at for column in columns.values() for at in column), default=0)
-    kept = [name for name in (*report.metric, report.x) if name in columns]
+    kept = [name for name in (*report.metric, *X_SUMS.get(report.x, (report.x,))) if name in columns]
     curves = {name: columns[name] for name in kept}
     return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _chosen(cell), curves)
 
