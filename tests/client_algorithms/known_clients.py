@@ -149,6 +149,11 @@ class Logistic(Problem):
         exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
         return exponents / exponents.sum(axis=1, keepdims=True)
 
+    def loss(self, w: np.ndarray, client: int) -> float:
+        """The mean loss over a client's samples."""
+        rows = self.rows[client]
+        return float(-np.log(self.probabilities(w, rows)[np.arange(len(rows)), self.targets[rows]]).mean())
+
     def gradient(self, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
         error = self.probabilities(w, rows) - np.eye(3)[self.targets[rows]]
         return np.concatenate([(error.T @ self.inputs[rows]).ravel(), error.sum(axis=0)]) / len(rows)

@@ -1,0 +1,1 @@
+"""What the papers prove, in numbers: docs/theory.md says what was found."""
