@@ -1,6 +1,6 @@
 """The base of client algorithms: callbacks on the one local loop."""
 
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Callback
 from torch import Tensor
@@ -29,6 +29,8 @@ class ClientAlgorithm(FederatedCallback):
 
     Attributes:
         needs_distance: Whether ``Update.distance`` is needed: the client's optimizer must then be SGD.
+        over: What the gradients that it asks for are over: all of a client's ``data``, or the ``batch`` that its first
+            local step takes.
         displaces: Whether it moves the point where gradients are taken; only one algorithm of a run can.
         adds_linear_term: Whether it adds a vector of the client's own to every gradient; only one algorithm can.
         server_half: The aggregator that it goes with alone, None if it goes with any.
@@ -39,6 +41,7 @@ class ClientAlgorithm(FederatedCallback):
 
     adds_to_gradient = True
     needs_distance: bool = False
+    over: Literal["data", "batch"] = "data"
     displaces: bool = False
     adds_linear_term: bool = False
     server_half: type[Aggregator] | None = None

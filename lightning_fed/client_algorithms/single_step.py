@@ -1,5 +1,7 @@
 """GradAlign and linear scaling with alignment: FedGA's relatives for one step on all of a client's data."""
 
+from typing import Literal
+
 import numpy as np
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch.optim import SGD
 
 from lightning_fed.client_algorithms.fedga import FedGA
 from lightning_fed.core.updates import Client, ReducedUpdate, Update
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.local import linear_scaling_shift
 from lightning_fed.hooks import TrainerLike
 
@@ -15,20 +17,24 @@ __all__ = ["GradAlign", "LinearScaling"]
 
 
 class GradAlign(FedGA):
-    """Takes one step on all of a client's data at a displaced point: w_i = w - η ∇f_i(w - β v_i), v_i = g̅ - g_i.
+    """Takes one step at a displaced point: w_i = w - η ∇f_i(w - β v_i), v_i = g̅ - g_i, f_i over all of a client's data.
 
     Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI 2022, Algorithm 1:
     FedGA with one local step on the full batch. β = 0 is FedSGD, bit for bit.
 
     Args:
         beta: β, at least 0, in units of the learning rate; or β from each of several rounds on.
+        over: What f_i is over: all of a client's ``data``, or one ``batch`` of it, which both v_i and the step are
+            taken on (the paper's figure 2 has batches of 1,000 of 5,000 samples).
     """
 
-    def __init__(self, beta: float | dict[int, float] = 0.05) -> None:
+    def __init__(self, beta: float | dict[int, float] = 0.05, over: Literal["data", "batch"] = "data") -> None:
         super().__init__(beta, form="step")
+        expect_choice("--client.over", over, ("data", "batch"), of=type(self).__name__)
+        self.over = over
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses more than one local step, and batches that are not all of a client's data."""
+        """Refuses more than one local step, and batches that are not all of a client's data unless one is asked for."""
         super().check(trainer)
         name = type(self).__name__
         if trainer.work is not None:
@@ -42,11 +48,13 @@ class GradAlign(FedGA):
                 f"Expected {name} with one local step, got {got}: set `--trainer.local_steps 1`, or use FedGA."
             )
         largest, batch = int(np.max(trainer.client_sizes)), trainer.batch_size
-        if batch < largest or trainer.accumulate_grad_batches > 1:
+        on_batch = self.over == "batch" and trainer.local_steps == 1
+        if batch < largest and not on_batch or trainer.accumulate_grad_batches > 1:
+            other = "set `--client.over batch` and `--trainer.local_steps 1`, " if type(self) is GradAlign else ""
             raise FederatedError(
                 f"Expected {name} to take its step on all of a client's data, got batches of {batch} for a client of "
                 f"{largest} samples: set `--data.batch_size {largest}` and leave out "
-                "`--trainer.accumulate_grad_batches`, or use FedGA."
+                f"`--trainer.accumulate_grad_batches`, {other}or use FedGA."
             )
 
 

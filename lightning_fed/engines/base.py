@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from lightning_fed.distributed.reducer import SharedReducer
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
-from lightning_fed.engines.start_gradients import ComputedStartGradients
+from lightning_fed.engines.start_gradients import ComputedStartGradients, asks_for_full_gradients
 from lightning_fed.engines.watch import ModuleWatch
 from lightning_fed.errors import FederatedError, add_note
 from lightning_fed.functional.fednova import optimizer_distance
@@ -62,7 +63,7 @@ class Engine(ABC):
     def _set_up_gradients(self) -> None:
         """Prepares what the aggregator and client algorithms ask for beyond the updates."""
         state, aggregator = self.state, self.aggregator
-        self.full_gradient = FullGradient(state, self.options)
+        self.full_gradient = FullGradient(state, self.options, self._gradients_over())
         self.start_gradients = ComputedStartGradients(state, aggregator, self.hooks, self.full_gradient)
         state.start_gradients = self.start_gradients
         asked = bool(aggregator.all_needs & Need.ANY_GRADIENT)
@@ -73,6 +74,18 @@ class Engine(ABC):
         by_aggregator = Need.NORMALIZED_MEAN in aggregator.all_needs
         self.needs_distance = by_aggregator or any(algorithm.needs_distance for algorithm in self.algorithms)
         self.distance_option = "--aggregator" if by_aggregator else "--client"
+
+    def _gradients_over(self) -> Literal["data", "batch"]:
+        """Says what gradients at w are over; refuses parts that want them over different samples."""
+        by_batch = [algorithm for algorithm in self.algorithms if algorithm.over == "batch"]
+        others = [part for part in self.hooks.callbacks if part not in by_batch and asks_for_full_gradients(part)]
+        if by_batch and others:
+            raise FederatedError(
+                "Expected all gradients at the global model to be over the same samples, got "
+                f"{type(others[0]).__name__}, which takes them over all of a client's data, beside `--client.over "
+                "batch`: leave one of them out."
+            )
+        return "batch" if by_batch else "data"
 
     @abstractmethod
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torchmetrics import Metric
 
 from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.recorder import MetricRecorder, recording
-from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
+from lightning_fed.core.seeding import Purpose, generator_for, seed_everywhere, seed_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import accepts
@@ -34,12 +35,15 @@ class FullGradient:
         state: What ``fit`` works on.
         options: ``full_gradient_mode`` says whether the module is in eval mode, ``full_gradient_batch_size`` how many
             samples go through it at once.
+        over: ``batch`` for f_i over the first batch of the client's local steps alone, augmented as that is.
     """
 
-    def __init__(self, state: TrainState, options: LocalOptions) -> None:
+    def __init__(self, state: TrainState, options: LocalOptions, over: Literal["data", "batch"] = "data") -> None:
         self.state, self.options, self.module, self.transfer = state, options, state.module, state.transfer
-        self.source = getattr(state.source, "unaugmented", state.source)
-        self.size = options.full_gradient_batch_size or self.source.batch_size
+        self.over = over
+        self.source = state.source if over == "batch" else getattr(state.source, "unaugmented", state.source)
+        given = None if over == "batch" else options.full_gradient_batch_size
+        self.size = given or self.source.batch_size
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
         self.wide = wide_dtype(self.state.vector.device)
 
@@ -66,6 +70,10 @@ class FullGradient:
         vector.zero_grad()
         self._complete(vector.data, out)
         return loss
+
+    def count(self, client: Client) -> int:
+        """Returns how many samples of a client f_i is over."""
+        return min(client.num_samples, self.size) if self.over == "batch" else client.num_samples
 
     def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
         """Computes the gradients of clients at the global model, each with the buffers that it starts from.
@@ -107,16 +115,22 @@ class FullGradient:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
         vector, size = self.state.vector, self.size
         total = torch.zeros((), dtype=self.wide, device=vector.device)
-        order = torch.arange(client.num_samples, device=getattr(self.source, "order_device", "cpu"))
+        samples, device = self.count(client), getattr(self.source, "order_device", "cpu")
+        if self.over == "batch":  # the samples, and what is random in reading them, are those of the step
+            stream = generator_for(self.state.seed, Purpose.SHUFFLE, client.round, client.id)
+            order = torch.randperm(client.num_samples, generator=stream)[:samples].to(device)
+            seed = seed_for(self.state.seed, Purpose.READ, client.round, client.id, 0)
+        else:
+            order = torch.arange(samples, device=device)
         for index, batch in enumerate(read_batches(self.source, client.id, order, seed, size)):
-            share = min(size, client.num_samples - index * size)
+            share = min(size, samples - index * size)
             if self.transfer is not None:
                 batch = self.transfer(batch, 0)
             with self.state.fabric.autocast():
                 output = self.module.training_step(*((batch, index) if self.takes_batch_idx else (batch,)))
             if output is None:  # training skips it too
                 continue
-            loss = loss_of(output, self.module) * (share / client.num_samples)
+            loss = loss_of(output, self.module) * (share / samples)
             self.module.backward(loss)
             total += loss.detach()
             if vector.dtype != out.dtype:  # a sum over many batches in bfloat16 would lose the small ones

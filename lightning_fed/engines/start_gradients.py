@@ -127,7 +127,7 @@ class ComputedStartGradients:
 
     def _count(self, clients: tuple[Client, ...]) -> None:
         if self.method_level != "none":
-            self.samples += sum(client.num_samples for client in clients)
+            self.samples += sum(map(self.full_gradient.count, clients))
 
     def _arrange(self, own: tuple[Client, ...], clients: tuple[Client, ...], rows: Tensor, losses: Tensor) -> None:
         """Takes over the gradients of own clients, and averages those of all with the aggregator's weights."""

@@ -43,7 +43,7 @@ class VectorizedEngine(Engine):
         step = StackedStep(self.state)
         self.step: StackedStep | CompiledStep = step
         self.stacked_gradient: StackedFullGradient | None = None
-        if stack_full_gradients:
+        if stack_full_gradients and self.full_gradient.over == "data":
             self.stacked_gradient = StackedFullGradient(self.state, self.options, step, chunk_size)
             self.start_gradients.full_gradient = self.stacked_gradient
         share = -(-self.state.cohort_size // self.processes.size)  # as a rule; of small clients it is more
