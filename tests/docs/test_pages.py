@@ -23,10 +23,12 @@ NOT_RUN = {
     "docs/command-line.md": 1,
     "docs/foundation-models.md": 1,
     "docs/data.md": 3,
-    "docs/logging.md": 3,
+    "docs/logging.md": 4,
     "docs/scaling.md": 1,
     "docs/simulated-faults.md": 1,
+    "docs/results/gma-agreement.md": 1,
     "docs/results/gma-fashionmnist.md": 1,
+    "docs/results/gma-membership.md": 2,
     "docs/results/server-methods-fashionmnist.md": 2,
     "docs/results/client-algorithms-emnist.md": 2,
     "docs/results/robustness.md": 2,
@@ -143,7 +145,10 @@ def test_every_page_is_in_the_navigation() -> None:
     text = (REPOSITORY / "mkdocs.yml").read_text()
     navigation = set(re.findall(r": ([\w/-]+\.md)$", text, re.MULTILINE))
     assert navigation == {
-        page.relative_to(REPOSITORY / "docs").as_posix() for page in PAGES if page.parent != REPOSITORY
+        page.relative_to(REPOSITORY / "docs").as_posix()
+        for page in PAGES
+        # Tables of studies are drawn from the CSV files beside them, and linked from pages.
+        if page.parent != REPOSITORY and page.name != "table.md"
     }
 
 
