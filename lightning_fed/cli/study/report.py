@@ -108,7 +108,7 @@ def _files(study: Study, whole: Study, results: StudyResults, only: str | None) 
     named = study.report.published
     published = read_published(named, reported_axes(whole)) if named else None
     table = study_table(study, results, published)
-    blocks = study_blocks(study, table, published.table if published else "")
+    blocks = study_blocks(study, results, table, published.table if published else "")
     text = heading(study, results)
     if only in (None, "md"):
         yield "table.md", as_markdown(text, blocks, table.notes).encode()

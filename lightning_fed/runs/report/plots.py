@@ -80,7 +80,7 @@ def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> F
 
 
 def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
-    """Draws such curves side by side, three in a row, under one legend.
+    """Draws such curves side by side, three or five in a row, under one legend.
 
     Args:
         panels: By title and metric the methods by number, which gives a method the same colour everywhere.
@@ -88,13 +88,14 @@ def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str
     """
     from matplotlib.figure import Figure
 
-    across = min(3, len(panels))
+    across = min(3 if len(panels) <= 12 else 5, len(panels))
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(max(7.0, 3.6 * across), 0.8 + 3.2 * down), layout="constrained")
+    wide, high = (3.6, 3.2) if across <= 3 else (2.6, 2.3)
+    figure = Figure(figsize=(max(7.0, wide * across), 0.8 + high * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).flat
     banded = False
     handles: dict[str, Artist] = {}
-    for axes, ((title, metric), methods) in zip(grid, panels.items(), strict=False):
+    for ((title, metric), methods), axes in zip(panels.items(), grid, strict=False):
         banded |= _panel(axes, methods, metric, x)
         axes.set_title(title, fontsize="medium")
         lines, labels = axes.get_legend_handles_labels()
@@ -103,7 +104,7 @@ def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str
         axes.remove()
     names = "mean ± std over seeds" if banded else None
     lines, labels = list(handles.values()), list(handles)
-    figure.legend(lines, labels, loc="outside lower center", ncols=across, title=names, frameon=False)
+    figure.legend(lines, labels, loc="outside lower center", ncols=min(3, across), title=names, frameon=False)
     return figure
 
 

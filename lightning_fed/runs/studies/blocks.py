@@ -1,12 +1,14 @@
 """A study's tables as text, in no format yet: cells side by side, differences, rounds to a target."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from lightning_fed.functional.comparison import PairedDifference
-from lightning_fed.runs.report.tables import Summary
-from lightning_fed.runs.studies.results import StudyResults
+from lightning_fed.runs.report.statistics import lower_is_better
+from lightning_fed.runs.report.tables import Summary, is_share
+from lightning_fed.runs.studies.results import StudyResults, Trial
 from lightning_fed.runs.studies.study import Study
 from lightning_fed.runs.studies.table import StudyTable, TableCell
 
@@ -40,11 +42,12 @@ def heading(study: Study, results: StudyResults) -> list[str]:
     return [study.title, *([f"Source: {study.source}."] if study.source else []), *opened, size]
 
 
-def study_blocks(study: Study, table: StudyTable, published: str = "") -> list[Block]:
+def study_blocks(study: Study, results: StudyResults, table: StudyTable, published: str = "") -> list[Block]:
     """Makes the tables of a study.
 
     Args:
         study: The study.
+        results: What it came to.
         table: Its cells.
         published: Where the figures beside them are published.
     """
@@ -54,8 +57,8 @@ def study_blocks(study: Study, table: StudyTable, published: str = "") -> list[B
     if study.report.target is not None:
         title = f"Rounds until {study.report.metric[0]} is as good as {study.report.target:g}, mean ± std over seeds"
         blocks.append(_matrix(table, title, _rounds))
-    if any(run.chosen for cell in table.cells.values() for run in cell.runs):
-        blocks.append(_matrix(table, f"Chosen by {study.tune.metric}, {study.tune.statistic}", _chosen))
+    if results.trials:
+        blocks.append(_tuning(study, results.trials))
     return blocks
 
 
@@ -72,8 +75,11 @@ def _main(study: Study, table: StudyTable, published: str) -> Block:
     if any(_stars(cell.p_holm) for cell in table.cells.values()):
         notes.append(f"*, **, ***: other than {_baseline(study)} at the level 0.05, 0.01, 0.001 after Holm.")
     block = _matrix(table, title, _value, " ".join(notes))
-    if table.ranks is not None:
-        for line, cell in zip(block.lines, ["average rank", *(f"{rank:.2f}" for rank in table.ranks)], strict=True):
+    ranks = [f"{rank:.2f}" for rank in table.ranks or ()]
+    if ranks and table.methods_are_columns:
+        block.lines.append(["average rank", *[""] * (block.labels - 1), *ranks])
+    elif ranks:
+        for line, cell in zip(block.lines, ["average rank", *ranks], strict=True):
             line.append(cell)
     return block
 
@@ -155,19 +161,47 @@ def _rounds(cell: TableCell) -> str:
     return "" if cell.to_target is None else _mean(cell.to_target, len(cell.runs), percent=False)
 
 
-def _chosen(cell: TableCell) -> str:
-    choices = (", ".join(f"{option} {value}" for option, value in run.chosen.items()) for run in cell.runs)
-    return "; ".join(dict.fromkeys(choices))
+def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
+    """What was chosen by the metric that decides, and what each other value of the trials would have chosen."""
+    axes = [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]
+    names = list(dict.fromkeys(name for trial in trials for name in trial.values))
+    groups: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
+    for trial in trials:
+        options = ", ".join(f"{option} {value}" for option, value in trial.options.items())
+        key = tuple(trial.axes.get(axis, "") for axis in axes)
+        groups.setdefault(key, {}).setdefault(options, []).append(trial)
+    lines = [[*axes, *(word for name in names for word in (f"by {name}", name))]]
+    for key, attempts in groups.items():
+        best = (_best(name, attempts) for name in names)
+        lines.append([*key, *(word for pair in best for word in pair)])
+    note = f"The runs have what stands first, the choice by {names[0]}, mean over {len(study.tune.seeds)} seeds."
+    return Block("Tuned options", lines, len(axes), note)
+
+
+def _best(name: str, attempts: Mapping[str, Sequence[Trial]]) -> tuple[str, str]:
+    """Returns the options whose mean over all their runs is best, the first of equals, and that mean."""
+    most = max(map(len, attempts.values()))
+    values = {
+        options: fmean([trial.values[name] for trial in trials])
+        for options, trials in attempts.items()
+        if len(trials) == most and all(math.isfinite(trial.values.get(name, math.nan)) for trial in trials)
+    }
+    if not values:
+        return "", ""
+    choice = (min if lower_is_better(name) else max)(values, key=values.__getitem__)
+    return choice, f"{100 * values[choice]:.2f} %" if is_share(name, [values[choice]]) else f"{values[choice]:.4g}"
 
 
 def table_lines(table: StudyTable) -> list[list[str]]:
     """Returns the table with a line for each cell and numbers as they were measured, accuracies in [0, 1]."""
     axes = list(dict.fromkeys([*table.row_axes, *table.column_axes, "metric", "statistic"]))
     lines = [[*axes, *_COLUMNS]]
-    for at, row in enumerate(table.rows):
+    methods = table.columns if table.methods_are_columns else table.rows
+    ranks = dict(zip(methods, table.ranks or [None] * len(methods), strict=True))
+    for row in table.rows:
         for column in table.columns:
             if cell := table.cells.get((row, column)):
-                numbers = _numbers(cell, table.ranks[at] if table.ranks else None)
+                numbers = _numbers(cell, ranks[column if table.methods_are_columns else row])
                 lines.append([*(cell.names[axis] for axis in axes), *map(_number, numbers)])
     return lines
 

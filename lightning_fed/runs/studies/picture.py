@@ -13,18 +13,20 @@ from lightning_fed.runs.report.page import html_table, whole_page
 from lightning_fed.runs.report.plots import panels_figure
 from lightning_fed.runs.studies.blocks import Block, column_head
 from lightning_fed.runs.studies.results import StudyRun
-from lightning_fed.runs.studies.table import StudyTable
+from lightning_fed.runs.studies.table import StudyTable, TableCell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["study_figure", "study_page"]
 
+_MOST_LINES = 14
+
 Panels = dict[tuple[str, str], dict[int, Method]]
 
 
 def study_figure(table: StudyTable, x: str) -> Figure:
-    """Draws a panel for each column of the table and a line with a band for each row.
+    """Draws a panel for each column of the table and a line with a band for each row, or the other way round.
 
     Args:
         table: The table.
@@ -61,12 +63,13 @@ def study_page(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str
 
 
 def _panels(table: StudyTable) -> Panels:
-    """By column and metric the rows by number; of several statistics, and seeds, all are on one curve."""
+    """By title and metric the methods by number; of several statistics, and seeds, all are on one curve."""
+    line_axes, panel_axes = _sides(table)
     runs: dict[tuple[str, str], dict[str, dict[int, StudyRun]]] = {}
     for row in table.rows:
         for column in table.columns:
             if cell := table.cells.get((row, column)):
-                line, panel = (_head(axes, key) for axes, key in ((table.row_axes, row), (table.column_axes, column)))
+                line, panel = (_head(axes, cell) for axes in (line_axes, panel_axes))
                 seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
                 seeds.update({run.seed: run for run in cell.runs})
     numbers = {line: at for at, line in enumerate(dict.fromkeys(line for lines in runs.values() for line in lines))}
@@ -75,11 +78,20 @@ def _panels(table: StudyTable) -> Panels:
     }
 
 
-def _head(axes: Sequence[str], key: Sequence[str]) -> str:
-    named = [
-        (axis, value) for axis, value in zip(axes, key, strict=True) if axis not in ("seed", "metric", "statistic")
-    ]
-    return column_head([axis for axis, _ in named], [value for _, value in named])
+def _sides(table: StudyTable) -> tuple[list[str], list[str]]:
+    """Returns the axes whose values are lines, and those whose values are panels.
+
+    Methods are lines, and where they are more than colours that tell them apart, those that the baseline names alone.
+    """
+    axes = [axis for axis in (*table.row_axes, *table.column_axes) if axis not in ("seed", "metric", "statistic")]
+    lines = table.column_axes if table.methods_are_columns else table.row_axes
+    if table.baseline and len(table.columns if table.methods_are_columns else table.rows) > _MOST_LINES:
+        lines = table.baseline
+    return [axis for axis in axes if axis in lines], [axis for axis in axes if axis not in lines]
+
+
+def _head(axes: Sequence[str], cell: TableCell) -> str:
+    return column_head(axes, [cell.names[axis] for axis in axes])
 
 
 def _method(label: str, seeds: dict[int, StudyRun]) -> Method:

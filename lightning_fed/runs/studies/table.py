@@ -62,7 +62,9 @@ class StudyTable:
         rows: The values of the former, for each row.
         columns: Those of the latter, for each column.
         cells: Cells by row and column; a combination that was not run has none.
-        ranks: Average rank of each row over the columns that all rows have; None where there are less than two.
+        baseline: Those of both that the baseline is named by.
+        ranks: Average rank of each row over the columns that all rows have, or of each column over rows; None where
+            there are less than two.
         notes: Sentences on what is not there.
     """
 
@@ -71,8 +73,14 @@ class StudyTable:
     rows: tuple[Key, ...]
     columns: tuple[Key, ...]
     cells: dict[tuple[Key, Key], TableCell]
+    baseline: tuple[str, ...]
     ranks: tuple[float, ...] | None
     notes: tuple[str, ...]
+
+    @property
+    def methods_are_columns(self) -> bool:
+        """Whether what is compared stands side by side, as the baseline's axes are all of columns."""
+        return bool(self.baseline) and {*self.baseline} <= {*self.column_axes}
 
 
 def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
@@ -94,8 +102,10 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
         cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
     rows = _in_order({row for row, _ in cells}, row_axes, study)
     columns = _in_order({column for _, column in cells}, column_axes, study)
-    ranks = None if {*row_axes} & {*_OF_REPORT} else _ranks(cells, rows, columns)
-    return StudyTable(row_axes, column_axes, rows, columns, cells, ranks, tuple(_notes(study, results, cells)))
+    baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
+    notes = tuple(_notes(study, results, cells))
+    table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
+    return replace(table, ranks=_ranks(table))
 
 
 def _expect_of_study(study: Study, results: StudyResults) -> None:
@@ -188,14 +198,16 @@ def _figure(published: PublishedFigures, cell: TableCell) -> Figure | None:
     return published.figure(cell.names)
 
 
-def _ranks(
-    cells: Mapping[tuple[Key, Key], TableCell], rows: Sequence[Key], columns: Sequence[Key]
-) -> tuple[float, ...] | None:
-    whole = [column for column in columns if all((row, column) in cells for row in rows)]
-    if len(whole) < 2 or len(rows) < 2:
+def _ranks(table: StudyTable) -> tuple[float, ...] | None:
+    by_column = table.methods_are_columns
+    methods, others = (table.columns, table.rows) if by_column else (table.rows, table.columns)
+    cells = {(column, row): cell for (row, column), cell in table.cells.items()} if by_column else table.cells
+    whole = [other for other in others if all((method, other) in cells for method in methods)]
+    # Metrics, or seeds, that are ranked among each other say nothing.
+    if len(whole) < 2 or len(methods) < 2 or {*(table.column_axes if by_column else table.row_axes)} & {*_OF_REPORT}:
         return None
-    means = np.array([[np.mean(cells[row, column].values) for column in whole] for row in rows])
-    signs = [-1 if lower_is_better(cells[rows[0], column].names["metric"]) else 1 for column in whole]
+    means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])
+    signs = [-1 if lower_is_better(cells[methods[0], other].names["metric"]) else 1 for other in whole]
     return tuple(average_ranks(means * signs).tolist())
 
 

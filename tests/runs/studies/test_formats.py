@@ -2,18 +2,21 @@
 
 import csv
 import io
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from lightning_fed.runs.studies.blocks import Block, heading, study_blocks, table_lines
+from lightning_fed.runs.studies.blocks import Block, column_head, heading, study_blocks, table_lines
 from lightning_fed.runs.studies.formats import as_csv, as_latex, as_markdown
 from lightning_fed.runs.studies.picture import study_figure, study_page
 from lightning_fed.runs.studies.published import Figure
+from lightning_fed.runs.studies.results import StudyResults, Trial
+from lightning_fed.runs.studies.study import AxisValue, Report, Study, Tune
 from lightning_fed.runs.studies.table import StudyTable, study_table
-from tests.runs.studies.parts import some_results, some_study
+from tests.runs.studies.parts import some_results, some_study, study_run
 
 STUDY = replace(some_study(target=0.75), source="A paper, Table 1", open=["rounds: 10", "batch size: 32."])
 
@@ -28,7 +31,7 @@ def table() -> StudyTable:
 
 @pytest.fixture(scope="module")
 def blocks(table: StudyTable) -> list[Block]:
-    return study_blocks(STUDY, table, "A paper, Table 1")
+    return study_blocks(STUDY, some_results(), table, "A paper, Table 1")
 
 
 def test_markdown_by_hand(table: StudyTable, blocks: list[Block]) -> None:
@@ -52,10 +55,11 @@ Profile `cpu`: fewer rounds.
 In brackets: A paper, Table 1, and our difference to it. \\*, \\*\\*, \\*\\*\\*: other than rule FedAvg""")
     assert "| FedAvg, masked | mnist | +1.00 | [+1.00, +1.00] | [+1.00, +1.00] | \\< 0.001 | 2 |" in text
     assert "| FedAvg, masked | 10 ± 0 | 0 of 2 seeds |" in text
-    assert "| FedAvg | model.optimizer.lr 0.1 | model.optimizer.lr 0.1 |" in text
+    assert "| rule | data set | by val/acc best | val/acc best | by test/acc best, not to choose by | test/" in text
+    assert "| FedAvg | mnist | aggregator.lr 1 | 60.00 % | model.optimizer.lr 0.1 | 90.00 % |" in text
     assert text.endswith("\n\nA note.\n")
     assert text == as_markdown(
-        heading(STUDY, some_results()), study_blocks(STUDY, table, "A paper, Table 1"), table.notes
+        heading(STUDY, some_results()), study_blocks(STUDY, some_results(), table, "A paper, Table 1"), table.notes
     )
 
 
@@ -109,7 +113,7 @@ def test_losses_and_single_seeds_have_no_percent_and_no_deviation() -> None:
     study = some_study(metric=["val/loss"])
     results = some_results()
     table = study_table(study, replace(results, runs=tuple(run for run in results.runs if run.seed == 0)))
-    main, differences, _ = study_blocks(study, table)
+    main, differences, _ = study_blocks(study, results, table)
     assert main.title == "val/loss, best, one seed"
     assert main.lines[1][1:3] == ["0.3333", "0.3333"]
     assert differences.lines[1][2:] == ["+0", "", "", "", "1"]
@@ -119,8 +123,6 @@ def test_losses_and_single_seeds_have_no_percent_and_no_deviation() -> None:
     ("values", "heads"), [(["0.1", "1e-05"], ["rate 0.1", "rate 1e-05"]), (["AVG", "x2"], ["AVG", "x2"])]
 )
 def test_numbers_are_named_in_heads(values: list[str], heads: list[str]) -> None:
-    from lightning_fed.runs.studies.blocks import column_head
-
     assert [column_head(["rate"], [value]) for value in values] == heads
 
 
@@ -153,3 +155,46 @@ def test_the_page_has_all_tables_and_curves(table: StudyTable, blocks: list[Bloc
     tags.feed(page[page.index("<body>") :])
     assert tags.found.count("table") == 4
     assert tags.found.count("h3") == 2
+
+
+def test_the_choice_is_by_means_over_whole_trials() -> None:
+    def trial(rate: str, seed: int, **values: float) -> Trial:
+        return Trial({"rule": "FedAvg", "data set": str(seed)}, seed, {"lr": rate}, values)
+
+    trials = (
+        *(trial("0.1", seed, acc=acc, loss=1.0) for seed, acc in enumerate([0.5, 0.6])),
+        *(trial("0.2", seed, acc=acc, loss=2.0) for seed, acc in enumerate([0.5, 0.7])),
+        *(trial("0.3", seed, acc=acc, loss=3.0) for seed, acc in enumerate([0.9, math.nan])),
+        trial("0.4", 0, acc=1.0, loss=0.1),
+    )
+    study = replace(STUDY, tune=Tune(per=["rule"], seeds=[0, 1]))
+    results = replace(some_results(), trials=trials)
+    block = study_blocks(study, results, study_table(study, results))[-1]
+    assert block.lines == [
+        ["rule", "by acc", "acc", "by loss", "loss"],
+        ["FedAvg", "lr 0.2", "60.00 %", "lr 0.1", "1"],
+    ]
+
+
+def test_methods_may_be_columns() -> None:
+    """Then they are ranked, and each of them is a line of every panel."""
+    study = some_study(columns=["rule"], rows=["data set"])
+    table = study_table(study, some_results())
+    assert table.ranks == (2.0, 1.0)
+    (block, *_) = study_blocks(study, some_results(), table)
+    assert block.lines[0] == ["data set", "FedAvg", "FedAvg, masked"]
+    assert block.lines[-1] == ["average rank", "2.00", "1.00"]
+    assert [line[-5] for line in table_lines(table)[1:]] == ["2", "1", "2", "1"]
+    figure = study_figure(table, "round")
+    assert [axes.get_title() for axes in figure.axes] == ["mnist", "fmnist"]
+    assert len(figure.legends[0].get_texts()) == 2
+
+
+def test_of_many_rows_the_methods_alone_are_lines() -> None:
+    rates = [f"{rate}" for rate in range(8)]
+    axes = {"rate": dict.fromkeys(rates, AxisValue()), "rule": dict.fromkeys(["A", "B"], AxisValue())}
+    runs = [study_run(0, {"test/acc": {1: 0.5}}, rate=rate, rule=rule) for rate in rates for rule in "AB"]
+    study = Study("T", axes=axes, report=Report(baseline={"rule": "A"}))
+    figure = study_figure(study_table(study, StudyResults("t", "full", tuple(runs))), "round")
+    assert [axes.get_title() for axes in figure.axes] == [f"rate {rate}" for rate in rates]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A (1 seed)", "B (1 seed)"]
