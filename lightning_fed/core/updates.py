@@ -113,6 +113,9 @@ class StartGradients(Protocol):
     def losses(self) -> Tensor:
         """Their f_i, shape (n,); see ``rows``."""
 
+    def look_at(self, clients: tuple[Client, ...], out: Tensor) -> None:
+        """Computes g_i of any clients into ``out``, shape (n, d), for a diagnostic: it counts as no cost."""
+
 
 class Need(Flag):
     """What an aggregator or a mask asks the loop to reduce over the cohort.

@@ -125,6 +125,10 @@ class ComputedStartGradients:
         self._count(clients)
         return self.full_gradient.compute_at_start(clients, out)
 
+    def look_at(self, clients: tuple[Client, ...], out: Tensor) -> None:
+        """Computes the gradients at w of any clients, shape (n, d), without counting them."""
+        self.full_gradient.compute_at_start(clients, out)
+
     def _count(self, clients: tuple[Client, ...]) -> None:
         if self.method_level != "none":
             self.samples += sum(map(self.full_gradient.count, clients))

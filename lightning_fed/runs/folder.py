@@ -45,7 +45,11 @@ _DATA = {
 }  # fmt: skip
 _NEW_DATA = ("collate_fn", "drop_last", "source")
 # Options of classes that are new, with the value at which they are as they were without them.
-_NEW_OF_CLASSES: dict[str, dict[str, Any]] = {"FEMNIST": {"digits_only": False}, "GradAlign": {"over": "data"}}
+_NEW_OF_CLASSES: dict[str, dict[str, Any]] = {
+    "FEMNIST": {"digits_only": False},
+    "GradAlign": {"over": "data"},
+    "GradientDissimilarity": {"over": "cohort"},
+}
 
 
 @dataclass(frozen=True)

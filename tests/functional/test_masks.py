@@ -155,6 +155,15 @@ def test_without_zero_votes_agreement_steps_by_two_clients(deltas: np.ndarray) -
     assert set(found.tolist()) <= possible
 
 
+@pytest.mark.parametrize("clients", [3, 10, 35])
+@pytest.mark.parametrize(("threshold", "share"), [(0.2, "0.6"), (0.4, "0.7"), (0.6, "0.8")])
+def test_the_threshold_as_a_share_of_the_clients(clients: int, threshold: float, share: str) -> None:
+    for ups in range(clients + 1):
+        deltas = np.where(np.arange(clients) < ups, 1.0, -1.0)[:, None]
+        reached = Fraction(max(ups, clients - ups)) >= Fraction(share) * clients
+        assert mask_of(deltas, threshold, binary=True).tolist() == [float(reached)]
+
+
 def test_a_zero_vote_stays_in_the_denominator() -> None:
     deltas = np.array([[3.0], [2.0], [0.0], [0.0]])
     assert mask_of(deltas, 0.5).tolist() == [1.0]

@@ -2,10 +2,12 @@
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from torch import Tensor
 
-from lightning_fed.core.updates import ReducedUpdate, StartGradient
+from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradient
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.dissimilarity import gradient_spread
 from lightning_fed.hooks import FederatedCallback, TrainerLike
@@ -28,7 +30,9 @@ class GradientDissimilarity(FederatedCallback):
     Args:
         every_n_rounds: Rounds between measurements, at least 1.
         weighting: Weights of all means: ``uniform`` (1/n, as in the paper) or ``samples`` (p_i ∝ s_i).
-        client: Id of a client whose own distance is logged, None for none.
+        client: Id of a client whose own distance is logged, None for none; the paper's figures have the first one's, 0.
+        over: Whether f is over the ``cohort`` or over ``all`` clients that hold samples, as in the paper's figures:
+            then the gradients of all are computed, by each process, and kept while they are compared.
 
     Raises:
         FederatedError: If an argument is out of range.
@@ -39,11 +43,14 @@ class GradientDissimilarity(FederatedCallback):
         every_n_rounds: int = 1,
         weighting: Literal["uniform", "samples"] = "uniform",
         client: int | None = None,
+        over: Literal["cohort", "all"] = "cohort",
     ) -> None:
         name = type(self).__name__
         expect_count("every_n_rounds", every_n_rounds, of=name)
         expect_choice("weighting", weighting, ("uniform", "samples"), of=name)
-        self.every_n_rounds, self.weighting, self.client = every_n_rounds, weighting, client
+        expect_choice("over", over, ("cohort", "all"), of=name)
+        self.every_n_rounds, self.weighting, self.client, self.over = every_n_rounds, weighting, client, over
+        self._found: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuses a client that is not there, and a second callback that would log under the same names."""
@@ -57,18 +64,33 @@ class GradientDissimilarity(FederatedCallback):
 
     def start_gradients(self, round: int) -> StartGradient:
         """Asks for the cohort's gradients in rounds that are due."""
-        return "cohort" if round % self.every_n_rounds == 0 else "none"
+        return "cohort" if round % self.every_n_rounds == 0 and self.over == "cohort" else "none"
+
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Measures over all clients, before any of them trains."""
+        self._found = {}
+        if trainer.round % self.every_n_rounds or self.over == "cohort":
+            return
+        holders = np.flatnonzero(trainer.client_sizes).tolist()
+        clients = tuple(Client(each, int(trainer.client_sizes[each]), trainer.round) for each in holders)
+        rows = trainer.weights.new_empty(len(clients), trainer.weights.numel())
+        trainer.start_gradients.look_at(clients, rows)
+        self._found = self._measure(clients, rows)
 
     def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Logs, in rounds that are due; the gradients are those of all clients drawn, whatever became of them since."""
-        if self.start_gradients(trainer.round) == "none":
-            return
-        start = trainer.start_gradients
-        finite = torch.linalg.vector_norm(start.rows, dim=1).isfinite()
-        clients = [client for client, good in zip(start.clients, finite.tolist(), strict=True) if good]
+        if self.start_gradients(trainer.round) == "cohort":
+            start = trainer.start_gradients
+            self._found = self._measure(start.clients, start.rows)
+        pl_module.log_dict(self._found)
+
+    def _measure(self, asked: tuple[Client, ...], rows: Tensor) -> dict[str, Tensor]:
+        """Returns what is logged of the gradients of some clients, those that are finite."""
+        finite = torch.linalg.vector_norm(rows, dim=1).isfinite()
+        clients = [client for client, good in zip(asked, finite.tolist(), strict=True) if good]
         if not clients:
-            return
-        rows = start.rows if len(clients) == len(start.clients) else start.rows[finite]
+            return {}
+        rows = rows if len(clients) == len(asked) else rows[finite]
         sizes = [client.num_samples if self.weighting == "samples" else 1 for client in clients]
         shares = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
         spread = gradient_spread(rows, shares)
@@ -82,4 +104,4 @@ class GradientDissimilarity(FederatedCallback):
         ids = [client.id for client in clients]
         if self.client in ids:
             logged["gradient/distance_client"] = distances[ids.index(self.client)]
-        pl_module.log_dict(logged)
+        return logged

@@ -15,6 +15,7 @@ from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import gradient_spread
+from lightning_fed.hooks import FederatedCallback
 from tests.aggregators.quadratic import LR, Quadratic
 from tests.callbacks.diagnostics.parts import (
     SIZES,
@@ -102,6 +103,37 @@ def test_three_quadratic_clients_over_three_rounds(weighting: Any, tmp_path: Pat
         assert found["gradient/distance_client"][round] == pytest.approx(distances[1], rel=1e-10)
         w = w - LR * sizes / sizes.sum() @ gradients  # the aggregator weights by samples in either case
     np.testing.assert_allclose(trainer.weights, w, rtol=1e-12)
+
+
+class Models(FederatedCallback):
+    """Keeps the model that each round starts from, and who trains."""
+
+    def __init__(self) -> None:
+        self.starts: list[np.ndarray] = []
+        self.cohorts: list[list[int]] = []
+
+    def on_round_start(self, trainer: Any, pl_module: Any, cohort: Any) -> None:
+        self.starts.append(trainer.weights.numpy().copy())
+        self.cohorts.append([client.id for client in cohort.clients])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_over_all_clients_whoever_is_drawn(engine: Any, tmp_path: Path) -> None:
+    models, plain = Models(), Models()
+    options: Any = {"precision": "64-true", "clients_per_round": 1, "max_rounds": 4, "engine": engine}
+    trainer = trainer_for(tmp_path, GradientDissimilarity(client=0, over="all"), models, **options)
+    trainer.fit(Quadratic(), quadratic_data())
+    without = trainer_for(tmp_path / "plain", plain, **options)
+    without.fit(Quadratic(), quadratic_data())
+    assert torch.equal(trainer.weights, without.weights)
+    assert trainer.totals == without.totals
+    found = columns(trainer)
+    assert len({tuple(cohort) for cohort in models.cohorts}) > 1
+    for round, w in enumerate(models.starts, 1):
+        r, distances, norm = spread_by_hand(gradients_by_hand(w))
+        expected = (r, distances.mean(), distances.max(), norm)
+        assert [found[name][round] for name in NAMES] == pytest.approx(expected, rel=1e-10)
+        assert found["gradient/distance_client"][round] == pytest.approx(distances[0], rel=1e-10)
 
 
 class Counted(FullGradient):
