@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 from lightning_fed.cli.study.record import done_run
+from lightning_fed.cli.study.tuning import groups_of, with_choices
 from lightning_fed.runs.report.budgets import X_SUMS
 from lightning_fed.runs.report.load import read_metrics
+from lightning_fed.runs.report.statistics import run_statistic
 from lightning_fed.runs.studies.cells import Cell, cells_of
-from lightning_fed.runs.studies.results import StudyResults, StudyRun
+from lightning_fed.runs.studies.results import StudyResults, StudyRun, Trial
 from lightning_fed.runs.studies.study import Report, Study
 
 __all__ = ["collect"]
@@ -25,9 +27,18 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
         What they came to, and the runs that are missing.
     """
     cells = cells_of(study)
-    runs = {cell.folder: run for cell in cells if (run := _read(root, cell, study.report)) is not None}
-    missing = [cell for cell in cells if cell.folder not in runs]
-    return StudyResults(study.name, profile, tuple(runs.values())), missing
+    groups = groups_of(study, cells, root) if root.is_dir() else []
+    tuned, undecided = with_choices(study, cells, groups)
+    runs = {cell.folder: run for cell in tuned if (run := _read(root, cell, study.report)) is not None}
+    missing = [cell for cell in tuned if cell.folder not in runs]
+    trials = [
+        trial
+        for group in groups
+        for attempt in group.asked()
+        for cell in attempt.cells
+        if (trial := _trial(root, cell, study)) is not None
+    ]
+    return StudyResults(study.name, profile, tuple(runs.values()), tuple(trials)), [*missing, *undecided]
 
 
 def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
@@ -38,8 +49,24 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
     last = max((at for column in columns.values() for at in column), default=0)
     kept = [name for name in (*report.metric, *X_SUMS.get(report.x, (report.x,))) if name in columns]
     curves = {name: columns[name] for name in kept}
-    return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _chosen(cell), curves)
+    return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves)
 
 
-def _chosen(cell: Cell) -> dict[str, str]:
+def _trial(root: Path, cell: Cell, study: Study) -> Trial | None:
+    """Reads a run of the tuning: what decides, and beside it the best on the test set, by which nothing is chosen."""
+    run = done_run(root, cell)
+    if run is None:
+        return None
+    columns, tune = read_metrics(run.metrics), study.tune
+    wanted = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic)}
+    wanted |= {f"{name} best, not to choose by": (name, "best") for name in study.report.metric}
+    values = {
+        title: run_statistic(columns[name], statistic, name)
+        for title, (name, statistic) in wanted.items()
+        if name in columns
+    }
+    return Trial(dict(cell.axes), cell.seed, _as_words(cell), values)
+
+
+def _as_words(cell: Cell) -> dict[str, str]:
     return {option: value if isinstance(value, str) else json.dumps(value) for option, value in cell.options.items()}

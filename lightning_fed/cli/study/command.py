@@ -10,8 +10,10 @@ from lightning_fed.cli.study.estimate import time_needed
 from lightning_fed.cli.study.file import help_on_keys, load_study
 from lightning_fed.cli.study.pool import Outcome, Pool
 from lightning_fed.cli.study.record import LOG, Guard, done_run
+from lightning_fed.cli.study.tuning import Group, groups_of, tune, with_choices
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.runs.studies.cells import Cell, cells_of, chosen_by
+from lightning_fed.runs.studies.study import Study
 
 __all__ = ["main", "study_folder"]
 
@@ -42,18 +44,35 @@ def main(argv: list[str], guard: Guard) -> int:
     expect_count("--jobs", options.jobs)
     study = load_study(options.file, options.profile)
     root = study_folder(options.output, study.name, options.profile)
-    cells = _share(chosen_by(cells_of(study), options.only), options.shard)
-    missing = [cell for cell in cells if done_run(root, cell) is None]
-    print(f"{study.title}: {len(cells)} runs in {root}, {len(cells) - len(missing)} of them done.")
-    pool = Pool(root, options.jobs, guard)
+    cells = chosen_by(cells_of(study), options.only)
+    cells = _share(cells, options.shard, _per(study) if groups_of(study, cells, root) else [*study.axes, "seed"])
+    groups, pool = groups_of(study, cells, root), Pool(root, options.jobs, guard)
+    trials = [cell for group in groups for attempt in group.planned(options.jobs) for cell in attempt.cells]
+    tuned, undecided = with_choices(study, cells, groups)
+    planned = list({cell.folder: cell for cell in (*trials, *tuned, *undecided)}.values())
+    missing = [cell for cell in planned if done_run(root, cell) is None]
+    tuning = f", {len(trials)} of them to tune" if trials else ""
+    print(f"{study.title}: {len(planned)} runs in {root}{tuning}; {len(planned) - len(missing)} are done.")
     if missing and (mistake := pool.mistake(list(_each_value_once(missing)))):
         raise FederatedError(f"In {options.file}: {mistake}")
     if options.dry_run:
         for cell in missing:
             print(f"  {cell.label}")
-        print(time_needed(root, cells, missing, options.jobs, guard))
+        print(time_needed(root, planned, missing, options.jobs, guard))
         return 0
-    return _tell(pool.train(cells), root, options)
+    return _tell(_train(study, cells, groups, pool, options.jobs), root, options)
+
+
+def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: Pool, jobs: int) -> Outcome:
+    """Tunes, and trains the runs with what is chosen."""
+    tuning = tune(groups, pool.train, jobs) if groups else Outcome()
+    if tuning.signum is not None:
+        return tuning
+    tuned, undecided = with_choices(study, cells, groups)
+    if undecided:
+        print(f"{len(undecided)} runs are left out, as every trial of their options has failed.")
+    outcome = pool.train(tuned)
+    return Outcome([*tuning.failed, *outcome.failed], outcome.signum)
 
 
 def study_folder(output: Path, name: str, profile: str) -> Path:
@@ -77,21 +96,30 @@ def _parser() -> _Parser:
     return parser
 
 
-def _share(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:
+def _per(study: Study) -> list[str]:
+    """Returns the axes whose combinations are tuned by themselves."""
+    return list(study.axes) if study.tune.per is None else study.tune.per
+
+
+def _share(cells: list[Cell], shard: str | None, per: Sequence[str]) -> list[Cell]:
+    """Returns a share of the runs; those that agree in some axes are in the same one."""
     if shard is None:
         return cells
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
     if match is None or int(match[1]) > int(match[2]):
         raise FederatedError(f"Expected `--shard` as `3/8`, the third of eight shares, got {shard!r}.")
-    return cells[int(match[1]) - 1 :: int(match[2])]
+    keys = [tuple(str({**cell.axes, "seed": cell.seed}[axis]) for axis in per) for cell in cells]
+    chosen = set(list(dict.fromkeys(keys))[int(match[1]) - 1 :: int(match[2])])
+    return [cell for cell, key in zip(cells, keys, strict=True) if key in chosen]
 
 
 def _each_value_once(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Yields runs in which every value of every axis occurs that occurs at all."""
+    """Yields runs in which every value of every axis, and of every tuned option, occurs that occurs at all."""
     seen: set[tuple[str, str]] = set()
     for cell in cells:
-        if not seen.issuperset(cell.axes.items()) or cell is cells[0]:
-            seen.update(cell.axes.items())
+        values = {(name, str(value)) for name, value in {**cell.axes, **cell.options}.items()}
+        if not seen.issuperset(values) or cell is cells[0]:
+            seen |= values
             yield cell
 
 

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lightning_fed.cli.study.record import HELD, LOG, Guard, done_run
+from lightning_fed.cli.study.record import HELD, LOG, PRUNED, Guard, done_run
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.lock import RunLock
 from lightning_fed.runs.studies.cells import Cell
@@ -56,6 +56,7 @@ class Pool:
         self._context.set_forkserver_preload(["lightning_fed.cli.study.worker"])
         self._running: dict[BaseProcess, tuple[Cell, float]] = {}
         self._outcome = Outcome()
+        self._ended: Callable[[Cell, bool], object] = lambda cell, early: None
 
     def mistake(self, cells: Sequence[Cell]) -> str:
         """Returns what is wrong with the command line of the first of some runs that has a mistake, else nothing."""
@@ -70,9 +71,14 @@ class Pool:
         finally:
             process.join()
 
-    def train(self, cells: Sequence[Cell]) -> Outcome:
-        """Trains those of some runs that are not done, waiting for those that other programs train."""
-        self._outcome = Outcome()
+    def train(self, cells: Sequence[Cell], ended: Callable[[Cell, bool], object] = lambda cell, early: None) -> Outcome:
+        """Trains those of some runs that are not done, waiting for those that other programs train.
+
+        Args:
+            cells: The runs.
+            ended: Called with each run that has ended, and whether it was ended early.
+        """
+        self._outcome, self._ended = Outcome(), ended
         open_runs = [cell for cell in cells if done_run(self._root, cell) is None]
         waiting, held = deque(open_runs), list[Cell]()
         bar = tqdm(total=len(cells), initial=len(cells) - len(open_runs), desc="Runs", unit="run",
@@ -114,6 +120,11 @@ class Pool:
         if process.exitcode == 0:
             bar.update()
             tqdm.write(f"{cell.label}: done in {time.monotonic() - started:.0f} s")
+            self._ended(cell, False)
+        elif process.exitcode == PRUNED:
+            bar.update()
+            tqdm.write(f"{cell.label}: ended early, as others are better")
+            self._ended(cell, True)
         elif self._outcome.signum is None:
             self._outcome.failed.append(cell)
             tqdm.write(f"{cell.label}: failed, see {self._root / cell.folder / LOG}")

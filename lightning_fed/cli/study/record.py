@@ -3,19 +3,22 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.core.files import write_atomically
 from lightning_fed.runs.folder import RunFolder, open_run
 from lightning_fed.runs.studies.cells import Cell
 
-__all__ = ["HELD", "LOG", "Guard", "done_run", "write_record"]
+__all__ = ["HELD", "LOG", "PRUNED", "Guard", "done_run", "write_record"]
 
 Guard = Callable[[], AbstractContextManager[None]]
 """What restricts the imports of a command, as ``--safe_imports`` asks for."""
@@ -23,16 +26,19 @@ Guard = Callable[[], AbstractContextManager[None]]
 HELD = 75
 """Exit code of a process whose run another process trains."""
 
+PRUNED = 76
+"""Exit code of a process whose run was ended early, as others are better."""
+
 LOG = "log.txt"
 """The file beside a run folder that has what its process printed."""
 
 _RECORD = "done.json"
-_FILE = re.compile(r"[\w./-]+\.ya?ml")
+_ENDINGS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
 class _Record:
-    """The end of a run: hash of its words with the text of their files, name of its folder, and its fingerprint."""
+    """The end of a run: hash of its words with what their files say, name of its folder, and its fingerprint."""
 
     words: str
     run: str
@@ -56,22 +62,38 @@ def write_record(root: Path, cell: Cell, run: RunFolder) -> None:
 
 
 def _hash(cell: Cell) -> str:
-    """Hashes what the run's configuration is made of: its words, the files that these name, and variables."""
+    """Hashes what the run's configuration is made of: its words, what the files say that these name, and variables."""
     variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PL_FIT__"))
-    parts = [*cell.words, *variables, *(text for word in cell.words for text in _texts(word))]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    named = [word for before, word in pairwise(cell.words) if before == "--config"]
+    named += [value for word in cell.words if (value := word.partition("=")[2]).endswith(_ENDINGS)]
+    parts = [*cell.words, *variables, *(values for name in named for values in _values_of(name))]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
 @cache
-def _texts(word: str) -> tuple[str, ...]:
-    """Returns the text of a file and of those that are named in it, () of a word that names none."""
-    return tuple(_walk(find_config(word), set()))
+def _values_of(name: str) -> tuple[Any, ...]:
+    """Returns what a file says and those that its values name, () if there is none."""
+    return tuple(_walk(find_config(name), set()))
 
 
-def _walk(path: str, seen: set[str]) -> Iterator[str]:
+def _walk(path: str, seen: set[str]) -> Iterator[Any]:
     if path in seen or not os.path.isfile(path):
         return
     seen.add(path)
-    yield (text := Path(path).read_text(encoding="utf-8", errors="replace"))
-    for named in _FILE.findall(text):
-        yield from _walk(named, seen)
+    content = Path(path).read_bytes()
+    try:
+        values = yaml.safe_load(content)
+    except yaml.YAMLError:  # which the parser of the run will tell
+        values = content
+    yield values
+    for text in _texts(values):
+        if text.endswith(_ENDINGS):
+            yield from _walk(text, seen)
+
+
+def _texts(values: Any) -> Iterator[str]:
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, (dict, list)):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _texts(value)

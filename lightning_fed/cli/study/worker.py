@@ -14,7 +14,8 @@ import torch
 
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.cli.federated_cli import FederatedCLI
-from lightning_fed.cli.study.record import HELD, LOG, Guard, done_run, write_record
+from lightning_fed.cli.study.pruning import Pruning
+from lightning_fed.cli.study.record import HELD, LOG, PRUNED, Guard, done_run, write_record
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.lock import RunLock
 from lightning_fed.runs.studies.cells import Cell
@@ -45,7 +46,10 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
 
 
 def _train(root: Path, cell: Cell) -> None:
-    trainer = FederatedCLI([*cell.words, *_place(root, cell), "--ckpt_path=last"]).trainer
+    pruning = None if cell.watch is None else Pruning(cell.watch)
+    trainer = _Watched([*cell.words, *_place(root, cell), "--ckpt_path=last"], pruning).trainer
+    if pruning is not None and pruning.pruned:
+        raise SystemExit(PRUNED)
     if trainer.run is None:
         raise FederatedError("Expected runs of a study to write metrics.csv: leave `--trainer.logger false` out.")
     write_record(root, cell, trainer.run)
@@ -71,6 +75,20 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Watched(FederatedCLI):
+    """Trains as ``fit`` does, with a callback that is no option of the run."""
+
+    def __init__(self, words: list[str], pruning: Pruning | None) -> None:
+        self._pruning = pruning
+        super().__init__(words)
+
+    def after_instantiate_classes(self) -> None:
+        """Adds the callback, before the aggregator's and the checkpoint's."""
+        super().after_instantiate_classes()
+        if self._pruning is not None:
+            self.trainer.callbacks.insert(0, self._pruning)
 
 
 class _Parsed(FederatedCLI):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
@@ -12,9 +12,28 @@ from typing import Any
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.studies.study import AxisValue, Name, Study
 
-__all__ = ["Cell", "cells_of", "chosen_by", "combinations", "make_cell"]
+__all__ = ["Cell", "Watch", "cells_of", "chosen_by", "combinations", "folder_of", "make_cell"]
 
 _LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The trial of Optuna by which a run may be ended early.
+
+    Attributes:
+        journal: The file that Optuna's study is in.
+        study: Its name.
+        number: That of the trial.
+        run: Which of the trial's runs it is.
+        metric: Column that is compared.
+    """
+
+    journal: str
+    study: str
+    number: int
+    run: int
+    metric: str
 
 
 @dataclass(frozen=True)
@@ -27,6 +46,7 @@ class Cell:
         folder: Where its run folders lie, below that of the study.
         options: Options that tuning sets, with their values.
         words: The command line of the run, but for where it is kept.
+        watch: What may end it early.
     """
 
     axes: dict[str, Name]
@@ -34,6 +54,7 @@ class Cell:
     folder: str
     options: dict[str, Any]
     words: tuple[str, ...]
+    watch: Watch | None = None
 
     @property
     def label(self) -> str:
@@ -50,39 +71,36 @@ def combinations(study: Study) -> Iterator[dict[str, Name]]:
             yield axes
 
 
-def cells_of(study: Study, tuned: Callable[[dict[str, Name]], Mapping[str, Any]] = lambda axes: {}) -> list[Cell]:
-    """Returns the runs of a study, all seeds of a combination one after the other.
-
-    Args:
-        study: The study, in the size of a profile.
-        tuned: What tuning has chosen for a combination.
-    """
-    return [make_cell(study, axes, seed, tuned(axes)) for axes in combinations(study) for seed in study.seeds]
+def cells_of(study: Study) -> list[Cell]:
+    """Returns the runs of a study without what is tuned, all seeds of a combination one after the other."""
+    return [make_cell(study, axes, seed, {}) for axes in combinations(study) for seed in study.seeds]
 
 
-def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[str, Any], within: str = "") -> Cell:
+def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[str, Any]) -> Cell:
     """Makes the run of a combination and a seed, with options that tuning sets, in a folder of its own.
+
+    A trial that is chosen is the run of its seed, which need not be trained again.
 
     Args:
         study: The study, in the size of a profile.
         axes: A value for each axis.
         seed: The seed.
         options: Options laid over all others.
-        within: Folder below that of the study.
     """
     words = ["fit"]
     layers: list[Study | AxisValue] = [study, *(study.axes[axis][value] for axis, value in axes.items())]
     for layer in layers:
         words += [word for config in layer.configs for word in ("--config", config)] + _words(layer.set)
     words += [*_words(options), f"--seed_everything={seed}"]
-    return Cell(axes, seed, f"{within}{_slug(axes)}/seed{seed}", dict(options), tuple(words))
+    folder = "/".join([folder_of(axes), *([folder_of(options)] if options else []), f"seed{seed}"])
+    return Cell(axes, seed, folder, dict(options), tuple(words))
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
     return [f"--{option}={value if isinstance(value, str) else json.dumps(value)}" for option, value in options.items()]
 
 
-def _slug(values: Mapping[str, Any]) -> str:
+def folder_of(values: Mapping[str, Any]) -> str:
     """Returns the name of a folder for some values, short and of letters that every system takes."""
     text = ",".join(f"{axis}={value}" for axis, value in values.items()) or "run"
     plain = re.sub(r"[^\w.+,=-]", "_", text)

@@ -68,8 +68,8 @@ class Tune:
         per: Axes for each of whose combinations there is a choice of its own (default: all).
         at: Values at which the other axes are kept while tuning; over those that are not named the mean decides.
         sampler: Who proposes values: `grid` all combinations, `tpe` as Optuna's estimator says.
-        trials: Most combinations to try for each choice; those of the grid by default.
-        pruner: Whether to end runs early that are worse than the median of the others at a round.
+        trials: Most combinations to try for each choice: of a grid the first ones, all by default.
+        pruner: Whether runs end early whose best so far is worse than the median of the others at a round (`median`).
     """
 
     parameters: Parameters = field(default_factory=dict)
@@ -255,6 +255,11 @@ def expect_sound(study: Study) -> None:
         _expect_values("without", study, one)
     _expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
     _expect_values("tune.by", study, tune.by)
+    per = set(study.axes if tune.per is None else tune.per)
+    for place, wrong in (("tune.at", per & set(tune.at)), ("tune.by", set(tune.by) - per)):
+        if wrong:
+            beside = "beside" if place == "tune.at" else "among"
+            raise FederatedError(f"Expected `{place}` to name axes {beside} those of `tune.per`, got {wrong.pop()!r}.")
     _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
     if tune.metric.startswith("test"):
         raise FederatedError(

@@ -37,7 +37,7 @@ def train(root: Path, cell: Cell) -> RunFolder:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    record._texts.cache_clear()
+    record._values_of.cache_clear()
 
 
 def test_what_is_done_is_found_while_nothing_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,13 +46,13 @@ def test_what_is_done_is_found_while_nothing_has_changed(tmp_path: Path, monkeyp
     run = train(root, cell)
     assert done_run(root, cell) == run
     assert done_run(root, other) is None
-    for file in ("base.yaml", "part.yaml"):
+    for file, added in (("base.yaml", "weights: a"), ("part.yaml", "init_args: {}"), ("base.yaml", "# part.yaml")):
         former = (tmp_path / file).read_text()
-        (tmp_path / file).write_text(f"{former}\n#")
-        record._texts.cache_clear()
-        assert done_run(root, cell) is None
+        (tmp_path / file).write_text(f"{former}{added}\n")
+        record._values_of.cache_clear()
+        assert (done_run(root, cell) is None) == (added[0] != "#")
         (tmp_path / file).write_text(former)
-        record._texts.cache_clear()
+        record._values_of.cache_clear()
     assert done_run(root, cell) == run
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_ROUNDS", "5")
     assert done_run(root, cell) is None

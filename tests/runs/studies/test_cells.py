@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.studies.cells import Cell, cells_of, chosen_by
+from lightning_fed.runs.studies.cells import Cell, cells_of, chosen_by, make_cell
 from lightning_fed.runs.studies.study import AxisValue, Name, Study
 
 RULES = {"FedAvg": AxisValue(), "GMA": AxisValue(["aggregator/gma"], {"aggregator.lr": 2})}
@@ -22,13 +22,16 @@ def test_the_product_without_what_is_left_out() -> None:
 
 
 def test_what_comes_later_is_laid_over() -> None:
-    cell = cells_of(STUDY, lambda axes: {"aggregator.lr": 0.5, "data": {"class_path": "Digits"}})[-1]
+    options = {"aggregator.lr": 0.5, "data": {"class_path": "Digits"}}
+    cell = make_cell(STUDY, {"rule": Name("GMA"), "rate": Name("1e-05")}, 7, options)
     assert cell.words == (
         "fit", "--config", "quickstart", "--trainer.max_rounds=3", "--trainer.name=null", "--config", "aggregator/gma",
         "--aggregator.lr=2", "--model.optimizer.lr=1e-05", "--aggregator.lr=0.5", '--data={"class_path": "Digits"}',
         "--seed_everything=7",
     )  # fmt: skip
-    assert cell.options == {"aggregator.lr": 0.5, "data": {"class_path": "Digits"}}
+    assert cell.options == options
+    assert cell.folder.startswith("rule=GMA,rate=1e-05/aggregator.lr=0.5,data=")
+    assert cell.folder.endswith("/seed7")
 
 
 def test_each_run_has_a_folder_of_its_own() -> None:

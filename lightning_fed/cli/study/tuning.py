@@ -1,0 +1,244 @@
+"""Tuning by Optuna: trials are runs of the study like others, and a validation metric chooses among them."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from lightning_fed.cli.study.pool import Outcome
+from lightning_fed.cli.study.record import done_run
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.report.load import read_metrics
+from lightning_fed.runs.report.statistics import lower_is_better, run_statistic
+from lightning_fed.runs.studies.cells import Cell, Watch, combinations, folder_of, make_cell
+from lightning_fed.runs.studies.study import Name, Parameters, Space, Study
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Attempt", "Group", "groups_of", "tune", "value_of", "with_choices"]
+
+_JOURNAL = "tuning.log"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A trial: its number in Optuna's study, what it sets, and its runs."""
+
+    number: int
+    options: dict[str, Any]
+    cells: tuple[Cell, ...]
+
+
+class Group:
+    """Combinations of a study for which one choice is made.
+
+    Args:
+        study: The study, in the size of a profile.
+        values: The values that they share.
+        root: Folder of the study's runs.
+    """
+
+    def __init__(self, study: Study, values: dict[str, Name], root: Path) -> None:
+        self.values, self._study, self._root = values, study, root
+        self._parameters: Parameters = dict(study.tune.parameters)
+        for axis, by in study.tune.by.items():
+            self._parameters |= by.get(values.get(axis, ""), {})
+        kept = {**study.tune.at, **values}
+        self._members = [axes for axes in combinations(study) if kept.items() <= axes.items()]
+        if not self._members:
+            raise FederatedError(
+                f"Expected `tune.at` to leave combinations of {folder_of(values)} that are not in `without`, got none."
+            )
+
+    def asked(self) -> list[Attempt]:
+        """Returns the trials that there have been, without those that were ended early or wait to be asked for."""
+        states = ("WAITING", "PRUNED")
+        return [self._attempt(trial) for trial in self._optuna.trials if trial.state.name not in states]
+
+    def planned(self, most: int) -> list[Attempt]:
+        """Returns the trials that there have been, or the first ones."""
+        if not self.asked():
+            self.ask(most)
+        return self.asked()
+
+    def ask(self, most: int) -> None:
+        """Asks the sampler for further trials, as many as are left of the grid, or at most a number at a time."""
+        tuning, choices = self._study.tune, [v for v in self._parameters.values() if isinstance(v, list)]
+        grid = math.prod(map(len, choices)) if len(choices) == len(self._parameters) else None
+        if (limit := tuning.trials or grid) is None:
+            raise FederatedError(
+                "Expected `tune.trials` with ranges to draw from, which have no end of their own, got none."
+            )
+        left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)
+        if tuning.sampler == "grid":  # in the order of the file; Optuna's own sampler would end its study with the last
+            for values in product(*map(_texts, choices)):
+                self._optuna.enqueue_trial(dict(zip(self._parameters, values, strict=True)), skip_if_exists=True)
+        for _ in range(left if tuning.sampler == "grid" else min(left, most)):
+            self._optuna.ask(self._distributions())
+
+    def tell(self, attempt: Attempt, early: bool = False) -> None:
+        """Tells the sampler what a trial came to; one that failed stays open, to be tried again."""
+        if early:
+            self._optuna.tell(attempt.number, state=_import().trial.TrialState.PRUNED, skip_if_finished=True)
+            return
+        value = value_of(self._study, self._root, attempt)
+        if value is not None and math.isfinite(value):
+            self._optuna.tell(attempt.number, value, skip_if_finished=True)
+
+    def choice(self) -> Attempt | None:
+        """Returns the trial that is best by the mean of its runs, the first of equals; None if none is done."""
+        values = {attempt.number: value_of(self._study, self._root, attempt) for attempt in self.asked()}
+        sign = -1 if lower_is_better(self._study.tune.metric) else 1
+        done = {number: sign * value for number, value in values.items() if value is not None and math.isfinite(value)}
+        return next((one for one in self.asked() if done and one.number == max(done, key=done.__getitem__)), None)
+
+    def _attempt(self, trial: "optuna.trial.FrozenTrial") -> Attempt:
+        values = {name: trial.params[name] for name in self._parameters}
+        options = {name: json.loads(value) if isinstance(value, str) else value for name, value in values.items()}
+        seeds = self._study.tune.seeds
+        cells = [make_cell(self._study, axes, seed, options) for axes in self._members for seed in seeds]
+        if self._study.tune.pruner == "median" and trial.state.name == "RUNNING":
+            journal, name = str(self._root / _JOURNAL), self._optuna.study_name
+            cells = [
+                replace(cell, watch=Watch(journal, name, trial.number, at, self._study.tune.metric))
+                for at, cell in enumerate(cells)
+            ]
+        return Attempt(trial.number, options, tuple(cells))
+
+    def _distributions(self) -> "dict[str, optuna.distributions.BaseDistribution]":
+        from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+        return {
+            option: FloatDistribution(one.low, one.high, log=one.log)
+            if isinstance(one, Space)
+            else CategoricalDistribution(_texts(one))
+            for option, one in self._parameters.items()
+        }
+
+    @cached_property
+    def _optuna(self) -> "optuna.Study":
+        """Optuna's study, in a journal in the folder of the runs; another space is another study."""
+        module, space = _import(), json.dumps(self._parameters, default=vars)
+        tuning, seed = self._study.tune, int(hashlib.sha256(space.encode()).hexdigest()[:8], 16)
+        self._root.mkdir(parents=True, exist_ok=True)
+        found: optuna.Study = module.create_study(
+            study_name=f"{folder_of(self.values)}-{seed:08x}",
+            storage=module.storages.JournalStorage(
+                module.storages.journal.JournalFileBackend(str(self._root / _JOURNAL))
+            ),
+            sampler=module.samplers.TPESampler(seed=seed),
+            direction="minimize" if lower_is_better(tuning.metric) else "maximize",
+            load_if_exists=True,
+        )
+        return found
+
+    @property
+    def tunes(self) -> bool:
+        """Whether there is anything to choose."""
+        return bool(self._parameters)
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether a run is of one of its combinations."""
+        return self.values.items() <= cell.axes.items()
+
+
+def groups_of(study: Study, cells: Sequence[Cell], root: Path) -> list[Group]:
+    """Returns the groups that some runs of a study are in, none of those for which nothing is tuned."""
+    per = study.axes if study.tune.per is None else study.tune.per
+    shared = dict.fromkeys(tuple((axis, cell.axes[axis]) for axis in study.axes if axis in per) for cell in cells)
+    groups = [Group(study, dict(values), root) for values in shared]
+    return [group for group in groups if group.tunes]
+
+
+Train = Callable[[Sequence[Cell], Callable[[Cell, bool], object]], Outcome]
+"""What trains runs, and calls a function with each that has ended and whether early."""
+
+
+def tune(groups: Sequence[Group], train: Train, jobs: int) -> Outcome:
+    """Trains the trials of all groups until none of their samplers has another, and tells these what they came to."""
+    seen, failed = set[tuple[int, int]](), list[Cell]()
+    while True:
+        tried = [(at, one) for at, group in enumerate(groups) for one in _fresh(group, at, seen, jobs)]
+        if not tried:
+            return Outcome(failed)
+        trials = {cell.folder: (groups[at], attempt) for at, attempt in tried for cell in attempt.cells}
+        outcome = train([cell for _, attempt in tried for cell in attempt.cells], partial(_tell_of, trials))
+        failed += outcome.failed
+        for at, attempt in tried:
+            seen.add((at, attempt.number))
+            groups[at].tell(attempt)
+        if outcome.signum is not None:
+            return Outcome(failed, outcome.signum)
+
+
+def _tell_of(trials: dict[str, tuple[Group, Attempt]], cell: Cell, early: bool) -> None:
+    """Tells at once, so that the trials that still run are compared with it."""
+    group, attempt = trials[cell.folder]
+    group.tell(attempt, early)
+
+
+def _fresh(group: Group, at: int, seen: set[tuple[int, int]], jobs: int) -> list[Attempt]:
+    for _ in range(2):
+        if fresh := [attempt for attempt in group.asked() if (at, attempt.number) not in seen]:
+            return fresh
+        group.ask(jobs)
+    return []
+
+
+def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -> tuple[list[Cell], list[Cell]]:
+    """Returns runs with what tuning has chosen for them, and apart those for which it has chosen nothing."""
+    choices = [group.choice() for group in groups]
+    tuned, undecided = [], []
+    for cell in cells:
+        at = next((at for at, group in enumerate(groups) if group.holds(cell)), None)
+        choice = None if at is None else choices[at]
+        if at is None:
+            tuned.append(cell)
+        elif choice is None:
+            undecided.append(cell)
+        else:
+            tuned.append(make_cell(study, cell.axes, cell.seed, choice.options))
+    return tuned, undecided
+
+
+def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
+    """Returns the mean over a trial's runs of what decides, None if one of them is not done.
+
+    Raises:
+        FederatedError: If they have not measured it.
+    """
+    values = []
+    for cell in attempt.cells:
+        run = done_run(root, cell)
+        if run is None:
+            return None
+        columns = read_metrics(run.metrics)
+        if study.tune.metric not in columns:
+            measured = ", ".join(sorted(columns))
+            raise FederatedError(
+                f"Expected `tune.metric` to be a column of {run.metrics} ({measured}), got {study.tune.metric!r}."
+            )
+        values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric))
+    return fmean(values)
+
+
+def _texts(values: Sequence[Any]) -> list[str]:
+    return [json.dumps(value) for value in values]
+
+
+def _import() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise FederatedError(
+            "Expected Optuna for a study that is tuned: install it with `pip install 'lightning_fed[study]'`."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,152 @@
+"""Tuning: trials by Optuna's samplers, the choice by the mean of what decides, and the runs with what is chosen."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.cli.study import record
+from lightning_fed.cli.study.collect import collect
+from lightning_fed.cli.study.pool import Outcome
+from lightning_fed.cli.study.record import done_run, write_record
+from lightning_fed.cli.study.tuning import groups_of, tune, with_choices
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.folder import create_run
+from lightning_fed.runs.lock import RunLock
+from lightning_fed.runs.studies.cells import Cell, cells_of
+from lightning_fed.runs.studies.study import AxisValue, Name, Space, Study, Tune
+
+RULES = {"A": AxisValue(), "B": AxisValue(set={"x": 1})}
+MASKS = {"none": AxisValue(), "some": AxisValue(set={"y": 1})}
+GRID = Tune(
+    parameters={"lr": [0.1, 1.0]}, by={"rule": {"B": {"mu": [1, 2, 3]}}}, seeds=[0, 5], per=["rule"],
+    at={"mask": Name("none")}, statistic="final",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    record._values_of.cache_clear()
+
+
+def study(tuning: Tune = GRID) -> Study:
+    return Study("T", "t", axes={"rule": RULES, "mask": MASKS}, seeds=[0, 1], tune=tuning)
+
+
+def trainer(root: Path, value: Callable[[Cell], float | None]) -> Callable[[Sequence[Cell]], Outcome]:
+    """Stands in for processes: a run comes to a value, or fails where that is None."""
+
+    def train(cells: Sequence[Cell], ended: Callable[[Cell, bool], object] = lambda cell, early: None) -> Outcome:
+        for cell in (cell for cell in cells if done_run(root, cell) is None and value(cell) is not None):
+            with RunLock() as lock:
+                run = create_run(root, cell.folder, {"words": cell.words}, "label", cell.seed, lock)
+            run.metrics.write_text(f"round,val/acc,test/acc\n0,0.9,0.1\n1,{value(cell)},0.7\n")
+            write_record(root, cell, run)
+            ended(cell, False)
+        return Outcome([cell for cell in cells if value(cell) is None])
+
+    return train
+
+
+def best_at(cell: Cell) -> float | None:
+    """Rate 1 is best for A, rate 0.1 with mu 2 for B in the mean over seeds, rate 1 with mu 3 for seed 0 alone."""
+    lr, mu = float(cell.options["lr"]), cell.options.get("mu")
+    if mu is None:
+        return 0.1 * lr
+    return 0.8 * (lr == 0.1 and mu == 2) + 0.9 * (lr == 1 and mu == 3 and cell.seed == 0)
+
+
+def test_the_grid_of_each_group_is_tried_and_the_mean_over_seeds_chooses(tmp_path: Path) -> None:
+    groups = groups_of(study(), cells_of(study()), tmp_path)
+    assert [group.values for group in groups] == [{"rule": "A"}, {"rule": "B"}]
+    assert tune(groups, trainer(tmp_path, best_at), 2) == Outcome()
+    tried = [sorted(tuple(one.options.values()) for one in group.asked()) for group in groups]
+    assert tried == [[(0.1,), (1.0,)], [(lr, mu) for lr in (0.1, 1.0) for mu in (1, 2, 3)]]
+    for attempt in (one for group in groups for one in group.asked()):
+        assert [(cell.axes["mask"], cell.seed) for cell in attempt.cells] == [("none", 0), ("none", 5)]
+    tuned, undecided = with_choices(study(), cells_of(study()), groups)
+    assert undecided == []
+    assert {(cell.axes["rule"], *cell.options.values()) for cell in tuned} == {("A", 1.0), ("B", 0.1, 2)}
+    assert len(tuned) == 8
+    (reused,) = [cell for cell in tuned if cell.axes == {"rule": "A", "mask": "none"} and cell.seed == 0]
+    assert done_run(tmp_path, reused) is not None  # the trial that was chosen
+    assert reused.words[-2:] == ("--lr=1.0", "--seed_everything=0")
+
+
+def test_a_second_start_tries_what_has_failed_and_nothing_else(tmp_path: Path) -> None:
+    calls: list[list[Cell]] = []
+
+    def train(cells: Sequence[Cell], ended: Callable[[Cell, bool], object]) -> Outcome:
+        calls.append([cell for cell in cells if done_run(tmp_path, cell) is None])
+        return trainer(tmp_path, lambda cell: None if cell.options["lr"] == 1.0 and len(calls) == 1 else best_at(cell))(
+            cells
+        )
+
+    only = Study("T", "t", axes={"rule": RULES}, tune=Tune(parameters={"lr": [0.1, 1.0]}, statistic="final"))
+    first = groups_of(only, cells_of(only), tmp_path)
+    assert len(tune(first, train, 1).failed) == 2
+    assert {cell.options["lr"] for cell in with_choices(only, cells_of(only), first)[0]} == {0.1}
+    second = groups_of(only, cells_of(only), tmp_path)
+    assert tune(second, train, 1).failed == []
+    assert [len(one) for one in calls] == [4, 2]
+    assert {cell.options["lr"] for cell in with_choices(only, cells_of(only), second)[0]} == {1.0}
+
+
+def test_of_a_grid_the_first_combinations_may_be_all(tmp_path: Path) -> None:
+    few = Study("T", "t", tune=Tune(parameters={"lr": [0.1, 1.0], "mu": [1, 2]}, trials=3))
+    (group,) = groups_of(few, cells_of(few), tmp_path)
+    assert len(group.planned(1)) == 3
+    tune([group], trainer(tmp_path, best_at), 1)
+    assert [tuple(one.options.values()) for one in group.asked()] == [(0.1, 1), (0.1, 2), (1.0, 1)]
+
+
+def test_nothing_is_chosen_where_all_fail(tmp_path: Path) -> None:
+    groups = groups_of(study(), cells_of(study()), tmp_path)
+    tune(groups, trainer(tmp_path, lambda cell: None if cell.axes["rule"] == "A" else 0.5), 2)
+    tuned, undecided = with_choices(study(), cells_of(study()), groups)
+    assert {cell.axes["rule"] for cell in tuned} == {"B"}
+    assert {cell.axes["rule"] for cell in undecided} == {"A"}
+
+
+def test_other_samplers_draw_from_ranges(tmp_path: Path) -> None:
+    space: Tune = Tune(
+        parameters={"lr": Space(0.01, 1, log=True), "kind": ["a", "b"]}, sampler="tpe", trials=4, statistic="final"
+    )
+    one = Study("T", "t", axes={}, tune=space)
+    (group,) = groups_of(one, cells_of(one), tmp_path)
+    tune([group], trainer(tmp_path, lambda cell: float(cell.options["lr"])), 2)
+    assert len(group.asked()) == 4
+    assert all(0.01 <= attempt.options["lr"] <= 1 and attempt.options["kind"] in "ab" for attempt in group.asked())
+    choice = group.choice()
+    assert choice is not None
+    assert choice.options["lr"] == max(attempt.options["lr"] for attempt in group.asked())
+    endless = Study("T", "t", tune=Tune(parameters={"lr": Space(0.01, 1)}, sampler="tpe"))
+    with pytest.raises(FederatedError, match="Expected `tune.trials` with ranges"):
+        tune(groups_of(endless, cells_of(endless), tmp_path / "other"), trainer(tmp_path, best_at), 1)
+
+
+def test_trials_are_collected_with_the_best_on_the_test_set_beside(tmp_path: Path) -> None:
+    groups = groups_of(study(), cells_of(study()), tmp_path)
+    train = trainer(tmp_path, lambda cell: best_at(cell) if "lr" in cell.options else 0.5)
+    tune(groups, train, 2)
+    assert len(collect(study(), "full", tmp_path)[1]) == 6  # of 8 runs two have been trials
+    train(with_choices(study(), cells_of(study()), groups)[0])
+    results, missing = collect(study(), "full", tmp_path)
+    assert missing == []
+    assert len(results.runs) == 8
+    assert results.runs[0].chosen == {"lr": "1.0"}
+    assert len(results.trials) == (2 + 6) * 2
+    assert set(results.trials[0].values) == {"val/acc final", "test/acc best, not to choose by"}
+    assert results.trials[0].values["test/acc best, not to choose by"] == 0.7
+
+
+def test_what_decides_must_have_been_measured(tmp_path: Path) -> None:
+    other = study(Tune(parameters={"lr": [1]}, metric="val/f1"))
+    with pytest.raises(FederatedError, match=r"Expected `tune.metric` to be a column of .*'val/f1'"):
+        tune(groups_of(other, cells_of(other), tmp_path), trainer(tmp_path, best_at), 1)
+
+
+def test_nothing_is_tuned_where_there_are_no_parameters(tmp_path: Path) -> None:
+    assert groups_of(study(Tune()), cells_of(study()), tmp_path / "none") == []
+    assert not (tmp_path / "none").exists()
