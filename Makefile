@@ -8,16 +8,9 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_DOCS := $(VENV)/.installed-docs
 
-SEEDS ?= 0 1 2
-QUICKSTART_DIR := runs/quickstart
-QUICKSTART_METHODS := fedavg gma
-QUICKSTART_TARGETS := $(addprefix .quickstart-,$(QUICKSTART_METHODS))
-CONFIGS_fedavg := --config configs/quickstart.yaml
-CONFIGS_gma := --config configs/quickstart.yaml --config configs/aggregator/gma.yaml
-
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev quickstart test test-all test-lowest test-ecosystem test-faults lint format docs bench bench-data \
-	bench-scale bench-peers $(QUICKSTART_TARGETS)
+	bench-scale bench-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,22 +37,9 @@ $(INSTALLED_DOCS): pyproject.toml | $(BIN)/python
 	@touch $@ $(INSTALLED)
 
 quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 seeds (two minutes)
-	@echo "FedAvg and GMA on handwritten digits, 20 clients with 2 classes each, seeds $(SEEDS), two runs at a time:"
-	@$(MAKE) --no-print-directory -j2 $(QUICKSTART_TARGETS)
+	@$(BIN)/lightning-fed study configs/studies/quickstart.yaml --jobs 2 --output runs
 	@echo
-	@$(BIN)/lightning-fed report $(QUICKSTART_DIR)
-
-# One thread per run: two processes of one thread use two cores better than one process of two. A run's own output goes
-# to a file, shown when it fails, since two progress bars at a time are not readable.
-$(QUICKSTART_TARGETS): .quickstart-%: $(INSTALLED)
-	@mkdir -p $(QUICKSTART_DIR)
-	@for seed in $(SEEDS); do \
-		command="$(BIN)/lightning-fed fit $(CONFIGS_$*) --trainer.name quickstart/$* --seed_everything $$seed"; \
-		log=$(QUICKSTART_DIR)/$*-seed$$seed.log; \
-		echo "  $$command"; \
-		OMP_NUM_THREADS=1 $$command --trainer.enable_progress_bar false > $$log 2>&1 \
-			|| { echo "  failed ($$log):"; cat $$log; exit 1; }; \
-	done
+	@$(BIN)/lightning-fed report runs/quickstart
 
 # Files stay whole: tests of one file share runs. With one process: make test PARALLEL=
 PARALLEL ?= -n 2 --dist loadfile
