@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,7 +98,7 @@ def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str
     handles: dict[str, Artist] = {}
     for ((title, metric), methods), axes in zip(panels.items(), grid, strict=False):
         banded |= _panel(axes, methods, metric, x)
-        axes.set_title(title, fontsize="medium")
+        axes.set_title(fill(title, int(10 * wide)), fontsize="medium")
         lines, labels = axes.get_legend_handles_labels()
         handles = {**dict(zip(labels, lines, strict=True)), **handles}
     for axes in grid:

@@ -7,7 +7,15 @@ from statistics import fmean
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["LAST", "expect_statistic", "first_as_good", "lower_is_better", "missing_rounds", "run_statistic"]
+__all__ = [
+    "LAST",
+    "expect_statistic",
+    "first_as_good",
+    "is_reached",
+    "lower_is_better",
+    "missing_rounds",
+    "run_statistic",
+]
 
 LAST = 10
 """Rounds at the end of a run whose mean is reported."""
@@ -55,18 +63,24 @@ def run_statistic(curve: Mapping[int, float], statistic: str, metric: str) -> fl
     return fmean(values) if values else math.nan
 
 
+def is_reached(curve: Mapping[int, float], statistic: str) -> bool:
+    """Tells whether any round of a statistic was evaluated."""
+    return any(at in _rounds(curve, statistic) for at in curve)
+
+
 def missing_rounds(curve: Mapping[int, float], statistic: str) -> int:
     """Counts the rounds of a statistic's window that were not evaluated; 0 for ``best`` and ``final``."""
-    window = range(0) if statistic in ("best", "final") else _rounds(curve, statistic)
-    return len(window) - sum(at in window for at in curve)
+    window = _rounds(curve, statistic)
+    return 0 if statistic in ("best", "final") else len(window) - sum(at in window for at in curve)
 
 
 def _rounds(curve: Mapping[int, float], statistic: str) -> range:
+    end = max(curve, default=-1) + 1
     window = _WINDOW.fullmatch(statistic)
-    assert window is not None, statistic  # refused where it was given
+    if window is None:  # of `best` and `final` every round may be
+        return range(end)
     if window["count"] is None:
         return range(int(window["first"]), int(window["last"]) + 1)
-    end = max(curve, default=-1) + 1
     return range(max(0, end - int(window["count"])), end)
 
 

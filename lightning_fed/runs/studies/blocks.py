@@ -138,7 +138,7 @@ def _value(cell: TableCell) -> str:
         return text
     theirs = f"{figure.value:.2f}" + ("" if figure.std is None else f" ± {figure.std:.2f}")
     ours = (100 if cell.percent else 1) * cell.summary.mean
-    return f"{text} [{theirs}, {ours - figure.value:+.2f}]"
+    return f"{text} [{theirs}]" if math.isnan(ours) else f"{text} [{theirs}, {ours - figure.value:+.2f}]"
 
 
 def _mean(summary: Summary, seeds: int, percent: bool) -> str:
@@ -154,6 +154,8 @@ def _stars(p_value: float) -> str:
 
 
 def _signed(value: float, percent: bool) -> str:
+    if math.isnan(value):
+        return ""
     return f"{100 * value:+.2f}" if percent else f"{value:+.3g}"
 
 

@@ -87,7 +87,9 @@ def _sides(table: StudyTable) -> tuple[list[str], list[str]]:
     lines = table.column_axes if table.methods_are_columns else table.row_axes
     if table.baseline and len(table.columns if table.methods_are_columns else table.rows) > _MOST_LINES:
         lines = table.baseline
-    return [axis for axis in axes if axis in lines], [axis for axis in axes if axis not in lines]
+    names = {axis: {cell.names[axis] for cell in table.cells.values()} for axis in axes}
+    panels = [axis for axis in axes if axis not in lines and len(names[axis]) > 1]
+    return [axis for axis in axes if axis in lines], panels
 
 
 def _head(axes: Sequence[str], cell: TableCell) -> str:

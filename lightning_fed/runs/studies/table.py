@@ -8,7 +8,13 @@ import numpy as np
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
-from lightning_fed.runs.report.statistics import first_as_good, lower_is_better, missing_rounds, run_statistic
+from lightning_fed.runs.report.statistics import (
+    first_as_good,
+    is_reached,
+    lower_is_better,
+    missing_rounds,
+    run_statistic,
+)
 from lightning_fed.runs.report.tables import Summary, is_share, summarize_found
 from lightning_fed.runs.studies.cells import combinations
 from lightning_fed.runs.studies.published import Figure, PublishedFigures
@@ -29,7 +35,7 @@ class TableCell:
     Attributes:
         names: The values of axes that it is of, with its metric and statistic.
         runs: Its runs, one for each seed.
-        values: The statistic of each run; NaN where it diverged or evaluated no round of the window.
+        values: The statistic of each run; NaN where it diverged.
         percent: Whether it is an accuracy in [0, 1], to be shown in percent.
         to_target: Rounds to the target, over seeds.
         difference: To the baseline, over the seeds that both have; None without a baseline.
@@ -97,13 +103,18 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
     _expect_of_study(study, results)
     row_axes, column_axes = _table_axes(study, results)
     cells = _cells(study, results.runs, row_axes, column_axes)
+    if not cells:
+        raise FederatedError(
+            "Expected `report.statistic` to be of rounds that were evaluated, got "
+            f"{', '.join(study.report.statistic)} of runs that end at round {max(run.rounds for run in results.runs)}."
+        )
     cells = _compared(cells, study.report.baseline, row_axes, column_axes)
     if published is not None:
         cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
     rows = _in_order({row for row, _ in cells}, row_axes, study)
     columns = _in_order({column for _, column in cells}, column_axes, study)
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
-    notes = tuple(_notes(study, results, cells))
+    notes = tuple(_notes(study, results))
     table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
     return replace(table, ranks=_ranks(table))
 
@@ -143,7 +154,8 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
     groups: dict[tuple[Key, Key], tuple[dict[str, str], list[StudyRun]]] = {}
     for run in runs:
         for metric in study.report.metric:
-            for statistic in study.report.statistic if metric in run.curves else []:
+            curve = run.curves.get(metric, {})
+            for statistic in (name for name in study.report.statistic if is_reached(curve, name)):
                 names = {**run.axes, "metric": metric, "statistic": statistic}
                 names |= {"seed": str(run.seed)} if "seed" in (*row_axes, *column_axes) else {}
                 key = tuple(names[axis] for axis in row_axes), tuple(names[axis] for axis in column_axes)
@@ -211,7 +223,7 @@ def _ranks(table: StudyTable) -> tuple[float, ...] | None:
     return tuple(average_ranks(means * signs).tolist())
 
 
-def _notes(study: Study, results: StudyResults, cells: Mapping[tuple[Key, Key], TableCell]) -> list[str]:
+def _notes(study: Study, results: StudyResults) -> list[str]:
     notes = []
     expected = len(list(combinations(study))) * len(study.seeds)
     if len(results.runs) < expected:
@@ -220,8 +232,11 @@ def _notes(study: Study, results: StudyResults, cells: Mapping[tuple[Key, Key], 
     if len(ends) > 1:
         notes.append(f"The runs end at different rounds, {ends[0]} to {ends[-1]}: each counts as far as it goes.")
     for statistic in study.report.statistic:
-        curves = [run.curves[cell.names["metric"]] for cell in cells.values() for run in cell.runs]
-        if missing := max(missing_rounds(curve, statistic) for curve in curves):
+        curves = [run.curves.get(metric, {}) for metric in study.report.metric for run in results.runs]
+        reached = [curve for curve in curves if is_reached(curve, statistic)]
+        if len(reached) < len(curves):
+            notes.append(f"Of {len(curves)} curves {len(reached)} reach `{statistic}`.")
+        if missing := max((missing_rounds(curve, statistic) for curve in reached), default=0):
             notes.append(
                 f"`{statistic}` is the mean of those of its rounds that were evaluated: up to {missing} were not."
             )

@@ -7,6 +7,7 @@ from scipy import stats
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.tables import Summary
+from lightning_fed.runs.studies.blocks import study_blocks
 from lightning_fed.runs.studies.published import Figure, read_published
 from lightning_fed.runs.studies.results import StudyResults
 from lightning_fed.runs.studies.study import Study, reported_axes
@@ -130,6 +131,8 @@ def test_a_run_that_diverged_is_counted_and_ranks_last() -> None:
     assert table.cells[("FedAvg",), ("fmnist",)].summary.found == 2
     assert table.ranks == (1.5, 1.5)
     assert math.isnan(table.cells[("FedAvg, masked",), ("fmnist",)].difference.p_value)
+    differences = study_blocks(study(), results(lost), table)[1]
+    assert differences.lines[2] == ["FedAvg, masked", "fmnist", "", "", "", "", "3"]
 
 
 def test_notes_say_what_is_not_there() -> None:
@@ -144,6 +147,14 @@ def test_notes_say_what_is_not_there() -> None:
         "The runs end at different rounds, 8 to 9: each counts as far as it goes.",
         "`last 10` is the mean of those of its rounds that were evaluated: up to 7 were not.",
     )
+
+
+def test_a_window_that_no_run_reaches_has_no_cells() -> None:
+    table = study_table(study(statistic=["final", "rounds 50-60"]), some_results_of_three())
+    assert table.rows == (("FedAvg", "final"), ("FedAvg, masked", "final"))
+    assert table.notes == ("Of 12 curves 0 reach `rounds 50-60`.",)
+    with pytest.raises(FederatedError, match=r"evaluated, got rounds 50-60 of runs that end at round 9\.$"):
+        study_table(study(statistic=["rounds 50-60"]), some_results_of_three())
 
 
 @pytest.mark.parametrize(
