@@ -78,7 +78,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
     run(tmp_path, output="killed")
     assert tables(tmp_path, "killed") == tables(tmp_path, "whole")
     assert len(list((tmp_path / "killed").glob("t/*/*/version_*"))) == 4
-    assert "4 of them done" in run(tmp_path, output="killed")
+    assert "4 are done" in run(tmp_path, output="killed")
 
 
 @pytest.mark.slow
