@@ -29,7 +29,7 @@ COMPANIONS = {
     "client": "quickstart.yaml",
     "faults": "quickstart.yaml",
 }
-COMPLETE = ("", "papers")
+COMPLETE = ("",)
 # Data with other classes than the model of their folder's companion.
 OTHER_COMPANIONS = {
     "data/emnist47": "model/cnn.yaml",
