@@ -1,6 +1,7 @@
 """Every study that comes with the package parses, every value of its axes builds, and a run of it trains a round."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 from lightning_fed.cli import FederatedCLI
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.study.file import load_study
-from lightning_fed.runs.studies.cells import Cell, cells_of
-from lightning_fed.runs.studies.study import Study
+from lightning_fed.runs.studies.cells import Cell, cells_of, combinations, make_cell
+from lightning_fed.runs.studies.study import Name, Study
 from lightning_fed.trainer import FederatedTrainer
 from tests.end_to_end.test_configs import CONFIGS, STUDIES, find_data
 
@@ -23,19 +24,48 @@ def _profiles(name: str) -> list[Study]:
     return [study, *(load_study(str(CONFIGS / name), profile) for profile in study.profiles)]
 
 
-def _each_value_once(study: Study) -> Iterator[Cell]:
-    """Yields runs in which every value of every axis occurs."""
-    seen: set[tuple[str, str]] = set()
-    for cell in cells_of(study):
-        if not seen.issuperset(cell.axes.items()) or not cell.axes:
-            seen.update(cell.axes.items())
-            yield cell
+def _each_kind(studies: list[Study]) -> Iterator[Cell]:
+    """Yields few runs in which every value of every axis occurs, unless another one differs in numbers alone."""
+    kinds: set[tuple[str, ...]] = set()
+    for study in studies:
+        for axes in _cover(study):
+            cell = make_cell(study, axes, study.seeds[0], _first_choice(study, axes))
+            kind = tuple(re.sub(r"(?<==)[-+.\de]+$", "N", word) for word in cell.words)
+            if kind not in kinds:
+                kinds.add(kind)
+                yield cell
+
+
+def _cover(study: Study) -> Iterator[dict[str, Name]]:
+    every = list(combinations(study))
+    left = {pair for axes in every for pair in axes.items()}
+    while True:
+        axes = max(every, key=lambda axes: len(left & axes.items()))
+        yield axes
+        left -= axes.items()
+        if not left:
+            return
+
+
+def _first_choice(study: Study, axes: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what tuning may choose."""
+    tune = study.tune
+    more = [values[axes[axis]] for axis, values in tune.by.items() if axes[axis] in values]
+    return {option: values[0] for each in (tune.parameters, *more) for option, values in each.items()}
 
 
 def _configs_of(cell: Cell) -> list[str]:
     words = list(cell.words)
     files = [words[i + 1] for i, word in enumerate(words) if word == "--config"]
     return [Path(find_config(file)).read_text() for file in reversed(files)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_says_what_its_sizes_are(name: str) -> None:
+    full, *others = _profiles(name)
+    assert [len(cells_of(study)) > 0 for study in (full, *others)] == [True] * (1 + len(full.profiles))
+    assert all(profile.why for profile in full.profiles.values())
+    assert full.open or not full.source
 
 
 @pytest.fixture(params=[name if "quickstart" in name else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
@@ -61,13 +91,11 @@ def test_study_builds(
 
     monkeypatch.setattr(FederatedTrainer, "fit", fit)
     texts: list[str] = []
-    study, *profiles = studies
-    # What a profile changes is the same for all its runs.
-    for cell in [*_each_value_once(study), *(next(_each_value_once(profile)) for profile in profiles)]:
+    for cell in _each_kind(studies):
         if texts != _configs_of(cell):
             find_data(texts := _configs_of(cell), request, monkeypatch, tmp_path_factory)
         cli = FederatedCLI(list(cell.words))
-        assert cli.datamodule.val_fraction > 0 or not study.tune.parameters
+        assert cli.datamodule.val_fraction > 0 or not studies[0].tune.parameters
     assert built
 
 
