@@ -1,6 +1,6 @@
 """FedGMA as first published: the averaged model and a masked gradient step."""
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -48,7 +48,8 @@ class FedGMA(Aggregator):
         weighting: Literal["samples", "uniform", "inverse"] = "samples",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**{**kwargs, "weighting": weighting})
+        # One more than the base takes. Given as a keyword, so that the command line still finds the other options.
+        super().__init__(weighting=cast(Any, weighting), **kwargs)
         expect_number("--aggregator.p", p, least=0, most=1)
         expect_number("--aggregator.server_lr", server_lr, least=0)
         expect_choice("--aggregator.gradient_at", gradient_at, ("start", "last_step", "end"))

@@ -49,6 +49,11 @@ def test_a_method_gets_the_objects_and_its_own_options(cli):
     assert call.arguments["verbose"] is False
 
 
+def test_a_method_that_weighs_otherwise_keeps_the_options_of_all(cli):
+    trainer = cli.run("--aggregator", "FedGMA", "--aggregator.lr", "0.5", "--aggregator.weighting", "inverse").trainer
+    assert (trainer.aggregator.lr, trainer.aggregator.weighting) == (0.5, "inverse")
+
+
 def test_the_trainer_knows_the_config_of_the_experiment(cli):
     config = cli.run("--ckpt_path", "best", "--verbose", "false", command="validate").trainer.run_config
     assert set(config) == {"seed_everything", "trainer", "model", "data", "aggregator", "client", "weights"}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,11 @@ def _first_choice(study: Study, axes: Mapping[str, str]) -> dict[str, Any]:
     return {option: values[0] for each in (tune.parameters, *more) for option, values in each.items()}
 
 
-def _configs_of(cell: Cell) -> list[str]:
-    words = list(cell.words)
-    files = [words[i + 1] for i, word in enumerate(words) if word == "--config"]
-    return [Path(find_config(file)).read_text() for file in reversed(files)]
+def _data_of(cell: Cell) -> list[str]:
+    """Returns the last of its configurations that names data."""
+    files = [file for word, file in pairwise(cell.words) if word == "--config"]
+    texts = (Path(find_config(file)).read_text() for file in reversed(files))
+    return [next(text for text in texts if "\ndata:" in text)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,8 +94,8 @@ def test_study_builds(
     monkeypatch.setattr(FederatedTrainer, "fit", fit)
     texts: list[str] = []
     for cell in _each_kind(studies):
-        if texts != _configs_of(cell):
-            find_data(texts := _configs_of(cell), request, monkeypatch, tmp_path_factory)
+        if texts != _data_of(cell):
+            find_data(texts := _data_of(cell), request, monkeypatch, tmp_path_factory)
         cli = FederatedCLI(list(cell.words))
         assert cli.datamodule.val_fraction > 0 or not studies[0].tune.parameters
     assert built
@@ -106,7 +108,7 @@ def test_a_run_of_the_smallest_size_trains_a_round(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     cell = cells_of(studies[-1])[-1]  # of a method rather than its baseline
-    find_data(_configs_of(cell), request, monkeypatch, tmp_path_factory)
+    find_data(_data_of(cell), request, monkeypatch, tmp_path_factory)
     cli = FederatedCLI([*cell.words, "--trainer.fast_dev_run=true"])
     assert cli.trainer.round == 1
     assert set(studies[-1].report.metric) & set(cli.trainer.callback_metrics)
