@@ -39,7 +39,7 @@ $(INSTALLED_DOCS): pyproject.toml | $(BIN)/python
 quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 seeds (two minutes)
 	@$(BIN)/lightning-fed study configs/studies/quickstart.yaml --jobs 2 --output runs
 	@echo
-	@$(BIN)/lightning-fed report runs/quickstart
+	@$(BIN)/lightning-fed report --study configs/studies/quickstart.yaml runs
 
 # Files stay whole: tests of one file share runs. With one process: make test PARALLEL=
 PARALLEL ?= -n 2 --dist loadfile

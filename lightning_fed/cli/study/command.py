@@ -17,6 +17,7 @@ from lightning_fed.runs.studies.study import Study
 
 __all__ = ["main", "study_folder"]
 
+_RUNS = Path("runs/studies")
 _DESCRIPTION = "Runs what is missing of a study: the product of its axes, for each seed, in several processes."
 
 
@@ -90,7 +91,7 @@ def _parser() -> _Parser:
     parser.add_argument("--shard", metavar="K/N", help="the K-th of N shares of the runs, one for each machine")
     parser.add_argument("--dry_run", action="store_true", help="say what would run, and run nothing")
     parser.add_argument(
-        "--output", type=Path, default=Path("runs/studies"), metavar="DIR",
+        "--output", type=Path, default=_RUNS, metavar="DIR",
         help="where NAME-PROFILE is made, the folder of the runs (default: %(default)s)",
     )  # fmt: skip
     return parser
@@ -132,5 +133,6 @@ def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
         print("\nStopped: the same command goes on from the last checkpoints.")
         return 128 + outcome.signum
     profile = "" if options.profile == "full" else f" --profile {options.profile}"
-    print(f"\nto see what they came to:\n  lightning-fed report --study {options.file}{profile}")
+    runs = "" if options.output == _RUNS else f" {options.output}"
+    print(f"\nto see what they came to:\n  lightning-fed report --study {options.file}{runs}{profile}")
     return 1 if outcome.failed else 0

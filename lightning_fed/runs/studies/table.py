@@ -215,8 +215,11 @@ def _ranks(table: StudyTable) -> tuple[float, ...] | None:
     methods, others = (table.columns, table.rows) if by_column else (table.rows, table.columns)
     cells = {(column, row): cell for (row, column), cell in table.cells.items()} if by_column else table.cells
     whole = [other for other in others if all((method, other) in cells for method in methods)]
-    # Metrics, or seeds, that are ranked among each other say nothing.
-    if len(whole) < 2 or len(methods) < 2 or {*(table.column_axes if by_column else table.row_axes)} & {*_OF_REPORT}:
+    of_methods, of_others = {*table.column_axes}, {*table.row_axes}
+    if not by_column:
+        of_methods, of_others = of_others, of_methods
+    # Metrics, or seeds, that are ranked among each other say nothing; nor do several statistics of one setting.
+    if len(whole) < 2 or len(methods) < 2 or of_methods & {*_OF_REPORT} or of_others <= {*_OF_REPORT}:
         return None
     means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])
     signs = [-1 if lower_is_better(cells[methods[0], other].names["metric"]) else 1 for other in whole]

@@ -70,6 +70,13 @@ def test_ranks_are_over_the_columns_that_all_rows_have() -> None:
     assert study_table(study(), results(shared)).ranks is None
 
 
+def test_statistics_of_one_setting_are_not_ranked() -> None:
+    one = {key: seeds for key, seeds in VALUES.items() if key[1] == "mnist"}
+    both = study(statistic=["final", "best"], columns=["statistic"])
+    assert len(study_table(both, results(one)).columns) == 2
+    assert study_table(both, results(one)).ranks is None
+
+
 def test_rounds_to_the_target() -> None:
     table = study_table(study(target=0.9), results(VALUES))
     reached = {(*row, *column): cell.to_target for (row, column), cell in table.cells.items()}
