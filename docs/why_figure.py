@@ -1,0 +1,64 @@
+"""Draws what the mask of GMA does to accuracy by the length of its step, and what by its direction.
+
+    python docs/why_figure.py
+
+reads docs/results/gma/why/results.csv and writes docs/images/gma-why.png: for each setting the difference of two rules
+in each seed, and its mean. The two parts add up to the whole.
+"""
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib.pyplot import subplots
+
+__all__ = ["main", "parts"]
+
+DOCS = Path(__file__).resolve().parent
+FAVG, GMA, SHORT = "FedAvg", "GMA", "FedAvg at GMA's length"
+PARTS = {
+    "both: GMA − FedAvg": (GMA, FAVG),
+    "its length alone": (SHORT, FAVG),
+    "its direction, at that length": (GMA, SHORT),
+}
+COLOURS = ("0.2", "#009e73", "#d55e00")
+
+
+def parts(path: Path) -> dict[str, dict[str, list[float]]]:
+    """Returns by part and setting the differences of the seeds, in percentage points."""
+    found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for row in csv.DictReader(path.read_text().splitlines()):
+        setting = f"{row['clients']}, momentum {row['momentum']}, rate {row['client rate']}"
+        found[row["rule"], setting][row["seed"]] = 100 * float(row["test/acc last 10"])
+    settings = list(dict.fromkeys(setting for _, setting in found))
+    return {
+        name: {s: [found[a, s][seed] - found[b, s][seed] for seed in sorted(found[b, s])] for s in settings}
+        for name, (a, b) in PARTS.items()
+    }
+
+
+def main() -> None:
+    """Draws the picture."""
+    figure, axes = subplots(1, len(PARTS), figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained")
+    for axis, colour, (name, settings) in zip(
+        axes, COLOURS, parts(DOCS / "results/gma/why/results.csv").items(), strict=True
+    ):
+        for at, differences in enumerate(settings.values()):
+            axis.scatter(differences, [at] * len(differences), s=14, color=colour, alpha=0.45)
+            axis.plot([0, mean(differences)], [at, at], color=colour)
+            axis.scatter([mean(differences)], [at], s=44, color=colour)
+        axis.axvline(0, color="0.6", linewidth=0.8)
+        axis.set_title(name)
+        axis.set_yticks(range(len(settings)), settings)
+        axis.grid(axis="x", alpha=0.25)
+    axes[0].invert_yaxis()
+    axes[1].set_xlabel("difference in test accuracy, percentage points (large: mean of 3 seeds, small: each)")
+    figure.savefig(DOCS / "images" / "gma-why.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
