@@ -3,22 +3,29 @@
 import argparse
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from lightning_fed.cli.study.estimate import time_needed
 from lightning_fed.cli.study.file import help_on_keys, load_study
 from lightning_fed.cli.study.pool import Outcome, Pool
 from lightning_fed.cli.study.record import LOG, Guard, done_run
+from lightning_fed.cli.study.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
 from lightning_fed.cli.study.tuning import Group, groups_of, tune, with_choices
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.runs.studies.cells import Cell, cells_of, chosen_by
 from lightning_fed.runs.studies.study import Study
 
+if TYPE_CHECKING:
+    import submitit
+
 __all__ = ["main", "study_folder"]
 
 _RUNS = Path("runs/studies")
 _DESCRIPTION = "Runs what is missing of a study: the product of its axes, for each seed, in several processes."
+
+_Key = tuple[str, ...]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,22 +53,61 @@ def main(argv: list[str], guard: Guard) -> int:
     study = load_study(options.file, options.profile)
     root = study_folder(options.output, study.name, options.profile)
     cells = chosen_by(cells_of(study), options.only)
-    cells = _share(cells, options.shard, _per(study) if groups_of(study, cells, root) else [*study.axes, "seed"])
+    executor = _executor(root, options)
+    per = _per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
+    cells = _share(cells, options.shard, per)
     groups, pool = groups_of(study, cells, root), Pool(root, options.jobs, guard)
-    trials = [cell for group in groups for attempt in group.planned(options.jobs) for cell in attempt.cells]
-    tuned, undecided = with_choices(study, cells, groups)
-    planned = list({cell.folder: cell for cell in (*trials, *tuned, *undecided)}.values())
-    missing = [cell for cell in planned if done_run(root, cell) is None]
-    tuning = f", {len(trials)} of them to tune" if trials else ""
+    plan = partial(_plan, study, cells, groups, root, options.jobs)
+    planned, missing = plan()
+    trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
+    tuning = f", {trials} of them to tune" if trials else ""
     print(f"{study.title}: {len(planned)} runs in {root}{tuning}; {len(planned) - len(missing)} are done.")
     if missing and (mistake := pool.mistake(list(_each_value_once(missing)))):
         raise FederatedError(f"In {options.file}: {mistake}")
+    tasks = _tasks(argv, guard, _keys(cells, per), _keys(missing, per), options.jobs)
     if options.dry_run:
         for cell in missing:
             print(f"  {cell.label}")
-        print(time_needed(root, planned, missing, options.jobs, guard))
+        print(
+            f"{len(missing)} runs are missing, for which {len(tasks)} tasks would be submitted, with {options.slurm}."
+            if executor
+            else time_needed(root, planned, missing, options.jobs, guard)
+        )
         return 0
+    if executor is not None:
+        return _tell(train_in_tasks(executor, tasks, plan), root, options)
     return _tell(_train(study, cells, groups, pool, options.jobs), root, options)
+
+
+def _plan(
+    study: Study, cells: Sequence[Cell], groups: Sequence[Group], root: Path, jobs: int
+) -> tuple[list[Cell], list[Cell]]:
+    """Returns the runs that there are to be, as far as is known before all is tuned, and those that are not done."""
+    trials = [cell for group in groups for attempt in group.planned(jobs) for cell in attempt.cells]
+    tuned, undecided = with_choices(study, cells, groups)
+    planned = list({cell.folder: cell for cell in (*trials, *tuned, *undecided)}.values())
+    return planned, [cell for cell in planned if done_run(root, cell) is None]
+
+
+def _executor(root: Path, options: argparse.Namespace) -> "submitit.SlurmExecutor | None":
+    """Returns what submits to SLURM, None if runs are trained here."""
+    if options.launcher == "slurm":
+        if options.shard is not None:
+            raise FederatedError(
+                "Expected `--shard` without `--launcher slurm`, which makes a share for each of its `--jobs`, got both."
+            )
+        return make_executor(root, options.slurm)
+    if options.slurm:
+        raise FederatedError(f"Expected `--launcher slurm` with `--slurm {options.slurm}`, got `--launcher local`.")
+    return None
+
+
+def _tasks(argv: list[str], guard: Guard, keys: Sequence[_Key], missing: Sequence[_Key], jobs: int) -> list[Task]:
+    """Returns what the tasks of a job do: this command, each with a share in which runs are missing."""
+    order = list(dict.fromkeys(keys))
+    shares = sorted({order.index(key) % jobs + 1 for key in missing})
+    here = ("--launcher=local", "--slurm=", "--jobs=1")
+    return [Task(partial(main, [*argv, *here, f"--shard={share}/{jobs}"], guard)) for share in shares]
 
 
 def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: Pool, jobs: int) -> Outcome:
@@ -89,6 +135,13 @@ def _parser() -> _Parser:
     parser.add_argument("--profile", default="full", metavar="NAME", help="size of the study (default: %(default)s)")
     parser.add_argument("--only", metavar="AXIS=PATTERN,...", help="runs whose values fit, as in `rule=Fed*,seed=0`")
     parser.add_argument("--shard", metavar="K/N", help="the K-th of N shares of the runs, one for each machine")
+    parser.add_argument(
+        "--launcher", choices=("local", "slurm"), default="local",
+        help="what trains: processes here, or N tasks of a job on a SLURM cluster (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--slurm", default="", metavar="KEY=VALUE,...", help="of a task, as in `time=240,partition=gpu`"
+    )
     parser.add_argument("--dry_run", action="store_true", help="say what would run, and run nothing")
     parser.add_argument(
         "--output", type=Path, default=_RUNS, metavar="DIR",
@@ -109,9 +162,14 @@ def _share(cells: list[Cell], shard: str | None, per: Sequence[str]) -> list[Cel
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
     if match is None or int(match[1]) > int(match[2]):
         raise FederatedError(f"Expected `--shard` as `3/8`, the third of eight shares, got {shard!r}.")
-    keys = [tuple(str({**cell.axes, "seed": cell.seed}[axis]) for axis in per) for cell in cells]
+    keys = _keys(cells, per)
     chosen = set(list(dict.fromkeys(keys))[int(match[1]) - 1 :: int(match[2])])
     return [cell for cell, key in zip(cells, keys, strict=True) if key in chosen]
+
+
+def _keys(cells: Sequence[Cell], per: Sequence[str]) -> list[_Key]:
+    """Returns for each run what those of its share agree in."""
+    return [tuple(str({**cell.axes, "seed": cell.seed}[axis]) for axis in per) for cell in cells]
 
 
 def _each_value_once(cells: Sequence[Cell]) -> Iterator[Cell]:
@@ -127,8 +185,11 @@ def _each_value_once(cells: Sequence[Cell]) -> Iterator[Cell]:
 def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
     """Says how the runs ended, and returns the exit code."""
     if outcome.failed:
-        logs = "\n".join(f"  {root / cell.folder / LOG}" for cell in outcome.failed)
-        print(f"\n{len(outcome.failed)} runs failed; start again to train them once more, or see\n{logs}")
+        logs = [path for cell in outcome.failed if (path := root / cell.folder / LOG).exists()]
+        ended = "failed" if options.launcher == "local" else "are not done"
+        logs += [] if options.launcher == "local" else [root / TASK_LOGS]
+        print(f"\n{len(outcome.failed)} runs {ended}; start again to train them once more, or see")
+        print(*(f"  {path}" for path in logs), sep="\n")
     if outcome.signum is not None:
         print("\nStopped: the same command goes on from the last checkpoints.")
         return 128 + outcome.signum

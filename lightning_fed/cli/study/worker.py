@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+import lightning_fed
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.cli.study.pruning import Pruning
@@ -47,7 +48,9 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
 
 def _train(root: Path, cell: Cell) -> None:
     pruning = None if cell.watch is None else Pruning(cell.watch)
-    trainer = _Watched([*cell.words, *_place(root, cell), "--ckpt_path=last"], pruning).trainer
+    words = [*cell.words, *_place(root, cell), "--ckpt_path=last"]
+    sys.argv[1:], sys.modules["__main__"].__spec__ = words, lightning_fed.__spec__  # of a run's other processes
+    trainer = _Watched(words, pruning).trainer
     if pruning is not None and pruning.pruned:
         raise SystemExit(PRUNED)
     if trainer.run is None:

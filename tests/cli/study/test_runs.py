@@ -113,6 +113,14 @@ def test_a_run_that_fails_loses_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_of_several_processes_starts_the_run_in_them_and_not_the_study(tmp_path: Path) -> None:
+    two = "FedAvg: {set: {trainer.accelerator: cpu, trainer.devices: 2}}"
+    (tmp_path / "t.yaml").write_text(TEXT.replace("ROUNDS", "1").replace("FedAvg: {}", two))
+    assert len(re.findall("done in", run(tmp_path))) == 4
+    assert {log.read_text().count("study") for log in (tmp_path / "runs").glob("t/rule=FedAvg/*/log.txt")} == {0}
+
+
+@pytest.mark.slow
 def test_an_option_that_is_none_ends_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(TEXT.replace("max_rounds: ROUNDS", "max_round: 1"))
     said = run(tmp_path, code=1).splitlines()
