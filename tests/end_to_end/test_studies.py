@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from lightning_fed.cli import FederatedCLI
 from lightning_fed.cli.configs_command import find_config
+from lightning_fed.cli.study.command import telling_runs
 from lightning_fed.cli.study.file import load_study
+from lightning_fed.cli.study.pool import Pool
 from lightning_fed.runs.studies.cells import Cell, cells_of, combinations, make_cell
 from lightning_fed.runs.studies.study import Name, Study
 from lightning_fed.trainer import FederatedTrainer
@@ -99,6 +102,10 @@ def test_study_builds(
         cli = FederatedCLI(list(cell.words))
         assert cli.datamodule.val_fraction > 0 or not studies[0].tune.parameters
     assert built
+
+
+def test_each_value_sets_runs_apart(studies: list[Study], tmp_path: Path) -> None:
+    assert Pool(tmp_path, 1, nullcontext).mistake(list(telling_runs(cells_of(studies[0])))) == ""
 
 
 def test_a_run_of_the_smallest_size_trains_a_round(

@@ -20,7 +20,7 @@ from lightning_fed.runs.studies.study import Study
 if TYPE_CHECKING:
     import submitit
 
-__all__ = ["main", "study_folder"]
+__all__ = ["main", "study_folder", "telling_runs"]
 
 _RUNS = Path("runs/studies")
 _DESCRIPTION = "Runs what is missing of a study: the product of its axes, for each seed, in several processes."
@@ -62,7 +62,7 @@ def main(argv: list[str], guard: Guard) -> int:
     trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
     tuning = f", {trials} of them to tune" if trials else ""
     print(f"{study.title}: {len(planned)} runs in {root}{tuning}; {len(planned) - len(missing)} are done.")
-    if missing and (mistake := pool.mistake(list(_each_value_once(missing)))):
+    if missing and (mistake := pool.mistake(list(telling_runs(missing)))):
         raise FederatedError(f"In {options.file}: {mistake}")
     tasks = _tasks(argv, guard, _keys(cells, per), _keys(missing, per), options.jobs)
     if options.dry_run:
@@ -172,10 +172,15 @@ def _keys(cells: Sequence[Cell], per: Sequence[str]) -> list[_Key]:
     return [tuple(str({**cell.axes, "seed": cell.seed}[axis]) for axis in per) for cell in cells]
 
 
-def _each_value_once(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Yields runs in which every value of every axis, and of every tuned option, occurs that occurs at all."""
+def telling_runs(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Yields few runs whose words show the mistakes of all.
+
+    Every value of an axis, and of a tuned option, that occurs at all occurs in them: in the run that differs from the
+    first one in that alone, where there is one.
+    """
+    near = [cell for cell in cells if sum(value != cells[0].axes[axis] for axis, value in cell.axes.items()) < 2]
     seen: set[tuple[str, str]] = set()
-    for cell in cells:
+    for cell in (*near, *cells):
         values = {(name, str(value)) for name, value in {**cell.axes, **cell.options}.items()}
         if not seen.issuperset(values) or cell is cells[0]:
             seen |= values

@@ -1,5 +1,6 @@
 """One run of a study in a process of its own, forked from one that has loaded everything and done nothing yet."""
 
+import json
 import os
 import signal
 import sys
@@ -101,21 +102,36 @@ class _Parsed(FederatedCLI):
         """Builds nothing."""
 
     def after_instantiate_classes(self) -> None:
-        """Tells nobody."""
+        """Keeps what the options have come to."""
+        self._dump_config()
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Runs nothing."""
 
 
 def parse_cells(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, None]") -> None:
-    """Parses the words of some runs, and sends what is wrong with the first that has a mistake, empty if none has."""
+    """Parses the words of some runs, and sends what is wrong with the first that has a mistake, empty if none has.
+
+    Two runs that come to one configuration are a mistake too: what one axis sets, a later configuration sets back.
+    """
     _write_to(Path(os.devnull))
     said = sys.stderr = StringIO()
     try:
         with guard(), mistakes_in_one_sentence():
+            seen: dict[str, Cell] = {}
             for cell in cells:
-                _Parsed(list(cell.words))
+                config = json.dumps(_Parsed(list(cell.words)).config_dump, default=str, sort_keys=True)
+                _expect_same_axes(seen.setdefault(config, cell), cell)
     except SystemExit:
         answer.send((said.getvalue().strip().splitlines() or ["The program ended."])[-1])
     else:
         answer.send("")
+
+
+def _expect_same_axes(cell: Cell, other: Cell) -> None:
+    if names := [f"`{axis}`" for axis, value in cell.axes.items() if value != other.axes[axis]]:
+        raise FederatedError(
+            f"Expected the values of {', '.join(names)} to set runs apart, but {cell.label} comes to the same "
+            f"configuration as {other.label}: move an axis that sets options behind those with the configurations "
+            "that set them back."
+        )

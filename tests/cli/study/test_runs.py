@@ -121,6 +121,22 @@ def test_a_run_of_several_processes_starts_the_run_in_them_and_not_the_study(tmp
 
 
 @pytest.mark.slow
+def test_an_axis_that_is_set_back_ends_before_any_run(tmp_path: Path) -> None:
+    rate = "rate: {option: aggregator.lr, values: [0.1, 0.5]}"
+    aside = TEXT.replace("FedAvg: {}", "FedAvg: {configs: [aggregator/fedavg]}").replace("ROUNDS", "1")
+    (tmp_path / "t.yaml").write_text(aside.replace("axes: {rule:", f"axes: {{{rate}, rule:"))
+    (said,) = run(tmp_path, code=1).splitlines()[-1:]
+    assert (
+        "Expected the values of `rate` to set runs apart, but rate 0.1, rule FedAvg, seed 0 comes to the same" in said
+    )
+    assert "as rate 0.5, rule FedAvg, seed 0: move" in said
+    assert not (tmp_path / "runs").exists()
+    behind = aside.replace("[aggregator/gma]}}}", f"[aggregator/gma]}}}}, {rate}}}")
+    (tmp_path / "t.yaml").write_text(behind)
+    assert "8 runs are missing" in run(tmp_path, "--dry_run")
+
+
+@pytest.mark.slow
 def test_an_option_that_is_none_ends_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(TEXT.replace("max_rounds: ROUNDS", "max_round: 1"))
     said = run(tmp_path, code=1).splitlines()
