@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 __all__ = [
+    "Diverged",
     "FederatedError",
     "add_note",
     "expect_choice",
@@ -33,6 +34,10 @@ class FederatedError(ValueError):
     """
 
     is_told: bool = False
+
+
+class Diverged(FederatedError):
+    """More clients of a round than may be have losses or updates that are not finite."""
 
 
 def add_note(error: BaseException, note: str) -> None:

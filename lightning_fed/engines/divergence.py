@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.distributed.processes import Processes
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import Diverged, FederatedError
 
 __all__ = ["DivergenceWatch"]
 
@@ -139,7 +139,7 @@ class DivergenceWatch:
                     f"round {self.state.round} ({self.failed[one]}): correct the module or the client's data, or raise "
                     "`--trainer.max_diverged`."
                 )
-            raise FederatedError(
+            raise Diverged(
                 f"Expected finite losses and updates, but client {one} diverged in round "
                 f"{self.state.round}: lower the learning rate in the model's optimizer, set "
                 "`--trainer.gradient_clip_val`, check its data, or let `--trainer.max_diverged` leave out such clients."

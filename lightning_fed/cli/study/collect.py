@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-from lightning_fed.cli.study.record import done_run
+from lightning_fed.cli.study.record import done_run, read_run
 from lightning_fed.cli.study.tuning import groups_of, with_choices
 from lightning_fed.runs.report.budgets import X_SUMS
-from lightning_fed.runs.report.load import read_metrics
 from lightning_fed.runs.report.statistics import run_statistic
 from lightning_fed.runs.studies.cells import Cell, cells_of
 from lightning_fed.runs.studies.results import StudyResults, StudyRun, Trial
@@ -42,10 +41,9 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
 
 
 def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
-    run = done_run(root, cell)
-    if run is None:
+    run, columns = done_run(root, cell), read_run(root, cell)
+    if run is None or columns is None:
         return None
-    columns = read_metrics(run.metrics)
     last = max((at for column in columns.values() for at in column), default=0)
     kept = [name for name in (*report.metric, *X_SUMS.get(report.x, (report.x,))) if name in columns]
     curves = {name: columns[name] for name in kept}
@@ -54,10 +52,9 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
 
 def _trial(root: Path, cell: Cell, study: Study) -> Trial | None:
     """Reads a run of the tuning: what decides, and beside it the best on the test set, by which nothing is chosen."""
-    run = done_run(root, cell)
-    if run is None:
+    columns, tune = read_run(root, cell), study.tune
+    if columns is None:
         return None
-    columns, tune = read_metrics(run.metrics), study.tune
     wanted = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic)}
     wanted |= {f"{name} best, not to choose by": (name, "best") for name in study.report.metric}
     values = {

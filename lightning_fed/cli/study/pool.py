@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lightning_fed.cli.study.record import HELD, LOG, PRUNED, Guard, done_run
+from lightning_fed.cli.study.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.lock import RunLock
 from lightning_fed.runs.studies.cells import Cell
@@ -117,9 +117,10 @@ class Pool:
         if process.exitcode == HELD:
             held.append(cell)
             return
-        if process.exitcode == 0:
+        if process.exitcode in (0, DIVERGED):
             bar.update()
-            tqdm.write(f"{cell.label}: done in {time.monotonic() - started:.0f} s")
+            how = "diverged after" if process.exitcode else "done in"
+            tqdm.write(f"{cell.label}: {how} {time.monotonic() - started:.0f} s")
             self._ended(cell, False)
         elif process.exitcode == PRUNED:
             bar.update()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,9 +17,10 @@ import yaml
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.core.files import write_atomically
 from lightning_fed.runs.folder import RunFolder, open_run
+from lightning_fed.runs.report.load import Columns, read_metrics
 from lightning_fed.runs.studies.cells import Cell
 
-__all__ = ["HELD", "LOG", "PRUNED", "Guard", "done_run", "write_record"]
+__all__ = ["DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "has_diverged", "read_run", "write_record"]
 
 Guard = Callable[[], AbstractContextManager[None]]
 """What restricts the imports of a command, as ``--safe_imports`` asks for."""
@@ -29,6 +31,9 @@ HELD = 75
 PRUNED = 76
 """Exit code of a process whose run was ended early, as others are better."""
 
+DIVERGED = 77
+"""Exit code of a process whose run has diverged."""
+
 LOG = "log.txt"
 """The file beside a run folder that has what its process printed."""
 
@@ -38,27 +43,59 @@ _ENDINGS = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class _Record:
-    """The end of a run: hash of its words with what their files say, name of its folder, and its fingerprint."""
+    """The end of a run.
+
+    Attributes:
+        words: Hash of its words with what their files say.
+        run: Name of its folder.
+        fingerprint: That of the run.
+        diverged: Whether it has ended by losses or updates that are not finite.
+    """
 
     words: str
     run: str
     fingerprint: str
+    diverged: bool = False
 
 
 def done_run(root: Path, cell: Cell) -> RunFolder | None:
     """Returns the folder of the run that has been trained to its end with the words of today, None if there is none."""
+    record = _record(root, cell)
+    run = None if record is None else open_run(root / cell.folder / record.run)
+    if record is None or run is None:
+        return None
+    return run if record == _Record(_hash(cell), record.run, run.fingerprint, record.diverged) else None
+
+
+def has_diverged(root: Path, cell: Cell) -> bool:
+    """Tells whether a run that is done has ended by losses or updates that are not finite."""
+    record = _record(root, cell)
+    return record is not None and record.diverged
+
+
+def read_run(root: Path, cell: Cell) -> Columns | None:
+    """Returns the columns of a run that is done, None if it is not; those of one that diverged end with NaN."""
+    run = done_run(root, cell)
+    if run is None:
+        return None
+    columns = read_metrics(run.metrics)
+    if has_diverged(root, cell):
+        end = 1 + max((at for column in columns.values() for at in column), default=0)
+        return {name: {**column, end: math.nan} for name, column in columns.items()}
+    return columns
+
+
+def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False) -> None:
+    """Records that a run has been trained to its end, or as far as it could be."""
+    record = _Record(_hash(cell), run.path.name, run.fingerprint, diverged)
+    write_atomically(root / cell.folder / _RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
+
+
+def _record(root: Path, cell: Cell) -> _Record | None:
     try:
-        record = _Record(**json.loads((root / cell.folder / _RECORD).read_text()))
+        return _Record(**json.loads((root / cell.folder / _RECORD).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    run = open_run(root / cell.folder / record.run)
-    return run if run is not None and record == _Record(_hash(cell), record.run, run.fingerprint) else None
-
-
-def write_record(root: Path, cell: Cell, run: RunFolder) -> None:
-    """Records that a run has been trained to its end."""
-    record = _Record(_hash(cell), run.path.name, run.fingerprint)
-    write_atomically(root / cell.folder / _RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
 
 
 def _hash(cell: Cell) -> str:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lightning_fed.cli.study.pool import Outcome
-from lightning_fed.cli.study.record import done_run
+from lightning_fed.cli.study.record import done_run, has_diverged
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.load import read_metrics
 from lightning_fed.runs.report.statistics import lower_is_better, run_statistic
@@ -209,7 +209,7 @@ def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -
 
 
 def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
-    """Returns the mean over a trial's runs of what decides, None if one of them is not done.
+    """Returns the mean over a trial's runs of what decides, None if one of them is not done, NaN if one diverged.
 
     Raises:
         FederatedError: If they have not measured it.
@@ -219,6 +219,8 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
         run = done_run(root, cell)
         if run is None:
             return None
+        if has_diverged(root, cell):
+            return math.nan
         columns = read_metrics(run.metrics)
         if study.tune.metric not in columns:
             measured = ", ".join(sorted(columns))

@@ -17,8 +17,8 @@ import lightning_fed
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.cli.study.pruning import Pruning
-from lightning_fed.cli.study.record import HELD, LOG, PRUNED, Guard, done_run, write_record
-from lightning_fed.errors import FederatedError
+from lightning_fed.cli.study.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, write_record
+from lightning_fed.errors import Diverged, FederatedError
 from lightning_fed.runs.lock import RunLock
 from lightning_fed.runs.studies.cells import Cell
 
@@ -51,12 +51,15 @@ def _train(root: Path, cell: Cell) -> None:
     pruning = None if cell.watch is None else Pruning(cell.watch)
     words = [*cell.words, *_place(root, cell), "--ckpt_path=last"]
     sys.argv[1:], sys.modules["__main__"].__spec__ = words, lightning_fed.__spec__  # of a run's other processes
-    trainer = _Watched(words, pruning).trainer
+    watched = _Watched(words, pruning)
+    run = watched.trainer.run
     if pruning is not None and pruning.pruned:
         raise SystemExit(PRUNED)
-    if trainer.run is None:
+    if run is None:
         raise FederatedError("Expected runs of a study to write metrics.csv: leave `--trainer.logger false` out.")
-    write_record(root, cell, trainer.run)
+    write_record(root, cell, run, watched.diverged)
+    if watched.diverged:
+        raise SystemExit(DIVERGED)
 
 
 def _place(root: Path, cell: Cell) -> list[str]:
@@ -85,7 +88,7 @@ class _Watched(FederatedCLI):
     """Trains as ``fit`` does, with a callback that is no option of the run."""
 
     def __init__(self, words: list[str], pruning: Pruning | None) -> None:
-        self._pruning = pruning
+        self._pruning, self.diverged = pruning, False
         super().__init__(words)
 
     def after_instantiate_classes(self) -> None:
@@ -93,6 +96,14 @@ class _Watched(FederatedCLI):
         super().after_instantiate_classes()
         if self._pruning is not None:
             self.trainer.callbacks.insert(0, self._pruning)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Lets a run that diverges be one that is done, as it would diverge again."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Diverged as error:
+            print(error)
+            self.diverged = True
 
 
 class _Parsed(FederatedCLI):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.statistics import LAST, run_statistic
 
-__all__ = ["RESERVED", "StudyResults", "StudyRun", "Trial", "read_results", "write_results"]
+__all__ = ["RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results", "value_of_run", "write_results"]
 
 RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic")
 """Names that no axis can have, as columns of tables have them."""
@@ -76,6 +77,16 @@ class StudyResults:
     trials: tuple[Trial, ...] = ()
 
 
+def is_lost(curve: Mapping[int, float]) -> bool:
+    """Tells whether a metric of a run ends with NaN, as that of one that has diverged does."""
+    return bool(curve) and math.isnan(curve[max(curve)])
+
+
+def value_of_run(curve: Mapping[int, float], statistic: str, metric: str) -> float:
+    """Returns a statistic of one run as a study counts it: NaN for a run that is lost, whatever it had reached."""
+    return math.nan if is_lost(curve) else run_statistic(curve, statistic, metric)
+
+
 def write_results(results: StudyResults, folder: Path) -> None:
     """Writes ``results.csv``, ``curves.csv`` and, where something was tuned, ``tuning.csv``.
 
@@ -125,7 +136,7 @@ def _run_rows(results: StudyResults) -> Iterator[dict[str, str]]:
         # For readers of the file; whoever reads it back takes them from the curves, as they are written.
         for metric, curve in run.curves.items():
             written = {at: float(_text(value)) for at, value in curve.items()}
-            row |= {f"{metric} {name}": _text(run_statistic(written, name, metric)) for name in _STATISTICS}
+            row |= {f"{metric} {name}": _text(value_of_run(written, name, metric)) for name in _STATISTICS}
         yield row
 
 

@@ -13,12 +13,11 @@ from lightning_fed.runs.report.statistics import (
     is_reached,
     lower_is_better,
     missing_rounds,
-    run_statistic,
 )
 from lightning_fed.runs.report.tables import Summary, is_share, summarize_found
 from lightning_fed.runs.studies.cells import combinations
 from lightning_fed.runs.studies.published import Figure, PublishedFigures
-from lightning_fed.runs.studies.results import StudyResults, StudyRun
+from lightning_fed.runs.studies.results import StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.runs.studies.study import Study, reported_axes
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
@@ -172,7 +171,7 @@ def _cell(
 ) -> TableCell:
     metric = names["metric"]
     curves = [run.curves[metric] for run in runs]
-    values = tuple(run_statistic(curve, names["statistic"], metric) for curve in curves)
+    values = tuple(value_of_run(curve, names["statistic"], metric) for curve in curves)
     reached = None
     if target is not None:
         rounds = [first_as_good(curve, metric, target) for curve in curves]
@@ -231,7 +230,12 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
     expected = len(list(combinations(study))) * len(study.seeds)
     if len(results.runs) < expected:
         notes.append(f"Of {expected} runs {len(results.runs)} are there.")
-    ends = sorted({run.rounds for run in results.runs})
+    lost = [run for run in results.runs if any(map(is_lost, run.curves.values()))]
+    if lost:
+        notes.append(
+            f"Of {len(results.runs)} runs {len(lost)} have diverged: cells say how many of their seeds have not."
+        )
+    ends = sorted({run.rounds for run in results.runs if run not in lost})
     if len(ends) > 1:
         notes.append(f"The runs end at different rounds, {ends[0]} to {ends[-1]}: each counts as far as it goes.")
     for statistic in study.report.statistic:

@@ -121,6 +121,28 @@ def test_a_run_of_several_processes_starts_the_run_in_them_and_not_the_study(tmp
 
 
 @pytest.mark.slow
+def test_a_run_that_diverges_is_done_and_counts_as_lost(tmp_path: Path) -> None:
+    rate = "rate: {option: model.optimizer.lr, values: [0.1, 1.0e+30]}"
+    tuned = "tune: {parameters: {model.optimizer.lr: [0.1, 1.0e+30]}, metric: val/acc, per: [], at: {rule: FedAvg}}"
+    text = TEXT.replace("ROUNDS", "2").replace("[aggregator/gma]}}}", f"[aggregator/gma]}}}}, {rate}}}")
+    (tmp_path / "t.yaml").write_text(text)
+    said = run(tmp_path)
+    assert (said.count("done in"), said.count("diverged after")) == (4, 4)
+    assert "8 are done" in run(tmp_path)
+    report = subprocess.run(
+        [sys.executable, "-m", "lightning_fed", "report", "--study", "t.yaml", "runs"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "Of 8 runs 4 have diverged" in report
+    assert "0 of 2 seeds" in report
+    (tmp_path / "t.yaml").write_text(TEXT.replace("ROUNDS", "2") + tuned)
+    assert "diverged after" in run(tmp_path, output="tuned")
+    results, missing = collect(load_study(str(tmp_path / "t.yaml")), "full", tmp_path / "tuned" / "t")
+    assert (len(results.runs), missing) == (4, [])
+    assert {done.chosen["model.optimizer.lr"] for done in results.runs} == {"0.1"}
+
+
+@pytest.mark.slow
 def test_an_axis_that_is_set_back_ends_before_any_run(tmp_path: Path) -> None:
     rate = "rate: {option: aggregator.lr, values: [0.1, 0.5]}"
     aside = TEXT.replace("FedAvg: {}", "FedAvg: {configs: [aggregator/fedavg]}").replace("ROUNDS", "1")
