@@ -132,7 +132,7 @@ def _is_plain(value: str) -> bool:
 
 
 def _value(cell: TableCell) -> str:
-    text = _mean(cell.summary, len(cell.runs), cell.percent) + _stars(cell.p_holm)
+    text = "diverged" if cell.is_lost else _mean(cell.summary, len(cell.runs), cell.percent) + _stars(cell.p_holm)
     figure = cell.published
     if figure is None:
         return text

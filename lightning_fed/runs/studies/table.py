@@ -56,6 +56,11 @@ class TableCell:
         """Mean and standard deviation over seeds; how many have a value, where some have none."""
         return summarize_found(self.values)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether all of its runs have diverged."""
+        return all(is_lost(run.curves[self.names["metric"]]) for run in self.runs)
+
 
 @dataclass(frozen=True)
 class StudyTable:

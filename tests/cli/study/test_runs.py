@@ -134,7 +134,7 @@ def test_a_run_that_diverges_is_done_and_counts_as_lost(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert "Of 8 runs 4 have diverged" in report
-    assert "0 of 2 seeds" in report
+    assert report.count("| diverged") == 2
     (tmp_path / "t.yaml").write_text(TEXT.replace("ROUNDS", "2") + tuned)
     assert "diverged after" in run(tmp_path, output="tuned")
     results, missing = collect(load_study(str(tmp_path / "t.yaml")), "full", tmp_path / "tuned" / "t")

@@ -137,6 +137,9 @@ def test_a_run_that_diverged_is_counted_and_ranks_last() -> None:
     table = study_table(study(statistic=["final"]), results(lost))
     assert table.cells[("FedAvg",), ("fmnist",)].summary.found == 2
     assert table.ranks == (1.5, 1.5)
+    assert not table.cells[("FedAvg",), ("fmnist",)].is_lost
+    all_lost = study_table(study(), results({**VALUES, ("FedAvg", "fmnist"): dict.fromkeys((0, 1, 2), math.nan)}))
+    assert study_blocks(study(), results(lost), all_lost)[0].lines[1][2] == "diverged"
     assert math.isnan(table.cells[("FedAvg, masked",), ("fmnist",)].difference.p_value)
     differences = study_blocks(study(), results(lost), table)[1]
     assert differences.lines[2] == ["FedAvg, masked", "fmnist", "", "", "", "", "3"]
