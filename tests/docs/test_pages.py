@@ -30,6 +30,7 @@ NOT_RUN = {
     "docs/studies.md": 2,
     "docs/results/gma/agreement.md": 1,
     "docs/results/gma-fashionmnist.md": 1,
+    "docs/results/gma/convex.md": 1,
     "docs/results/gma/learning-rates.md": 1,
     "docs/results/gma/membership.md": 2,
     "docs/results/gma/participation.md": 1,
