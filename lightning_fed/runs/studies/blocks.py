@@ -7,7 +7,7 @@ from statistics import fmean
 
 from lightning_fed.functional.comparison import PairedDifference
 from lightning_fed.runs.report.statistics import lower_is_better
-from lightning_fed.runs.report.tables import Summary, is_share
+from lightning_fed.runs.report.tables import Summary, is_share, summarize
 from lightning_fed.runs.studies.results import StudyResults, Trial
 from lightning_fed.runs.studies.study import Study
 from lightning_fed.runs.studies.table import StudyTable, TableCell
@@ -132,13 +132,22 @@ def _is_plain(value: str) -> bool:
 
 
 def _value(cell: TableCell) -> str:
-    text = "diverged" if cell.is_lost else _mean(cell.summary, len(cell.runs), cell.percent) + _stars(cell.p_holm)
+    text = _ours(cell)
     figure = cell.published
     if figure is None:
         return text
     theirs = f"{figure.value:.2f}" + ("" if figure.std is None else f" ± {figure.std:.2f}")
     ours = (100 if cell.percent else 1) * cell.summary.mean
     return f"{text} [{theirs}]" if math.isnan(ours) else f"{text} [{theirs}, {ours - figure.value:+.2f}]"
+
+
+def _ours(cell: TableCell) -> str:
+    """Writes the mean over seeds; over those that have not diverged, with their number, where some have."""
+    if cell.is_lost:
+        return "diverged"
+    left = [value for value in cell.values if not math.isnan(value)]
+    count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
+    return _mean(summarize(left), len(left), cell.percent) + count + _stars(cell.p_holm)
 
 
 def _mean(summary: Summary, seeds: int, percent: bool) -> str:

@@ -133,11 +133,12 @@ def test_axes_that_no_place_names_are_in_rows_where_runs_differ() -> None:
 
 
 def test_a_run_that_diverged_is_counted_and_ranks_last() -> None:
-    lost = {**VALUES, ("FedAvg", "fmnist"): {0: 0.9, 1: math.nan, 2: 0.9}}
+    lost = {**VALUES, ("FedAvg", "fmnist"): {0: 0.9, 1: math.nan, 2: 0.8}}
     table = study_table(study(statistic=["final"]), results(lost))
     assert table.cells[("FedAvg",), ("fmnist",)].summary.found == 2
     assert table.ranks == (1.5, 1.5)
     assert not table.cells[("FedAvg",), ("fmnist",)].is_lost
+    assert study_blocks(study(), results(lost), table)[0].lines[1][2] == "85.00 ± 7.07 (2 of 3 seeds)"
     all_lost = study_table(study(), results({**VALUES, ("FedAvg", "fmnist"): dict.fromkeys((0, 1, 2), math.nan)}))
     assert study_blocks(study(), results(lost), all_lost)[0].lines[1][2] == "diverged"
     assert math.isnan(table.cells[("FedAvg, masked",), ("fmnist",)].difference.p_value)
