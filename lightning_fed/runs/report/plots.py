@@ -89,8 +89,8 @@ def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str
     """
     from matplotlib.figure import Figure
 
-    across = min(3 if len(panels) <= 12 else 5, len(panels))
-    down = -(-len(panels) // across)
+    across = max(1, min(3 if len(panels) <= 12 else 5, len(panels)))  # one place for no panel, where all have diverged
+    down = max(1, -(-len(panels) // across))
     wide, high = (3.6, 3.2) if across <= 3 else (2.6, 2.3)
     figure = Figure(figsize=(max(7.0, wide * across), 0.8 + high * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).flat

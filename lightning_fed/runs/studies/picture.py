@@ -12,7 +12,7 @@ from lightning_fed.runs.report.load import MeasuredRun, Method
 from lightning_fed.runs.report.page import html_table, whole_page
 from lightning_fed.runs.report.plots import panels_figure
 from lightning_fed.runs.studies.blocks import Block, column_head
-from lightning_fed.runs.studies.results import StudyRun
+from lightning_fed.runs.studies.results import StudyRun, is_lost
 from lightning_fed.runs.studies.table import StudyTable, TableCell
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def study_page(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str
 
 
 def _panels(table: StudyTable) -> Panels:
-    """By title and metric the methods by number; of several statistics, and seeds, all are on one curve."""
+    """By title and metric the methods by number; of several statistics, and seeds, all are on one curve.
+
+    A run that has diverged is left out, as in the table: its last losses would set the scale for all others.
+    """
     line_axes, panel_axes = _sides(table)
     runs: dict[tuple[str, str], dict[str, dict[int, StudyRun]]] = {}
     for row in table.rows:
@@ -71,11 +74,14 @@ def _panels(table: StudyTable) -> Panels:
             if cell := table.cells.get((row, column)):
                 line, panel = (_head(axes, cell) for axes in (line_axes, panel_axes))
                 seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
-                seeds.update({run.seed: run for run in cell.runs})
+                curves = {run.seed: run.curves[cell.names["metric"]] for run in cell.runs}
+                seeds.update({run.seed: run for run in cell.runs if not is_lost(curves[run.seed])})
     numbers = {line: at for at, line in enumerate(dict.fromkeys(line for lines in runs.values() for line in lines))}
-    return {
-        panel: {numbers[line]: _method(line, seeds) for line, seeds in lines.items()} for panel, lines in runs.items()
+    panels = {
+        panel: {numbers[line]: _method(line, seeds) for line, seeds in lines.items() if seeds}
+        for panel, lines in runs.items()
     }
+    return {panel: methods for panel, methods in panels.items() if methods}
 
 
 def _sides(table: StudyTable) -> tuple[list[str], list[str]]:

@@ -238,8 +238,8 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
     lost = [run for run in results.runs if any(map(is_lost, run.curves.values()))]
     if lost:
         notes.append(
-            f"Of {len(results.runs)} runs {len(lost)} have diverged. A mean over the seeds that are left says how many they are: it "
-            "flatters its method, and is not compared."
+            f"Of {len(results.runs)} runs {len(lost)} have diverged. A mean over the seeds that are left says how many "
+            "they are: it flatters its method, and is not compared."
         )
     ends = sorted({run.rounds for run in results.runs if run not in lost})
     if len(ends) > 1:

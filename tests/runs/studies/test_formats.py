@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -198,3 +199,19 @@ def test_of_many_rows_the_methods_alone_are_lines() -> None:
     figure = study_figure(study_table(study, StudyResults("t", "full", tuple(runs))), "round")
     assert [axes.get_title() for axes in figure.axes] == [f"rate {rate}" for rate in rates]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A (1 seed)", "B (1 seed)"]
+
+
+def test_runs_that_have_diverged_are_not_drawn() -> None:
+    """Their last losses would set the scale for all others."""
+    axes = {"rate": dict.fromkeys("01", AxisValue())}
+    study = Study("T", axes=axes, seeds=[0, 1], report=Report(metric=["test/loss"]))
+    good, lost = {"test/loss": {1: 2.0, 2: 1.0}}, {"test/loss": {1: 1e30, 2: math.nan}}
+
+    def figure(*curves: dict[str, dict[int, float]]) -> Any:
+        runs = [study_run(at % 2, curve, rate="01"[at // 2]) for at, curve in enumerate(curves)]
+        return study_figure(study_table(study, StudyResults("t", "full", tuple(runs))), "round")
+
+    some = figure(good, lost, good, good)
+    assert some.axes[0].get_ylim()[1] < 3
+    assert [text.get_text() for text in some.legends[0].get_texts()] == ["rate 0 (1 seed)", "rate 1 (2 seeds)"]
+    assert figure(lost, lost, lost, lost).axes == []
