@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from lightning_fed.hooks import FederatedCallback, TrainerLike
 from lightning_fed.runs.studies.cells import Watch
 
-__all__ = ["Pruning"]
+__all__ = ["Pruning", "optuna_storage"]
 
 _FIRST_ROUND = 10
 _BETWEEN_RUNS = 10**6
@@ -25,9 +25,8 @@ class Pruning(FederatedCallback):
 
     def __init__(self, watch: Watch) -> None:
         import optuna
-        from optuna.storages.journal import JournalFileBackend
 
-        storage = optuna.storages.JournalStorage(JournalFileBackend(watch.journal))
+        storage = optuna_storage(watch.storage)
         study = optuna.load_study(study_name=watch.study, storage=storage, pruner=optuna.pruners.MedianPruner())
         self._trial = optuna.trial.Trial(study, study.trials[watch.number]._trial_id)
         self._watch, self.pruned = watch, False
@@ -43,6 +42,14 @@ class Pruning(FederatedCallback):
         except RuntimeError:  # another run of the trial has been ended early
             self.pruned = True
         trainer.should_stop = trainer.should_stop or self.pruned
+
+
+def optuna_storage(place: str) -> Any:
+    """Opens a database by its URL, or a journal by its path."""
+    from optuna.storages import JournalStorage, get_storage
+    from optuna.storages.journal import JournalFileBackend
+
+    return get_storage(place) if "://" in place else JournalStorage(JournalFileBackend(place))
 
 
 def _newest(trainer: Any, metric: str) -> float | None:

@@ -11,7 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from lightning_fed.cli.study.pool import Outcome
+from lightning_fed.cli.study.pruning import optuna_storage
 from lightning_fed.cli.study.record import done_run, has_diverged
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.load import read_metrics
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "Group", "groups_of", "tune", "value_of", "with_choices"]
 
-_JOURNAL = "tuning.log"
+_JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,13 @@ class Group:
             raise FederatedError(
                 "Expected `tune.trials` with ranges to draw from, which have no end of their own, got none."
             )
-        left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)
-        if tuning.sampler == "grid":  # in the order of the file; Optuna's own sampler would end its study with the last
-            for values in product(*map(_texts, choices)):
-                self._optuna.enqueue_trial(dict(zip(self._parameters, values, strict=True)), skip_if_exists=True)
-        for _ in range(left if tuning.sampler == "grid" else min(left, most)):
-            self._optuna.ask(self._distributions())
+        with FileLock(self._root / _LOCK):  # who starts the study a second time meanwhile would ask for the same ones
+            left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)
+            if tuning.sampler == "grid":  # in the order of the file; Optuna's own would end its study with the last
+                for values in product(*map(_texts, choices)):
+                    self._optuna.enqueue_trial(dict(zip(self._parameters, values, strict=True)), skip_if_exists=True)
+            for _ in range(left if tuning.sampler == "grid" else min(left, most)):
+                self._optuna.ask(self._distributions())
 
     def tell(self, attempt: Attempt, early: bool = False) -> None:
         """Tells the sampler what a trial came to; one that failed stays open, to be tried again."""
@@ -105,9 +109,9 @@ class Group:
         seeds = self._study.tune.seeds
         cells = [make_cell(self._study, axes, seed, options) for axes in self._members for seed in seeds]
         if self._study.tune.pruner == "median" and trial.state.name == "RUNNING":
-            journal, name = str(self._root / _JOURNAL), self._optuna.study_name
+            storage, name = self._storage, self._optuna.study_name
             cells = [
-                replace(cell, watch=Watch(journal, name, trial.number, at, self._study.tune.metric))
+                replace(cell, watch=Watch(storage, name, trial.number, at, self._study.tune.metric))
                 for at, cell in enumerate(cells)
             ]
         return Attempt(trial.number, options, tuple(cells))
@@ -124,20 +128,31 @@ class Group:
 
     @cached_property
     def _optuna(self) -> "optuna.Study":
-        """Optuna's study, in a journal in the folder of the runs; another space is another study."""
+        """Optuna's study; another space is another one, and so is another study of this package in one database."""
         module, space = _import(), json.dumps(self._parameters, default=vars)
         tuning, seed = self._study.tune, int(hashlib.sha256(space.encode()).hexdigest()[:8], 16)
         self._root.mkdir(parents=True, exist_ok=True)
-        found: optuna.Study = module.create_study(
-            study_name=f"{folder_of(self.values)}-{seed:08x}",
-            storage=module.storages.JournalStorage(
-                module.storages.journal.JournalFileBackend(str(self._root / _JOURNAL))
-            ),
-            sampler=module.samplers.TPESampler(seed=seed),
-            direction="minimize" if lower_is_better(tuning.metric) else "maximize",
-            load_if_exists=True,
-        )
+        place = f"{self._study.name}/{self._root.name}/" if tuning.storage else ""
+        try:
+            found: optuna.Study = module.create_study(
+                study_name=f"{place}{folder_of(self.values)}-{seed:08x}",
+                storage=optuna_storage(self._storage),
+                sampler=module.samplers.TPESampler(seed=seed),
+                direction="minimize" if lower_is_better(tuning.metric) else "maximize",
+                load_if_exists=True,
+            )
+        except Exception as error:  # each database has its own
+            if tuning.storage is None:
+                raise
+            raise FederatedError(
+                "Expected `tune.storage` to be the URL of a database that Optuna reaches, such as "
+                f"`postgresql://user@host/name`, got {tuning.storage!r}: {error}"
+            ) from error
         return found
+
+    @property
+    def _storage(self) -> str:
+        return self._study.tune.storage or str(self._root / _JOURNAL)
 
     @property
     def tunes(self) -> bool:

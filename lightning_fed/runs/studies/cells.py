@@ -22,14 +22,14 @@ class Watch:
     """The trial of Optuna by which a run may be ended early.
 
     Attributes:
-        journal: The file that Optuna's study is in.
+        storage: The journal or the URL of the database that Optuna's study is in.
         study: Its name.
         number: That of the trial.
         run: Which of the trial's runs it is.
         metric: Column that is compared.
     """
 
-    journal: str
+    storage: str
     study: str
     number: int
     run: int

@@ -70,6 +70,8 @@ class Tune:
         sampler: Who proposes values: `grid` all combinations, `tpe` as Optuna's estimator says.
         trials: Most combinations to try for each choice: of a grid the first ones, all by default.
         pruner: Whether runs end early whose best so far is worse than the median of the others at a round (`median`).
+        storage: URL of the database that Optuna keeps the trials in, as `postgresql://user@host/name` (default: a
+            journal in the folder of the runs).
     """
 
     parameters: Parameters = field(default_factory=dict)
@@ -82,6 +84,7 @@ class Tune:
     sampler: Literal["grid", "tpe"] = "grid"
     trials: int | None = None
     pruner: Literal["none", "median"] = "none"
+    storage: str | None = None
 
 
 @dataclass(frozen=True)

@@ -82,13 +82,14 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_stopped_by_a_signal_it_goes_on_and_two_share_the_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_by_a_signal_it_goes_on_and_two_share_the_work(tmp_path: Path, signum: signal.Signals) -> None:
     (tmp_path / "t.yaml").write_text(TEXT.replace("ROUNDS", "25"))
     process = start(tmp_path)
     until(lambda: trained(tmp_path / "runs"), process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     said, _ = process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM, said
+    assert process.returncode == 128 + signum, said
     assert "the same command goes on" in said
     assert trainers(tmp_path / "runs") == []
     one, other = start(tmp_path), start(tmp_path)
@@ -164,3 +165,19 @@ def test_an_option_that_is_none_ends_before_any_run(tmp_path: Path) -> None:
     said = run(tmp_path, code=1).splitlines()
     assert said[-1].startswith("In t.yaml: There is no option `--trainer.max_round`; did you mean")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_worse_than_the_median_ends_early(tmp_path: Path) -> None:
+    """Optuna compares from the sixth trial on, and the pruner from round 10."""
+    rates = "[0.1, 0.2, 0.05, 0.3, 0.02, 1.0e-9]"
+    tuned = f"tune: {{parameters: {{model.optimizer.lr: {rates}}}, per: [], at: {{rule: FedAvg}}, "
+    text = TEXT.replace("ROUNDS", "20").replace("seeds: [0, 1]", "seeds: [0]")
+    text = text.replace("set: {", "set: {data.val_fraction: 0.2, ")
+    (tmp_path / "t.yaml").write_text(text + tuned + "metric: val/acc, statistic: final, pruner: median}")
+    said = run(tmp_path, "--jobs", "1")
+    assert (said.count("done in"), said.count("ended early")) == (6, 1), said  # five trials of six, and a run
+    (early,) = [folder for folder in (tmp_path / "runs/t").glob("*/*/seed0") if not (folder / "done.json").exists()]
+    assert "1e-09" in str(early)
+    assert len(list(early.glob("version_*/metrics.csv"))[0].read_text().splitlines()) == 1 + 1 + 10
+    assert "6 are done" in run(tmp_path)

@@ -1,11 +1,13 @@
 """Tuning: trials by Optuna's samplers, the choice by the mean of what decides, and the runs with what is chosen."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
-from lightning_fed.cli.study import record
+from lightning_fed.cli.study import command, record
 from lightning_fed.cli.study.collect import collect
 from lightning_fed.cli.study.pool import Outcome
 from lightning_fed.cli.study.record import done_run, write_record
@@ -109,6 +111,17 @@ def test_nothing_is_chosen_where_all_fail(tmp_path: Path) -> None:
     assert {cell.axes["rule"] for cell in undecided} == {"A"}
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("per", [["rule"], ["rule", "mask"], ["mask", "seed"]])
+def test_shares_are_all_of_the_runs_and_what_is_tuned_together_is_in_one(count: int, per: list[str]) -> None:
+    cells = cells_of(study())
+    shares = [command._share(cells, f"{number + 1}/{count}", per) for number in range(count)]
+    assert sorted(cell.folder for share in shares for cell in share) == sorted(cell.folder for cell in cells)
+    keys = [{tuple({**cell.axes, "seed": cell.seed}[axis] for axis in per) for cell in share} for share in shares]
+    assert sum(map(len, keys)) == len(set[object]().union(*keys))
+    assert max(map(len, keys)) - min(map(len, keys)) <= 1
+
+
 def test_other_samplers_draw_from_ranges(tmp_path: Path) -> None:
     space: Tune = Tune(
         parameters={"lr": Space(0.01, 1, log=True), "kind": ["a", "b"]}, sampler="tpe", trials=4, statistic="final"
@@ -124,6 +137,43 @@ def test_other_samplers_draw_from_ranges(tmp_path: Path) -> None:
     endless = Study("T", "t", tune=Tune(parameters={"lr": Space(0.01, 1)}, sampler="tpe"))
     with pytest.raises(FederatedError, match="Expected `tune.trials` with ranges"):
         tune(groups_of(endless, cells_of(endless), tmp_path / "other"), trainer(tmp_path, best_at), 1)
+
+
+def test_tpe_learns_from_what_it_is_told(tmp_path: Path) -> None:
+    """Optuna's first ten trials are random, the next ones near the best of them."""
+    space = Tune(parameters={"lr": Space(0.0, 10.0)}, sampler="tpe", trials=30, statistic="final")
+    one = Study("T", "t", axes={}, tune=space)
+    (group,) = groups_of(one, cells_of(one), tmp_path)
+    tune([group], trainer(tmp_path, lambda cell: -abs(float(cell.options["lr"]) - 3)), 1)
+    far = [abs(attempt.options["lr"] - 3) for attempt in group.asked()]
+    assert fmean(far[-10:]) < 0.5 * fmean(far[:10])
+
+
+def test_who_starts_it_meanwhile_asks_for_no_more_than_there_are_to_be(tmp_path: Path) -> None:
+    few = Tune(parameters={"lr": Space(0.01, 1)}, sampler="tpe", trials=4)
+    one = Study("T", "t", axes={}, tune=few)
+    groups = [group for _ in range(8) for group in groups_of(one, cells_of(one), tmp_path)]
+    groups[0].asked()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda group: group.ask(4), groups))
+    assert [len(group.asked()) for group in groups] == [4] * 8
+
+
+def test_trials_are_kept_in_any_database_of_optuna(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'trials.db'}"
+    kept = Tune(parameters={"lr": [0.1, 1.0]}, statistic="final", pruner="median", storage=url)
+    for name, best in (("one", 0.1), ("other", 1.0)):
+        of, root = Study("T", name, axes={"rule": RULES}, tune=kept), tmp_path / "runs" / name
+        groups = groups_of(of, cells_of(of), root)
+        watched = [cell.watch for group in groups for attempt in group.planned(1) for cell in attempt.cells]
+        assert [None if watch is None else watch.storage for watch in watched] == [url] * 4
+        assert tune(groups, trainer(root, lambda cell, best=best: float(cell.options["lr"] == best)), 1) == Outcome()
+        assert not (root / "tuning.log").exists()
+        again = groups_of(of, cells_of(of), root)
+        assert [choice.options for group in again if (choice := group.choice())] == [{"lr": best}] * 2
+    wrong = Study("T", "t", tune=Tune(parameters={"lr": [1]}, storage="nosuch://host/name"))
+    with pytest.raises(FederatedError, match="Expected `tune.storage` to be the URL of a database .*nosuch"):
+        groups_of(wrong, cells_of(wrong), tmp_path)[0].asked()
 
 
 def test_trials_are_collected_with_the_best_on_the_test_set_beside(tmp_path: Path) -> None:
