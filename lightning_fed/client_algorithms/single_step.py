@@ -23,12 +23,13 @@ class GradAlign(FedGA):
     FedGA with one local step on the full batch. β = 0 is FedSGD, bit for bit.
 
     Args:
-        beta: β, at least 0, in units of the learning rate; or β from each of several rounds on.
+        beta: β, at least 0, in units of the learning rate, which the paper found best at 1.5 to 2.5 (appendix B.2);
+            or β from each of several rounds on.
         over: What f_i is over: all of a client's ``data``, or one ``batch`` of it, which both v_i and the step are
             taken on (the paper's figure 2 has batches of 1,000 of 5,000 samples).
     """
 
-    def __init__(self, beta: float | dict[int, float] = 0.05, over: Literal["data", "batch"] = "data") -> None:
+    def __init__(self, beta: float | dict[int, float] = 1.5, over: Literal["data", "batch"] = "data") -> None:
         super().__init__(beta, form="step")
         expect_choice("--client.over", over, ("data", "batch"), of=type(self).__name__)
         self.over = over

@@ -48,6 +48,14 @@ def test_figures_are_found_by_columns_and_by_values() -> None:
     assert figures.figure({**cell, "client rate": "0.3", "rule": "FedAvg"}) is None
 
 
+def test_of_several_metrics_the_figures_are_of_the_first_unless_they_say_which() -> None:
+    axes = {**AXES, "metric": ["test/acc", "test/loss"], "statistic": ["best"]}
+    cell = {"client rate": "0.10", "server rate": "1", "rule": "FedAvg", "statistic": "best"}
+    figures = read_published({"file": "gma_table10", "axes": {**RATES, "rule": RULES}}, axes)
+    assert figures.figure({**cell, "metric": "test/acc"}) == Figure(88.31, None)
+    assert figures.figure({**cell, "metric": "test/loss"}) is None
+
+
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("table,method,value,std\nOurs,A,0.5,0.1\n")
