@@ -73,7 +73,7 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
     Args:
         published: ``file``, a name or the path of another such file; ``where``, values of columns that are the same for
             all cells; and ``axes``, for each axis the column that it is, or for each of its values those of the columns
-            that it stands for. Where they do not say which metric or statistic, figures are of the first one.
+            that it stands for. Where they do not say which metric, figures are of the first one.
         axes: The names of the values of each axis.
 
     Raises:
@@ -91,8 +91,8 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
     meant = {
         axis: _meant(f"report.published.axes.{axis}", what, list(axes[axis]), rows) for axis, what in named.items()
     }
-    for axis in {"metric", "statistic"} & set(axes) - set(named):  # one figure is not of an accuracy and of a loss
-        meant[axis] = {next(iter(axes[axis])): {}}
+    if "metric" in axes and "metric" not in named:  # one figure is not of an accuracy and of a loss
+        meant["metric"] = {next(iter(axes["metric"])): {}}
     found = PublishedFigures(rows[0]["table"] if rows else "", rows, meant)
     if not any(found.figure(dict(zip(meant, cell, strict=True))) for cell in product(*(axes[axis] for axis in meant))):
         raise FederatedError(f"Expected `report.published` to mean figures of {published['file']}, found none.")
