@@ -1,7 +1,9 @@
 """Tuning: trials by Optuna's samplers, the choice by the mean of what decides, and the runs with what is chosen."""
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -10,7 +12,7 @@ import pytest
 from lightning_fed.cli.study import command, record
 from lightning_fed.cli.study.collect import collect
 from lightning_fed.cli.study.pool import Outcome
-from lightning_fed.cli.study.record import done_run, write_record
+from lightning_fed.cli.study.record import done_run, read_run, write_record
 from lightning_fed.cli.study.tuning import groups_of, tune, with_choices
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import create_run
@@ -36,7 +38,9 @@ def study(tuning: Tune = GRID) -> Study:
     return Study("T", "t", axes={"rule": RULES, "mask": MASKS}, seeds=[0, 1], tune=tuning)
 
 
-def trainer(root: Path, value: Callable[[Cell], float | None]) -> Callable[[Sequence[Cell]], Outcome]:
+def trainer(
+    root: Path, value: Callable[[Cell], float | None], diverges: Callable[[Cell], bool] = lambda cell: False
+) -> Callable[[Sequence[Cell]], Outcome]:
     """Stands in for processes: a run comes to a value, or fails where that is None."""
 
     def train(cells: Sequence[Cell], ended: Callable[[Cell, bool], object] = lambda cell, early: None) -> Outcome:
@@ -44,7 +48,7 @@ def trainer(root: Path, value: Callable[[Cell], float | None]) -> Callable[[Sequ
             with RunLock() as lock:
                 run = create_run(root, cell.folder, {"words": cell.words}, "label", cell.seed, lock)
             run.metrics.write_text(f"round,val/acc,test/acc\n0,0.9,0.1\n1,{value(cell)},0.7\n")
-            write_record(root, cell, run)
+            write_record(root, cell, run, diverges(cell))
             ended(cell, False)
         return Outcome([cell for cell in cells if value(cell) is None])
 
@@ -93,6 +97,20 @@ def test_a_second_start_tries_what_has_failed_and_nothing_else(tmp_path: Path) -
     assert tune(second, train, 1).failed == []
     assert [len(one) for one in calls] == [4, 2]
     assert {cell.options["lr"] for cell in with_choices(only, cells_of(only), second)[0]} == {1.0}
+
+
+def test_what_has_diverged_is_not_chosen_and_counts_as_lost_whatever_it_had_reached(tmp_path: Path) -> None:
+    only = Study("T", "t", axes={"rule": RULES}, tune=Tune(parameters={"lr": [0.1, 1.0]}, per=[], statistic="final"))
+    groups = groups_of(only, cells_of(only), tmp_path)
+    train = trainer(tmp_path, best_at, diverges=lambda cell: cell.options["lr"] == 1.0 or cell.seed == 1)
+    assert tune(groups, train, 1) == Outcome()
+    tuned, _ = with_choices(only, [*cells_of(only)], groups)
+    assert {cell.options["lr"] for cell in tuned} == {0.1}
+    lost = replace(tuned[0], seed=1, folder="lost")
+    train([lost])
+    kept, left = (read_run(tmp_path, cell) or {} for cell in (tuned[0], lost))
+    assert list(kept["test/acc"].values()) == [0.1, 0.7]
+    assert list(left["test/acc"].values()) == [0.1, 0.7, math.nan]
 
 
 def test_of_a_grid_the_first_combinations_may_be_all(tmp_path: Path) -> None:
