@@ -39,7 +39,10 @@ def study(tuning: Tune = GRID) -> Study:
 
 
 def trainer(
-    root: Path, value: Callable[[Cell], float | None], diverges: Callable[[Cell], bool] = lambda cell: False
+    root: Path,
+    value: Callable[[Cell], float | None],
+    diverges: Callable[[Cell], bool] = lambda cell: False,
+    metric: str = "val/acc",
 ) -> Callable[[Sequence[Cell]], Outcome]:
     """Stands in for processes: a run comes to a value, or fails where that is None."""
 
@@ -47,7 +50,7 @@ def trainer(
         for cell in (cell for cell in cells if done_run(root, cell) is None and value(cell) is not None):
             with RunLock() as lock:
                 run = create_run(root, cell.folder, {"words": cell.words}, "label", cell.seed, lock)
-            run.metrics.write_text(f"round,val/acc,test/acc\n0,0.9,0.1\n1,{value(cell)},0.7\n")
+            run.metrics.write_text(f"round,{metric},test/acc\n0,0.9,0.1\n1,{value(cell)},0.7\n")
             write_record(root, cell, run, diverges(cell))
             ended(cell, False)
         return Outcome([cell for cell in cells if value(cell) is None])
@@ -157,12 +160,13 @@ def test_other_samplers_draw_from_ranges(tmp_path: Path) -> None:
         tune(groups_of(endless, cells_of(endless), tmp_path / "other"), trainer(tmp_path, best_at), 1)
 
 
-def test_tpe_learns_from_what_it_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("metric", "sign"), [("val/acc", -1), ("val/loss", 1)])
+def test_tpe_learns_from_what_it_is_told(tmp_path: Path, metric: str, sign: int) -> None:
     """Optuna's first ten trials are random, the next ones near the best of them."""
-    space = Tune(parameters={"lr": Space(0.0, 10.0)}, sampler="tpe", trials=30, statistic="final")
+    space = Tune(parameters={"lr": Space(0.0, 10.0)}, metric=metric, sampler="tpe", trials=30, statistic="final")
     one = Study("T", "t", axes={}, tune=space)
     (group,) = groups_of(one, cells_of(one), tmp_path)
-    tune([group], trainer(tmp_path, lambda cell: -abs(float(cell.options["lr"]) - 3)), 1)
+    tune([group], trainer(tmp_path, lambda cell: sign * abs(float(cell.options["lr"]) - 3), metric=metric), 1)
     far = [abs(attempt.options["lr"] - 3) for attempt in group.asked()]
     assert fmean(far[-10:]) < 0.5 * fmean(far[:10])
 
