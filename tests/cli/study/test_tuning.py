@@ -17,7 +17,7 @@ from lightning_fed.cli.study.tuning import groups_of, tune, with_choices
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import create_run
 from lightning_fed.runs.lock import RunLock
-from lightning_fed.runs.studies.cells import Cell, cells_of
+from lightning_fed.runs.studies.cells import Cell, cells_of, make_cell
 from lightning_fed.runs.studies.study import AxisValue, Name, Space, Study, Tune
 
 RULES = {"A": AxisValue(), "B": AxisValue(set={"x": 1})}
@@ -141,6 +141,18 @@ def test_shares_are_all_of_the_runs_and_what_is_tuned_together_is_in_one(count: 
     keys = [{tuple({**cell.axes, "seed": cell.seed}[axis] for axis in per) for cell in share} for share in shares]
     assert sum(map(len, keys)) == len(set[object]().union(*keys))
     assert max(map(len, keys)) - min(map(len, keys)) <= 1
+
+
+def test_few_runs_have_every_value_of_every_axis_and_option() -> None:
+    rates, widths = ({Name(f"{value}"): AxisValue() for value in range(count)} for count in (4, 3))
+    many = Study("T", "t", axes={"rule": RULES, "rate": rates, "width": widths}, seeds=[0, 1, 2])
+    cells = [make_cell(many, cell.axes, cell.seed, {"lr": lr}) for cell in cells_of(many) for lr in (0.1, 1.0)]
+    few = list(command.telling_runs(cells))
+    seen = {(name, str(value)) for cell in few for name, value in {**cell.axes, **cell.options}.items()}
+    assert len(seen) == 2 + 4 + 3 + 2
+    assert len(few) < 10
+    for cell in few:  # in each of them one axis alone differs from the first
+        assert sum(value != few[0].axes[axis] for axis, value in cell.axes.items()) < 2
 
 
 def test_other_samplers_draw_from_ranges(tmp_path: Path) -> None:
