@@ -25,10 +25,10 @@ from lightning.fabric.utilities import registry
 
 from lightning_fed.data import split_figures
 
-
-def _folder_of_data() -> Path:
-    default = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    return Path(os.environ.get("LIGHTNING_FED_DATA") or default)
+# As it is now: a test that generates data of a format says in the same variable where they are.
+_DATA = Path(
+    os.environ.get("LIGHTNING_FED_DATA") or Path(__file__).resolve().parents[1].parent / "shared" / "data"
+).resolve()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,7 +50,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real data sets; the test is skipped when there is none."""
-    root = _folder_of_data()
+    root = _DATA
     if not (root / "MNIST" / "raw").is_dir() or not (root / "FashionMNIST" / "raw").is_dir():
         pytest.skip(f"no MNIST/raw and FashionMNIST/raw in {root}: set LIGHTNING_FED_DATA to their folder")
     return root
@@ -59,7 +59,7 @@ def data_root() -> Path:
 @pytest.fixture(scope="session")
 def shakespeare_root() -> Path:
     """The folder that holds shakespeare/; the test is skipped when there is none."""
-    root = _folder_of_data()
+    root = _DATA
     if not (root / "shakespeare" / "by_role.json.gz").is_file():
         pytest.skip(f"no shakespeare/by_role.json.gz in {root}: set LIGHTNING_FED_DATA to its folder")
     return root
@@ -69,9 +69,8 @@ def shakespeare_root() -> Path:
 def emnist_root(emnist_folder: Path | None) -> Path:
     """The folder that holds emnist47.npz; the test is skipped when there is none."""
     if emnist_folder is None:
-        root = _folder_of_data()
         pytest.skip(
-            f"no emnist47.npz in {root}: write it as docs/data.md says, and set LIGHTNING_FED_DATA to its folder"
+            f"no emnist47.npz in {_DATA}: write it as docs/data.md says, and set LIGHTNING_FED_DATA to its folder"
         )
     return emnist_folder
 
@@ -79,7 +78,7 @@ def emnist_root(emnist_folder: Path | None) -> Path:
 @pytest.fixture(scope="session")
 def emnist_folder(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     """The same or None; where the data come with a script that unpacks them, the file is written for the tests."""
-    root = _folder_of_data()
+    root = _DATA
     if (root / "emnist47.npz").is_file():
         return root
     if not (root / "unpack.py").is_file():
