@@ -292,11 +292,14 @@ def numpy_sand(deltas: np.ndarray, threshold: float, k: float, sizes: list[int])
     raw = []
     for column, variance in zip(deltas.T, variance_of(deltas), strict=True):
         votes = int((column > 0).sum()) - int((column < 0).sum())
-        gap = Fraction(abs(votes), len(column)) - Fraction(str(threshold))
+        tie = Fraction(abs(votes), len(column)) == Fraction(str(threshold))
+        gap = (
+            0.0 if tie else abs(votes) / len(column) - threshold
+        )  # as far as float64 tells 1/3 from 0.3333333333333333
         if gap <= 0:
             raw.append(0.0)
         else:
-            raw.append(1.0 if variance == 0 else math.tanh(min(k * float(gap) / float(variance), 1e6)))
+            raw.append(1.0 if variance == 0 else math.tanh(min(k * gap / float(variance), 1e6)))
     parts = np.split(np.array(raw), np.cumsum(sizes)[:-1])
     return np.concatenate([part / (1e-10 + part.mean()) for part in parts])
 
@@ -359,6 +362,12 @@ def test_magnitude_compares_with_the_threshold_in_the_dtype_of_the_updates(thres
     below = torch.nextafter(at, torch.tensor([-1.0]))
     expected = 1.0 if threshold == 0 else 0.0
     assert magnitude_agreement_mask(below.abs(), torch.ones(1), float(threshold), True).tolist() == [expected]
+
+
+def test_sand_takes_what_float64_cannot_tell_from_a_tie_as_one() -> None:
+    deltas = np.array([[1.0], [1.0], [-2.0]])
+    third = float(Fraction(1, 3))
+    assert sand_of(deltas, third, 1e5).tolist() == numpy_sand(deltas, third, 1e5, [1]).tolist() == [0.0]
 
 
 @given(deltas=cohorts(), threshold=thresholds, k=steepness, data=st.data())
