@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Need, ReducedUpdate
-from lightning_fed.errors import FederatedError, expect_choice, expect_number
+from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number
 from lightning_fed.functional.masks import (
     magnitude_agreement,
     magnitude_agreement_mask,
@@ -18,7 +18,7 @@ from lightning_fed.functional.masks import (
     vote_threshold,
 )
 
-__all__ = ["MagnitudeAgreement", "Mask", "MaskControl", "SANDMask", "SignAgreement"]
+__all__ = ["DelayedMask", "MagnitudeAgreement", "Mask", "MaskControl", "SANDMask", "SignAgreement"]
 
 
 class Mask(ABC):
@@ -200,11 +200,7 @@ class MaskControl(Mask):
 
     def __init__(self, mask: Mask, keep: Literal["length", "direction", "values"]) -> None:
         expect_choice("--aggregator.mask.keep", keep, ("length", "direction", "values"))
-        if not isinstance(mask, Mask):
-            raise FederatedError(
-                "Expected `--aggregator.mask.mask` to be the mask to control, such as SignAgreement, got "
-                f"{type(mask).__name__}."
-            )
+        _expect_inner(mask, "to control")
         self.mask = mask
         self.keep = keep
         self.needs = mask.needs
@@ -237,3 +233,54 @@ class MaskControl(Mask):
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
         """Returns what the inner mask says of itself."""
         return self.mask.diagnose(update, mask)
+
+
+class DelayedMask(Mask):
+    """Begins another mask m after some rounds of the unmasked rule.
+
+    m = 1 in rounds 1 to ``rounds``, and the other mask's from then on; with 0 rounds it is the other mask, bit for bit.
+    Two runs that differ in the mask alone have the same model until then, so that both can be compared in a single
+    round (Tenison et al., TMLR 2023, Tables 4 and 5).
+
+    Args:
+        mask: m after the delay.
+        rounds: Rounds without it, at least 0.
+
+    Raises:
+        FederatedError: If an argument is out of range or no mask.
+    """
+
+    def __init__(self, mask: Mask, rounds: int) -> None:
+        _expect_inner(mask, "to begin later")
+        expect_count("--aggregator.mask.rounds", rounds, least=0)
+        self.mask = mask
+        self.rounds = rounds
+        self.needs = mask.needs
+
+    def prepare(self, sizes: Sequence[int]) -> None:
+        """Tells the inner mask, too."""
+        super().prepare(sizes)
+        self.mask.seed = self.seed
+        self.mask.prepare(sizes)
+
+    def compute(self, update: ReducedUpdate) -> Tensor:
+        """Computes m, or ones during the delay."""
+        mask = self.mask.compute(update)
+        return torch.ones_like(mask) if update.round <= self.rounds else mask
+
+    def over(self, step: Tensor, mask: Tensor) -> Tensor:
+        """Returns what the inner mask makes of a step."""
+        return self.mask.over(step, mask)
+
+    def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
+        """Returns what the inner mask says of the cohort, with the mean of the mask that is used."""
+        return self.mask.diagnose(update, mask)
+
+
+def _expect_inner(mask: object, what_for: str) -> None:
+    """Refuses what is no mask, in the place of the one that another goes over."""
+    if not isinstance(mask, Mask):
+        raise FederatedError(
+            f"Expected `--aggregator.mask.mask` to be the mask {what_for}, such as SignAgreement, got "
+            f"{type(mask).__name__}."
+        )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.masks import MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
+from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
 
 
 def cohort(sign_sum: list[float], clients: int) -> ReducedUpdate:
@@ -200,3 +201,40 @@ def test_refuses_a_control_of_nothing_when_made() -> None:
     mask: Any = None
     with pytest.raises(FederatedError, match=r"--aggregator\.mask\.mask.*NoneType"):
         MaskControl(mask, "length")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_delayed_mask_is_ones_until_then(dtype: torch.dtype) -> None:
+    mask, deltas = DelayedMask(MagnitudeAgreement(0.3), 2), drawn(5, dtype=dtype)
+    assert mask.needs == MagnitudeAgreement.needs
+    update = reduced(deltas, mask)
+    early, late = (mask.compute(replace(update, round=number)) for number in (2, 3))
+    assert (early.dtype, early.tolist()) == (dtype, [1.0] * 6)
+    assert late.tolist() == MagnitudeAgreement(0.3).compute(update).tolist()
+    assert late.tolist() != early.tolist()
+    shares = [mask.diagnose(update, used)["mask/below_threshold"].item() for used in (early, late)]
+    assert shares[0] == shares[1] > 0
+    assert mask.diagnose(update, early)["mask/mean"].item() == 1.0
+
+
+def test_a_delayed_control_draws_and_scales_as_it_does_at_once() -> None:
+    votes = [*range(11), *([10.0] * 5)]
+    for keep in ("values", "length"):
+        kind: Any = keep
+        control, delayed = (
+            make(MaskControl(SignAgreement(0.9), kind)) for make in (lambda m: m, partial(DelayedMask, rounds=1))
+        )
+        for mask in (control, delayed):
+            mask.seed = 7
+            mask.prepare([11, 5])
+        update, step = replace(cohort(votes, clients=10), round=2), torch.arange(16.0)
+        found = [mask.over(step, mask.compute(update)).tolist() for mask in (control, delayed)]
+        assert found[0] == found[1] != step.tolist()
+
+
+def test_refuses_a_delay_of_nothing_when_made() -> None:
+    mask: Any = "SignAgreement"
+    with pytest.raises(FederatedError, match=r"--aggregator\.mask\.mask.*to begin later.*str"):
+        DelayedMask(mask, 3)
+    with pytest.raises(FederatedError, match=r"--aggregator\.mask\.rounds.*-1"):
+        DelayedMask(SignAgreement(), -1)

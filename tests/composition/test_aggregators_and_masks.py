@@ -37,7 +37,7 @@ COMBINATIONS = [
     for buffers in BUFFERS
 ]
 AT_ZERO = ["soft at 0", "binary at 0", "samples at 0", "magnitude at 0", "sand at 0"]
-AT_ZERO += ["length at 0", "direction at 0", "values at 0"]
+AT_ZERO += ["length at 0", "direction at 0", "values at 0", "delayed at 0"]
 
 
 def expect_sound(outcome: Outcome, buffers: str) -> None:
@@ -94,6 +94,12 @@ def test_no_two_masks_are_the_same(rule: str) -> None:
 def test_threshold_zero_is_the_rule_without_a_mask(rule: str, mask: str, sizes: str) -> None:
     there, without = run(rule, mask, sizes), run(rule, "none", sizes)
     assert distance(there, without) > CLEAR if mask == "sand at 0" else same(there, without)
+
+
+@pytest.mark.parametrize("rule", quick_first(3, MASKED))
+def test_a_mask_delayed_by_nothing_or_to_the_end_is_the_mask_or_none(rule: str) -> None:
+    assert same(run(rule, "delayed by nothing"), run(rule, "soft"))
+    assert same(run(rule, "delayed to the end"), run(rule, "none"))
 
 
 @pytest.mark.parametrize("rule", quick_first(3, MASKED))

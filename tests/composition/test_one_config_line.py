@@ -16,6 +16,7 @@ MASKS = [
     ("MagnitudeAgreement", "--aggregator.mask.threshold=0.3"),
     ("SANDMask", "--aggregator.mask.k=1e-3"),
     ("MaskControl", "--aggregator.mask.keep=length", "--aggregator.mask.mask=SignAgreement"),
+    ("DelayedMask", "--aggregator.mask.rounds=0", "--aggregator.mask.mask=MagnitudeAgreement"),
 ]
 LINES = [*zip(MASKED, cycle(MASKS), cycle(["local", "keep", "average"]), strict=False)]
 LINES += [(rule, (), "local") for rule in UNMASKED]

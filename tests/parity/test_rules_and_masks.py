@@ -18,7 +18,7 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Cohort, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.masks import MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
+from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
 from tests.parity import rules_by_hand as by_hand
 from tests.parity.rounds_to_reduce import SHAPES, start_of
 from tests.parity.rules_by_hand import LR, Round
@@ -112,6 +112,7 @@ MASKS: dict[str, tuple[Callable[[], Mask], by_hand.Mask] | None] = {
     "length": (lambda: MaskControl(SignAgreement(), "length"), by_hand.sign_agreement("0.4")),
     "direction": (lambda: MaskControl(SignAgreement(), "direction"), by_hand.sign_agreement("0.4")),
     "values": (lambda: MaskControl(SignAgreement(), "values"), by_hand.sign_agreement("0.4")),
+    "delayed": (lambda: DelayedMask(SignAgreement(), 1), by_hand.sign_agreement("0.4")),
 }  # fmt: skip
 SEED = 5
 
@@ -167,7 +168,7 @@ def masks_of(shape: str, mask: str) -> list[np.ndarray]:
         found = [
             by_hand.shuffled(m, each.tensors, SEED, i) for i, (m, each) in enumerate(zip(found, rounds, strict=True), 1)
         ]
-    return found
+    return [np.ones_like(found[0]), *found[1:]] if mask == "delayed" else found
 
 
 def test_every_aggregator_and_mask_of_the_package_is_in_the_suite() -> None:
@@ -186,7 +187,7 @@ def test_three_rounds_agree_with_the_formula(shape: str, rule: str, mask: str, w
     found, logged = train(aggregator, start_of(shape), SHAPES[shape])
     expected = formula(shape, rule, mask, weighting, apply)
     np.testing.assert_allclose(found, expected, rtol=case.rtol, atol=case.rtol / 100)
-    moves = shape != "still" or ("decay" in rule and (mask == "none" or apply == "before"))
+    moves = shape != "still" or ("decay" in rule and (mask in ("none", "delayed") or apply == "before"))
     assert (abs(found[-1] - start_of(shape)).max() > 1e-3) == moves
     if over is not None:
         assert logged["mask/mean"].item() == pytest.approx(masks_of(shape, mask)[-1].mean(), rel=1e-12)
