@@ -26,7 +26,7 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
         What they came to, and the runs that are missing.
     """
     cells = cells_of(study)
-    groups = groups_of(study, cells, root) if root.is_dir() else []
+    groups = groups_of(study, cells, root, writes=False)
     tuned, undecided = with_choices(study, cells, groups)
     runs = {cell.folder: run for cell in tuned if (run := _read(root, cell, study.report)) is not None}
     missing = [cell for cell in tuned if cell.folder not in runs]

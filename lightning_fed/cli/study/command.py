@@ -56,7 +56,7 @@ def main(argv: list[str], guard: Guard) -> int:
     executor = _executor(root, options)
     per = _per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
     cells = _share(cells, options.shard, per)
-    groups, pool = groups_of(study, cells, root), Pool(root, options.jobs, guard)
+    groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
     plan = partial(_plan, study, cells, groups, root, options.jobs)
     planned, missing = plan()
     trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -46,10 +47,11 @@ class Group:
         study: The study, in the size of a profile.
         values: The values that they share.
         root: Folder of the study's runs.
+        writes: Whether trials are written down; else it asks in a copy of those that are.
     """
 
-    def __init__(self, study: Study, values: dict[str, Name], root: Path) -> None:
-        self.values, self._study, self._root = values, study, root
+    def __init__(self, study: Study, values: dict[str, Name], root: Path, writes: bool = True) -> None:
+        self.values, self._study, self._root, self._writes = values, study, root, writes
         self._parameters: Parameters = dict(study.tune.parameters)
         for axis, by in study.tune.by.items():
             self._parameters |= by.get(values.get(axis, ""), {})
@@ -79,7 +81,8 @@ class Group:
             raise FederatedError(
                 "Expected `tune.trials` with ranges to draw from, which have no end of their own, got none."
             )
-        with FileLock(self._root / _LOCK):  # who starts the study a second time meanwhile would ask for the same ones
+        lock = FileLock(self._root / _LOCK) if self._writes else nullcontext()
+        with lock:  # who starts the study a second time meanwhile would ask for the same ones
             left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)
             if tuning.sampler == "grid":  # in the order of the file; Optuna's own would end its study with the last
                 for values in product(*map(_texts, choices)):
@@ -131,16 +134,20 @@ class Group:
         """Optuna's study; another space is another one, and so is another study of this package in one database."""
         module, space = _import(), json.dumps(self._parameters, default=vars)
         tuning, seed = self._study.tune, int(hashlib.sha256(space.encode()).hexdigest()[:8], 16)
-        self._root.mkdir(parents=True, exist_ok=True)
         place = f"{self._study.name}/{self._root.name}/" if tuning.storage else ""
+        name = f"{place}{folder_of(self.values)}-{seed:08x}"
+        open_in = partial(
+            module.create_study,
+            study_name=name,
+            sampler=module.samplers.TPESampler(seed=seed),
+            direction="minimize" if lower_is_better(tuning.metric) else "maximize",
+            load_if_exists=True,
+        )
         try:
-            found: optuna.Study = module.create_study(
-                study_name=f"{place}{folder_of(self.values)}-{seed:08x}",
-                storage=optuna_storage(self._storage),
-                sampler=module.samplers.TPESampler(seed=seed),
-                direction="minimize" if lower_is_better(tuning.metric) else "maximize",
-                load_if_exists=True,
-            )
+            if not self._writes:
+                return _copied(module, open_in(storage=None), self._storage)
+            self._root.mkdir(parents=True, exist_ok=True)
+            found: optuna.Study = open_in(storage=optuna_storage(self._storage))
         except Exception as error:  # each database has its own
             if tuning.storage is None:
                 raise
@@ -164,11 +171,19 @@ class Group:
         return self.values.items() <= cell.axes.items()
 
 
-def groups_of(study: Study, cells: Sequence[Cell], root: Path) -> list[Group]:
+def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
+    """Fills a study in memory with the trials of that name in a database or journal, as far as there are any."""
+    if "://" in place or Path(place).exists():
+        with suppress(KeyError):  # what Optuna raises where no study has the name
+            empty.add_trials(module.load_study(study_name=empty.study_name, storage=optuna_storage(place)).trials)
+    return empty
+
+
+def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = True) -> list[Group]:
     """Returns the groups that some runs of a study are in, none of those for which nothing is tuned."""
     per = study.axes if study.tune.per is None else study.tune.per
     shared = dict.fromkeys(tuple((axis, cell.axes[axis]) for axis in study.axes if axis in per) for cell in cells)
-    groups = [Group(study, dict(values), root) for values in shared]
+    groups = [Group(study, dict(values), root, writes) for values in shared]
     return [group for group in groups if group.tunes]
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -191,6 +192,26 @@ def test_who_starts_it_meanwhile_asks_for_no_more_than_there_are_to_be(tmp_path:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda group: group.ask(4), groups))
     assert [len(group.asked()) for group in groups] == [4] * 8
+
+
+@pytest.mark.parametrize("sampler", ["grid", "tpe"])
+@pytest.mark.parametrize("url", [None, "sqlite:///trials.db"])
+def test_what_would_be_tried_is_told_without_writing_it(tmp_path: Path, sampler: Any, url: str | None) -> None:
+    lr = [0.1, 0.2, 1.0] if sampler == "grid" else Space(0.01, 1)
+    one = Study("T", "t", tune=Tune(parameters={"lr": lr}, sampler=sampler, trials=3, statistic="final", storage=url))
+    root = tmp_path / "runs" / "t"
+    (told,) = groups_of(one, cells_of(one), root, writes=False)
+    first = [attempt.options for attempt in told.planned(2)]
+    assert (len(first), told.choice()) == (3 if sampler == "grid" else 2, None)
+    assert not root.exists()
+    (group,) = groups_of(one, cells_of(one), root)
+    assert [attempt.options for attempt in group.planned(2)] == first
+    tune([group], trainer(root, lambda cell: float(cell.options["lr"])), 2)
+    (again,) = groups_of(one, cells_of(one), root, writes=False)
+    assert again.planned(2) == group.asked()
+    assert again.choice() == group.choice() is not None
+    again.ask(2)
+    assert len(group.asked()) == 3
 
 
 def test_trials_are_kept_in_any_database_of_optuna(tmp_path: Path) -> None:
