@@ -1,12 +1,18 @@
 """The command as a process of its own: what it trains, what stops it, and what is lost by that, which is nothing."""
 
+import fcntl
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,12 +31,10 @@ seeds: [0, 1]
 """
 
 
-def start(folder: Path, *words: str, output: str = "runs") -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, output: str = "runs", stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"}
     command = [sys.executable, "-m", "lightning_fed", "study", "t.yaml", "--output", output, "--jobs", "2", *words]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def run(folder: Path, *words: str, code: int = 0, output: str = "runs") -> str:
@@ -111,6 +115,34 @@ def test_a_run_that_fails_loses_nothing_else(tmp_path: Path) -> None:
     assert str(log.relative_to(tmp_path)) in said
     assert "Expected `--trainer.clients_per_round`" in log.read_text()
     assert "2 runs are missing, 2 rounds: about 0:00:0" in run(tmp_path, "--dry_run")
+
+
+@pytest.mark.slow
+def test_one_bar_in_a_terminal_counts_the_runs_of_all_processes(tmp_path: Path) -> None:
+    text = TEXT.replace("ROUNDS", "1").replace("FedAvg: {}", "FedAvg: {set: {trainer.clients_per_round: 9}}")
+    (tmp_path / "t.yaml").write_text(text)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))  # rows and columns
+    process = start(tmp_path, stderr=theirs)
+    os.close(theirs)
+    with ThreadPoolExecutor(1) as reader:  # while it runs, as a terminal holds little
+        shown = reader.submit(read_all, ours)
+        said, _ = process.communicate()
+    assert process.returncode == 1, said
+    bars = [(int(n), int(failed)) for n, failed in re.findall(r"(\d)/4 \[[^]]*failed=(\d)", shown.result())]
+    assert bars[-1] == (2, 2)
+    assert bars == sorted(bars)
+    assert "running=2" in shown.result()
+    assert "%" not in said
+
+
+def read_all(terminal: int) -> str:
+    """What is written to a terminal until all have closed it."""
+    found = b""
+    with os.fdopen(terminal, "rb", buffering=0) as file, suppress(OSError):
+        while part := file.read(4096):
+            found += part
+    return found.decode()
 
 
 @pytest.mark.slow
