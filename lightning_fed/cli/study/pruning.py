@@ -9,12 +9,14 @@ from lightning_fed.runs.studies.cells import Watch
 
 __all__ = ["Pruning", "optuna_storage"]
 
-_FIRST_ROUND = 10
+_FIRST = 0.2
 _BETWEEN_RUNS = 10**6
 
 
 class Pruning(FederatedCallback):
     """Reports a metric to Optuna after each round, and stops where its median pruner says so.
+
+    It compares after a fifth of the rounds, as Dandi et al., AAAI 2022 (appendix B.2), do.
 
     Args:
         watch: The trial.
@@ -34,7 +36,7 @@ class Pruning(FederatedCallback):
     def on_train_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
         """Compares the newest value with that of other trials at the same round of the same run of theirs."""
         value = _newest(trainer, self._watch.metric)
-        if value is None or trainer.round < _FIRST_ROUND:
+        if value is None or trainer.round < _FIRST * trainer.max_rounds:
             return
         try:
             self._trial.report(value, self._watch.run * _BETWEEN_RUNS + trainer.round)

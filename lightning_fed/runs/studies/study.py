@@ -69,7 +69,8 @@ class Tune:
         at: Values at which the other axes are kept while tuning; over those that are not named the mean decides.
         sampler: Who proposes values: `grid` all combinations, `tpe` as Optuna's estimator says.
         trials: Most combinations to try for each choice: of a grid the first ones, all by default.
-        pruner: Whether runs end early whose best so far is worse than the median of the others at a round (`median`).
+        pruner: Whether runs end early whose best so far is worse than the median of the others at a round (`median`),
+            after a fifth of the rounds.
         storage: URL of the database that Optuna keeps the trials in, as `postgresql://user@host/name` (default: a
             journal in the folder of the runs).
     """

@@ -15,7 +15,7 @@ from tests.cli.study.test_tuning import trainer as train_of
 
 optuna = pytest.importorskip("optuna")
 
-ROUNDS = 14
+ROUNDS, A_FIFTH = 14, 3
 
 
 def watched(folder: Path, others: list[float], direction: str = "maximize") -> Watch:
@@ -33,7 +33,8 @@ def rounds_trained(watch: Watch, value: float) -> int:
     """Counts the rounds of a run that comes to the same value in each."""
     pruning = Pruning(watch)
     for number in range(1, ROUNDS + 1):
-        run = SimpleNamespace(round=number, should_stop=False, callback_metrics={"val/acc": torch.tensor(value)})
+        metrics = {"val/acc": torch.tensor(value)}
+        run = SimpleNamespace(round=number, max_rounds=ROUNDS, should_stop=False, callback_metrics=metrics)
         pruning.on_train_epoch_end(run, None)
         assert run.should_stop == pruning.pruned
         if run.should_stop:
@@ -44,9 +45,9 @@ def rounds_trained(watch: Watch, value: float) -> int:
 @pytest.mark.parametrize(
     ("others", "value", "direction", "rounds"),
     [
-        ([0.1, 0.2, 0.5, 0.6, 0.7], 0.4, "maximize", 10),  # below the median, from the first round that counts
+        ([0.1, 0.2, 0.5, 0.6, 0.7], 0.4, "maximize", A_FIFTH),  # below the median, from the first round that counts
         ([0.1, 0.2, 0.5, 0.6, 0.7], 0.55, "maximize", ROUNDS),
-        ([0.1, 0.2, 0.5, 0.6, 0.7], 0.55, "minimize", 10),
+        ([0.1, 0.2, 0.5, 0.6, 0.7], 0.55, "minimize", A_FIFTH),
         ([0.5, 0.6, 0.7], 0.4, "maximize", ROUNDS),  # too few to compare with
     ],
 )
@@ -56,7 +57,7 @@ def test_below_the_median_it_ends(tmp_path: Path, others, value: float, directio
 
 def test_a_round_without_the_metric_decides_nothing(tmp_path: Path) -> None:
     pruning = Pruning(watched(tmp_path, [0.5] * 6))
-    run = SimpleNamespace(round=ROUNDS, should_stop=False, callback_metrics={})
+    run = SimpleNamespace(round=ROUNDS, max_rounds=ROUNDS, should_stop=False, callback_metrics={})
     pruning.on_train_epoch_end(run, None)
     assert not run.should_stop
 

@@ -160,6 +160,12 @@ def test_notes_say_what_is_not_there() -> None:
     )
 
 
+def test_of_several_metrics_one_may_be_of_other_runs() -> None:
+    table = study_table(study(metric=["test/f1", "test/acc"]), some_results_of_three())
+    assert {cell.names["metric"] for cell in table.cells.values()} == {"test/acc"}
+    assert table.notes == ("None of these runs has measured `test/f1`.",)
+
+
 def test_a_window_that_no_run_reaches_has_no_cells() -> None:
     table = study_table(study(statistic=["final", "rounds 50-60"]), some_results_of_three())
     assert table.rows == (("FedAvg", "final"), ("FedAvg, masked", "final"))
