@@ -181,7 +181,30 @@ class SANDMask(Mask):
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
 
 
-class MaskControl(Mask):
+class _MaskOfAnother(Mask):
+    """A mask that is made of an inner one, to which it passes on what it is told."""
+
+    def __init__(self, mask: Mask, what_for: str) -> None:
+        if not isinstance(mask, Mask):
+            raise FederatedError(
+                f"Expected `--aggregator.mask.mask` to be the mask {what_for}, such as SignAgreement, got "
+                f"{type(mask).__name__}."
+            )
+        self.mask = mask
+        self.needs = mask.needs
+
+    def prepare(self, sizes: Sequence[int]) -> None:
+        """Tells the inner mask, too."""
+        super().prepare(sizes)
+        self.mask.seed = self.seed
+        self.mask.prepare(sizes)
+
+    def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
+        """Returns what the inner mask says of the cohort, with the mean of the mask that is used."""
+        return self.mask.diagnose(update, mask)
+
+
+class MaskControl(_MaskOfAnother):
     """Keeps one thing of another mask m, to find out what its effect comes from.
 
     With u the step that the mask goes over: ``length``: u ‖m ⊙ u‖ / ‖u‖, the unmasked step made as long as the masked
@@ -200,16 +223,8 @@ class MaskControl(Mask):
 
     def __init__(self, mask: Mask, keep: Literal["length", "direction", "values"]) -> None:
         expect_choice("--aggregator.mask.keep", keep, ("length", "direction", "values"))
-        _expect_inner(mask, "to control")
-        self.mask = mask
+        super().__init__(mask, "to control")
         self.keep = keep
-        self.needs = mask.needs
-
-    def prepare(self, sizes: Sequence[int]) -> None:
-        """Tells the inner mask, too."""
-        super().prepare(sizes)
-        self.mask.seed = self.seed
-        self.mask.prepare(sizes)
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         """Computes m, or m' for ``values``."""
@@ -230,12 +245,8 @@ class MaskControl(Mask):
             return step * torch.where(whole > 0, left / whole, 1.0)
         return masked * torch.where(left > 0, whole / left, 1.0)
 
-    def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
-        """Returns what the inner mask says of itself."""
-        return self.mask.diagnose(update, mask)
 
-
-class DelayedMask(Mask):
+class DelayedMask(_MaskOfAnother):
     """Begins another mask m after some rounds of the unmasked rule.
 
     m = 1 in rounds 1 to ``rounds``, and the other mask's from then on; with 0 rounds it is the other mask, bit for bit.
@@ -251,17 +262,9 @@ class DelayedMask(Mask):
     """
 
     def __init__(self, mask: Mask, rounds: int) -> None:
-        _expect_inner(mask, "to begin later")
+        super().__init__(mask, "to begin later")
         expect_count("--aggregator.mask.rounds", rounds, least=0)
-        self.mask = mask
         self.rounds = rounds
-        self.needs = mask.needs
-
-    def prepare(self, sizes: Sequence[int]) -> None:
-        """Tells the inner mask, too."""
-        super().prepare(sizes)
-        self.mask.seed = self.seed
-        self.mask.prepare(sizes)
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         """Computes m, or ones during the delay."""
@@ -271,16 +274,3 @@ class DelayedMask(Mask):
     def over(self, step: Tensor, mask: Tensor) -> Tensor:
         """Returns what the inner mask makes of a step."""
         return self.mask.over(step, mask)
-
-    def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
-        """Returns what the inner mask says of the cohort, with the mean of the mask that is used."""
-        return self.mask.diagnose(update, mask)
-
-
-def _expect_inner(mask: object, what_for: str) -> None:
-    """Refuses what is no mask, in the place of the one that another goes over."""
-    if not isinstance(mask, Mask):
-        raise FederatedError(
-            f"Expected `--aggregator.mask.mask` to be the mask {what_for}, such as SignAgreement, got "
-            f"{type(mask).__name__}."
-        )
