@@ -5,14 +5,15 @@ import sys
 
 import pytest
 
-from tests.end_to_end.command import environment
+from tests.end_to_end.command import REPOSITORY, environment
 
 PROGRAM = """
-import resource, sys
+import sys
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import TensorDataset
+from benchmarks.environment import peak_memory
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedYogi
 from lightning_fed.data import IID, FederatedDataModule
@@ -37,14 +38,13 @@ def fit(count, rounds):
     ).fit(Long(), data)
 
 fit(clients, 1)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(peak_memory())
 """
 
 
 def _peak_bytes(size: int, clients: int) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(size), str(clients)], env=environment(), capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", PROGRAM, str(size), str(clients)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 
