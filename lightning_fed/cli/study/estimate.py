@@ -11,7 +11,7 @@ import yaml
 
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.study.pool import Pool
-from lightning_fed.cli.study.record import Guard, done_run
+from lightning_fed.cli.study.record import LOG, Guard, done_run
 from lightning_fed.runs.folder import read_rows
 from lightning_fed.runs.report.load import read_metrics
 from lightning_fed.runs.studies.cells import Cell
@@ -32,14 +32,16 @@ def time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], jobs
     rounds = [max(0, rounds_of(cell) - _trained(root / cell.folder)) for cell in missing]
     each = _seconds(root, cells)
     if not each:
-        print(f"Timing {_TRIED} rounds:")
+        print(f"Timing {_TRIED} rounds of {missing[0].label}.")
         with TemporaryDirectory() as folder:
-            short = replace(missing[0], words=(*missing[0].words, f"--trainer.max_rounds={_TRIED}"))
-            Pool(Path(folder), 1, guard).train([short])
+            words = (*missing[0].words, f"--trainer.max_rounds={_TRIED}")
+            short = replace(missing[0], words=words, watch=None)  # a run that is only timed is none of a trial
+            Pool(Path(folder), 1, guard, say=lambda words: None).train([short])
             each = _seconds(Path(folder), [short])
+            said = _last_line(Path(folder) / short.folder / LOG)
     needed = f"{len(missing)} runs are missing, {sum(rounds)} rounds"
     if not each:
-        return f"{needed}; how long they take is not known, as the first run failed."
+        return f"{needed}; how long they take is not known, as the first run failed: {said}"
     left = timedelta(seconds=round(sum(rounds) * fmean(each) / min(jobs, len(missing))))
     return (
         f"{needed}: about {left} (h:mm:ss) at {jobs} runs at a time and {fmean(each):.3g} s for each round, and some "
@@ -52,6 +54,10 @@ def _seconds(root: Path, cells: Sequence[Cell]) -> list[float]:
     found = (done_run(root, cell) for cell in cells)
     columns = (read_metrics(run.metrics).get("time/round", {}) for run in found if run is not None)
     return [fmean(column.values()) for column in columns if column]
+
+
+def _last_line(path: Path) -> str:
+    return ((path.read_text() if path.exists() else "").strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def _trained(folder: Path) -> int:

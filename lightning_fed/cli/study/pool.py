@@ -47,10 +47,11 @@ class Pool:
         root: Folder of the study's runs.
         jobs: Runs at a time.
         guard: What restricts the imports of a run.
+        say: Prints how each run has ended.
     """
 
-    def __init__(self, root: Path, jobs: int, guard: Guard) -> None:
-        self._root, self._jobs, self._guard = root, jobs, guard
+    def __init__(self, root: Path, jobs: int, guard: Guard, say: Callable[[str], object] = tqdm.write) -> None:
+        self._root, self._jobs, self._guard, self._say = root, jobs, guard, say
         os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(["lightning_fed.cli.study.worker"])
@@ -120,15 +121,15 @@ class Pool:
         if process.exitcode in (0, DIVERGED):
             bar.update()
             how = "diverged after" if process.exitcode else "done in"
-            tqdm.write(f"{cell.label}: {how} {time.monotonic() - started:.0f} s")
+            self._say(f"{cell.label}: {how} {time.monotonic() - started:.0f} s")
             self._ended(cell, False)
         elif process.exitcode == PRUNED:
             bar.update()
-            tqdm.write(f"{cell.label}: ended early, as others are better")
+            self._say(f"{cell.label}: ended early, as others are better")
             self._ended(cell, True)
         elif self._outcome.signum is None:
             self._outcome.failed.append(cell)
-            tqdm.write(f"{cell.label}: failed, see {self._root / cell.folder / LOG}")
+            self._say(f"{cell.label}: failed, see {self._root / cell.folder / LOG}")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -115,6 +115,9 @@ def test_a_run_that_fails_loses_nothing_else(tmp_path: Path) -> None:
     assert str(log.relative_to(tmp_path)) in said
     assert "Expected `--trainer.clients_per_round`" in log.read_text()
     assert "2 runs are missing, 2 rounds: about 0:00:0" in run(tmp_path, "--dry_run")
+    said = run(tmp_path, "--dry_run", output="none")
+    assert re.search("not known, as the first run failed: .*Expected `--trainer.clients_per_round`", said), said
+    assert "log.txt" not in said  # it is removed
 
 
 @pytest.mark.slow
@@ -207,6 +210,8 @@ def test_a_trial_that_is_worse_than_the_median_ends_early(tmp_path: Path) -> Non
     text = TEXT.replace("ROUNDS", "20").replace("seeds: [0, 1]", "seeds: [0]")
     text = text.replace("set: {", "set: {data.val_fraction: 0.2, ")
     (tmp_path / "t.yaml").write_text(text + tuned + "metric: val/acc, statistic: final, pruner: median}")
+    assert "8 runs are missing, 160 rounds: about 0:0" in run(tmp_path, "--dry_run")
+    assert not (tmp_path / "runs").exists()
     said = run(tmp_path, "--jobs", "1")
     assert (said.count("done in"), said.count("ended early")) == (6, 1), said  # five trials of six, and a run
     (early,) = [folder for folder in (tmp_path / "runs/t").glob("*/*/seed0") if not (folder / "done.json").exists()]
