@@ -121,7 +121,8 @@ def test_commands_of_results_name_studies_and_tables_that_are_there() -> None:
     assert studies
     assert [study for study in studies if not (REPOSITORY / f"configs/studies/{study}.yaml").is_file()] == []
     # `report --study NAME ... --output FOLDER` made the table of the folder, which stands under the name of the study.
-    written = {pair for text in texts for pair in re.findall(r"report --study ([\w/]+) .*--output docs/results/(\S+)", text)}
+    command = re.compile(r"report --study ([\w/]+) .*--output docs/results/(\S+)")
+    written = {pair for text in texts for pair in command.findall(text)}
     assert {study for study, folder in written if not folder.startswith(study)} == set()
     assert [folder for _, folder in written if not (REPOSITORY / f"docs/results/{folder}/table.csv").is_file()] == []
     assert studies == {study for study, _ in written}
