@@ -41,7 +41,10 @@ def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iter
         yield "split", split_figure(rows, datamodule.class_names, split.num_clients)
     yield "sizes", sizes_figure(split.sizes)
     if len(datamodule.input_shape or ()) == 3:
-        sheet = sample_sheet(source, split, labels, datamodule.mean, datamodule.std)
+        # Under a skew the test sets look like no client's samples, or like those of all.
+        tests = None if datamodule.skew is None else datamodule.test_dataloader()
+        shown = tests if isinstance(tests, dict) else None
+        sheet = sample_sheet(source, split, labels, datamodule.mean, datamodule.std, tests=shown)
         if sheet is not None:
             yield "samples", samples_figure(sheet)
 
@@ -105,7 +108,7 @@ def sizes_figure(sizes: npt.NDArray[np.int64]) -> "Figure":
 
 
 def samples_figure(sheet: SampleSheet) -> "Figure":
-    """Draws sample images, a row for each client."""
+    """Draws sample images, a row for each client and each test set."""
     rows, columns, height, width, _ = sheet.images.shape
     gap = max(1, height // 12)
     # One picture of all images: drawing each in axes of its own takes seconds.
@@ -113,7 +116,8 @@ def samples_figure(sheet: SampleSheet) -> "Figure":
     mosaic = padded.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), 3)
     figure, axes = new_figure(1 + 0.6 * columns, 0.4 + 0.6 * rows * height / width)
     axes.imshow(mosaic[:-gap, :-gap], interpolation="nearest")
-    axes.set_yticks(np.arange(rows) * (height + gap) + (height - 1) / 2, [str(client) for client in sheet.clients])
+    names = [*map(str, sheet.clients), *(f"test {name}" for name in sheet.tests)]
+    axes.set_yticks(np.arange(rows) * (height + gap) + (height - 1) / 2, names)
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

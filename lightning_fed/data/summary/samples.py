@@ -1,4 +1,4 @@
-"""Sample images of some clients, as the clients see them in training."""
+"""Sample images of some clients, as the clients see them in training, and of test sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_fed.data.sources import BatchSource
+from lightning_fed.data.sources import BatchSource, EvalLoader
 from lightning_fed.data.split import Split
 
 __all__ = ["SampleSheet", "choose_samples", "image_table", "images_of", "sample_sheet"]
@@ -17,16 +17,18 @@ __all__ = ["SampleSheet", "choose_samples", "image_table", "images_of", "sample_
 
 @dataclass(frozen=True)
 class SampleSheet:
-    """Images of some clients.
+    """Images of some clients, and of test sets.
 
     Attributes:
-        clients: Their ids, shape (rows,).
+        clients: The clients' ids, of the first rows.
         images: Brightness or colours in [0, 1], shape (rows, columns, H, W, 3), float32; white where a client has fewer
             samples than there are columns.
+        tests: Names of the test sets, of the rows after those of clients.
     """
 
     clients: npt.NDArray[np.int64]
     images: npt.NDArray[np.float32]
+    tests: tuple[str, ...] = ()
 
 
 def sample_sheet(
@@ -37,6 +39,7 @@ def sample_sheet(
     std: Sequence[float] | None = None,
     rows: int = 8,
     columns: int = 10,
+    tests: Mapping[str, EvalLoader] | None = None,
 ) -> SampleSheet | None:
     """Reads samples of clients spread evenly over all that have any.
 
@@ -52,6 +55,7 @@ def sample_sheet(
         std: What each channel was divided by after that.
         rows: Clients to show.
         columns: Samples of each.
+        tests: Batches of test sets by name; each has a row of images, if they are of the clients' shape.
 
     Returns:
         The sheet, None if the first part of a batch is no image of shape (B, C, H, W).
@@ -66,7 +70,19 @@ def sample_sheet(
         if images is None or (batches and images.shape[1:] != batches[0].shape[1:]):
             return None
         batches.append(images)
-    return SampleSheet(clients, image_table(batches, columns, mean, std)) if batches else None
+    if not batches:
+        return None
+    found = ((name, _some_images(loader, columns)) for name, loader in (tests or {}).items())
+    shown = {name: images for name, images in found if images is not None and images.shape[1:] == batches[0].shape[1:]}
+    table = image_table([*batches, *shown.values()], columns, mean, std)
+    return SampleSheet(clients, table, tuple(shown))
+
+
+def _some_images(loader: EvalLoader, count: int) -> Tensor | None:
+    """Reads images spread over the first batch of a test set, shape (at most count, C, H, W); None if it has none."""
+    with torch.random.fork_rng(devices=[]):  # a data loader draws a seed for its workers
+        images = images_of(next(iter(loader), None))
+    return None if images is None else images[torch.linspace(0, len(images) - 1, min(count, len(images))).long()]
 
 
 def choose_samples(split: Split, labels: npt.NDArray[Any] | None, client: int, count: int) -> Tensor:

@@ -98,6 +98,36 @@ def test_sheet_shows_the_colours_that_a_client_trains_on() -> None:
     assert np.ptp(sheet.images, axis=-1).min(axis=(2, 3)).max() > 0.05
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_sheet_shows_the_test_sets_of_a_skew_below_the_clients(in_memory: bool) -> None:
+    data = normalised(skew=ClientColors(), in_memory=in_memory)
+    state = torch.get_rng_state()
+    figure = dict(split_figures(data, data.train_source()))["samples"]
+    assert torch.equal(torch.get_rng_state(), state)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["0", "1", "2", "3", "4", "test seen_schemes", "test new_scheme"]
+    for row, name in enumerate(["seen_schemes", "new_scheme"], 5):
+        inputs = next(iter(data.test_dataloader()[name]))[0]
+        spread = [round(place) for place in np.floor(np.linspace(0, len(inputs) - 1, 10))]
+        expected = (inputs[spread] * STD + MEAN).movedim(1, -1).numpy()
+        tiles = [shown(figure)[row * 5 : row * 5 + 4, column * 7 : column * 7 + 6] for column in range(10)]
+        np.testing.assert_allclose(tiles, expected, atol=1e-6)
+
+
+def test_sheet_leaves_out_test_sets_of_other_images() -> None:
+    data = normalised()
+    tests = {
+        "larger": [[torch.rand(3, 1, 9, 9)]],
+        "none": [],
+        "numbers": [[torch.rand(3)]],
+        "few": [[torch.rand(2, 1, 4, 6)]],
+    }
+    sheet = sheet_of(data, tests=tests)
+    assert sheet.tests == ("few",)
+    assert sheet.images.shape == (6, 10, 4, 6, 3)
+    assert (sheet.images[5, 2:] == 1).all()
+
+
 @pytest.mark.parametrize(("mean", "std"), [(0.3, 0.2), ([0.1, 0.2, 0.3], None), (None, [0.5, 0.5, 2.0]), (None, None)])
 def test_sheet_undoes_the_normalisation_of_a_users_arrays(mean, std, tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(256, size=(20, 5, 4, 3), dtype=np.uint8)
