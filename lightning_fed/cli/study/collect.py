@@ -1,10 +1,12 @@
 """What the runs of a study have come to, from their folders."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fed.cli.study.record import done_run, read_run
 from lightning_fed.cli.study.tuning import groups_of, with_choices
+from lightning_fed.errors import FederatedError
 from lightning_fed.runs.report.budgets import X_SUMS
 from lightning_fed.runs.report.statistics import run_statistic
 from lightning_fed.runs.studies.cells import Cell, cells_of
@@ -30,14 +32,23 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     tuned, undecided = with_choices(study, cells, groups)
     runs = {cell.folder: run for cell in tuned if (run := _read(root, cell, study.report)) is not None}
     missing = [cell for cell in tuned if cell.folder not in runs]
-    trials = [
-        trial
-        for group in groups
-        for attempt in group.asked()
-        for cell in attempt.cells
-        if (trial := _trial(root, cell, study)) is not None
-    ]
+    # A sampler may propose the same options twice, which are one run.
+    tried = {cell.folder: cell for group in groups for attempt in group.asked() for cell in attempt.cells}
+    trials = [trial for cell in tried.values() if (trial := _trial(root, cell, study)) is not None]
+    _expect_measured(root, tuned, study.report)
     return StudyResults(study.name, profile, tuple(runs.values()), tuple(trials)), [*missing, *undecided]
+
+
+def _expect_measured(root: Path, cells: Sequence[Cell], report: Report) -> None:
+    """Refuses a report of what no run has measured."""
+    known = {name for cell in cells for name in read_run(root, cell) or ()}
+    wrong = [] if known & {*report.metric} else [("metric", ", ".join(report.metric))]
+    if report.x != "round" and not known.issuperset(X_SUMS.get(report.x, (report.x,))):
+        wrong.append(("x", report.x))
+    if known and wrong:
+        place, given = wrong[0]
+        columns = ", ".join(sorted({*known, "round", *X_SUMS}))
+        raise FederatedError(f"Expected `report.{place}` to be a column that was measured ({columns}), got {given}.")
 
 
 def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:

@@ -57,6 +57,7 @@ def main(argv: list[str], guard: Guard) -> int:
     per = _per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
     cells = _share(cells, options.shard, per)
     groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
+    _expect_writable(root, makes=bool(groups) and not options.dry_run)  # where trials are written down
     plan = partial(_plan, study, cells, groups, root, options.jobs)
     planned, missing = plan()
     trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
@@ -74,6 +75,7 @@ def main(argv: list[str], guard: Guard) -> int:
             else time_needed(root, planned, missing, options.jobs, guard)
         )
         return 0
+    _expect_writable(root, makes=True)
     if executor is not None:
         return _tell(train_in_tasks(executor, tasks, plan), root, options)
     return _tell(_train(study, cells, groups, pool, options.jobs), root, options)
@@ -117,14 +119,28 @@ def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: P
         return tuning
     tuned, undecided = with_choices(study, cells, groups)
     if undecided:
-        print(f"{len(undecided)} runs are left out, as every trial of their options has failed.")
+        print(f"{len(undecided)} runs are left out, as every trial of their options has failed or diverged.")
     outcome = pool.train(tuned)
-    return Outcome([*tuning.failed, *outcome.failed], outcome.signum)
+    return Outcome([*tuning.failed, *undecided, *outcome.failed], outcome.signum)
 
 
 def study_folder(output: Path, name: str, profile: str) -> Path:
     """Returns the folder of a study's runs in the size of a profile."""
     return output / (name if profile == "full" else f"{name}-{profile}")
+
+
+def _expect_writable(root: Path, makes: bool) -> None:
+    """Refuses a folder of runs that is a file or in one, and makes it if asked to."""
+    try:
+        there = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"{there} is a file")
+        if makes:
+            root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FederatedError(
+            f"Expected `--output` to be where the folder {root} can be made, but it cannot: {error}."
+        ) from error
 
 
 def _parser() -> _Parser:
@@ -193,8 +209,10 @@ def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
         logs = [path for cell in outcome.failed if (path := root / cell.folder / LOG).exists()]
         ended = "failed" if options.launcher == "local" else "are not done"
         logs += [] if options.launcher == "local" else [root / TASK_LOGS]
-        print(f"\n{len(outcome.failed)} runs {ended}; start again to train them once more, or see")
-        print(*(f"  {path}" for path in logs), sep="\n")
+        print(
+            f"\n{len(outcome.failed)} runs {ended}; start again to train them once more" + (", or see" if logs else ".")
+        )
+        print(*(f"  {path}\n" for path in logs), sep="", end="")
     if outcome.signum is not None:
         print("\nStopped: the same command goes on from the last checkpoints.")
         return 128 + outcome.signum

@@ -29,7 +29,7 @@ def time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], jobs
     """
     if not missing:
         return "Nothing is missing."
-    rounds = [max(0, rounds_of(cell) - _trained(root / cell.folder)) for cell in missing]
+    rounds = [_left(rounds_of(cell), _trained(root / cell.folder)) for cell in missing]
     each = _seconds(root, cells)
     if not each:
         print(f"Timing {_TRIED} rounds of {missing[0].label}.")
@@ -56,6 +56,11 @@ def _seconds(root: Path, cells: Sequence[Cell]) -> list[float]:
     return [fmean(column.values()) for column in columns if column]
 
 
+def _left(rounds: int, trained: int) -> int:
+    """Returns the rounds that a run still needs: all, where the newest in its folder has all and is another one."""
+    return rounds - trained if trained < rounds else rounds
+
+
 def _last_line(path: Path) -> str:
     return ((path.read_text() if path.exists() else "").strip().splitlines() or ["it printed nothing"])[-1]
 
@@ -75,6 +80,8 @@ def rounds_of(cell: Cell) -> int:
         if word == "--config":
             config = yaml.safe_load(Path(find_config(next(words))).read_text()) or {}
             given = config.get("trainer") or {}
+        elif option == "--trainer":
+            given = yaml.safe_load(value) or {}
         elif option.startswith("--trainer."):
             given = {option.removeprefix("--trainer."): yaml.safe_load(value)}
         rounds = next((int(str(given[name])) for name in _NAMES if name in given), rounds)

@@ -16,6 +16,7 @@ from docstring_parser import parse
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import ConfigLoader
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.studies.cells import combinations
 from lightning_fed.runs.studies.published import read_published
 from lightning_fed.runs.studies.study import (
     AxisValue,
@@ -54,7 +55,9 @@ def load_study(name: str, profile: str = "full") -> Study:
         raw = yaml.load(path.read_text(encoding="utf-8"), Loader=ConfigLoader)
         study: Study = _read(Study, _in_long_form({"name": _name(path), **_mapping(raw, "")}), "")
         for each in ("full", *study.profiles):
-            expect_sound(apply_profile(study, each))
+            expect_sound(sized := apply_profile(study, each))
+            if next(combinations(sized), None) is None:
+                raise FederatedError("Expected `without` to leave some combinations of `axes`, got none.")
         if study.report.published:
             read_published(study.report.published, reported_axes(study))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -94,7 +97,10 @@ def _long_axis(name: str, axis: Any) -> Any:
     option, values = _read(str, axis["option"], f"axes.{name}.option"), axis["values"]
     if not isinstance(values, list):
         raise _wrong(f"axes.{name}.values", "a list", values)
-    return {name_of(value): {"set": {option: value}} for value in values}
+    axis = {name_of(value): {"set": {option: value}} for value in values}
+    if len(axis) < len(values):
+        raise FederatedError(f"Expected `axes.{name}.values` to be different values, got {values}.")
+    return axis
 
 
 def _read(hint: Any, value: Any, place: str) -> Any:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -50,12 +50,14 @@ class _Record:
         run: Name of its folder.
         fingerprint: That of the run.
         diverged: Whether it has ended by losses or updates that are not finite.
+        rounds: How many it was to have, fewer than it has if they were more before; None without a limit.
     """
 
     words: str
     run: str
     fingerprint: str
     diverged: bool = False
+    rounds: int | None = None
 
 
 def done_run(root: Path, cell: Cell) -> RunFolder | None:
@@ -64,7 +66,7 @@ def done_run(root: Path, cell: Cell) -> RunFolder | None:
     run = None if record is None else open_run(root / cell.folder / record.run)
     if record is None or run is None:
         return None
-    return run if record == _Record(_hash(cell), record.run, run.fingerprint, record.diverged) else None
+    return run if record == replace(record, words=_hash(cell), fingerprint=run.fingerprint) else None
 
 
 def has_diverged(root: Path, cell: Cell) -> bool:
@@ -75,19 +77,21 @@ def has_diverged(root: Path, cell: Cell) -> bool:
 
 def read_run(root: Path, cell: Cell) -> Columns | None:
     """Returns the columns of a run that is done, None if it is not; those of one that diverged end with NaN."""
-    run = done_run(root, cell)
-    if run is None:
+    run, record = done_run(root, cell), _record(root, cell)
+    if run is None or record is None:
         return None
-    columns = read_metrics(run.metrics)
+    most = math.inf if record.rounds is None else record.rounds
+    found = read_metrics(run.metrics).items()
+    columns = {name: {at: value for at, value in column.items() if at <= most} for name, column in found}
     if has_diverged(root, cell):
         end = 1 + max((at for column in columns.values() for at in column), default=0)
         return {name: {**column, end: math.nan} for name, column in columns.items()}
     return columns
 
 
-def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False) -> None:
+def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False, rounds: int | None = None) -> None:
     """Records that a run has been trained to its end, or as far as it could be."""
-    record = _Record(_hash(cell), run.path.name, run.fingerprint, diverged)
+    record = _Record(_hash(cell), run.path.name, run.fingerprint, diverged, rounds)
     write_atomically(root / cell.folder / _RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
 
 

@@ -16,9 +16,8 @@ from filelock import FileLock
 
 from lightning_fed.cli.study.pool import Outcome
 from lightning_fed.cli.study.pruning import optuna_storage
-from lightning_fed.cli.study.record import done_run, has_diverged
+from lightning_fed.cli.study.record import done_run, has_diverged, read_run
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.report.load import read_metrics
 from lightning_fed.runs.report.statistics import lower_is_better, run_statistic
 from lightning_fed.runs.studies.cells import Cell, Watch, combinations, folder_of, make_cell
 from lightning_fed.runs.studies.study import Name, Parameters, Space, Study
@@ -88,6 +87,8 @@ class Group:
                 for values in product(*map(_texts, choices)):
                     self._optuna.enqueue_trial(dict(zip(self._parameters, values, strict=True)), skip_if_exists=True)
             for _ in range(left if tuning.sampler == "grid" else min(left, most)):
+                # By how many there are: a program that goes on asks for what one that was never stopped asks for.
+                self._optuna.sampler = _import().samplers.TPESampler(seed=self._seed + len(self._optuna.trials))
                 self._optuna.ask(self._distributions())
 
     def tell(self, attempt: Attempt, early: bool = False) -> None:
@@ -131,15 +132,13 @@ class Group:
 
     @cached_property
     def _optuna(self) -> "optuna.Study":
-        """Optuna's study; another space is another one, and so is another study of this package in one database."""
-        module, space = _import(), json.dumps(self._parameters, default=vars)
-        tuning, seed = self._study.tune, int(hashlib.sha256(space.encode()).hexdigest()[:8], 16)
+        """Optuna's study: another space, aim, or study of this package in one database has another."""
+        module, tuning = _import(), self._study.tune
         place = f"{self._study.name}/{self._root.name}/" if tuning.storage else ""
-        name = f"{place}{folder_of(self.values)}-{seed:08x}"
+        aim = _number_of([tuning.metric, tuning.statistic, tuning.seeds, tuning.pruner])
         open_in = partial(
             module.create_study,
-            study_name=name,
-            sampler=module.samplers.TPESampler(seed=seed),
+            study_name=f"{place}{folder_of(self.values)}-{self._seed:08x}-{aim:08x}",
             direction="minimize" if lower_is_better(tuning.metric) else "maximize",
             load_if_exists=True,
         )
@@ -156,6 +155,10 @@ class Group:
                 f"`postgresql://user@host/name`, got {tuning.storage!r}: {error}"
             ) from error
         return found
+
+    @property
+    def _seed(self) -> int:
+        return _number_of(self._parameters)
 
     @property
     def _storage(self) -> str:
@@ -251,7 +254,7 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
             return None
         if has_diverged(root, cell):
             return math.nan
-        columns = read_metrics(run.metrics)
+        columns = read_run(root, cell) or {}
         if study.tune.metric not in columns:
             measured = ", ".join(sorted(columns))
             raise FederatedError(
@@ -263,6 +266,11 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
 
 def _texts(values: Sequence[Any]) -> list[str]:
     return [json.dumps(value) for value in values]
+
+
+def _number_of(values: Any) -> int:
+    """Hashes values of a study's file, as a number below 2^32."""
+    return int(hashlib.sha256(json.dumps(values, default=vars).encode()).hexdigest()[:8], 16)
 
 
 def _import() -> Any:

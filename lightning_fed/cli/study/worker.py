@@ -55,9 +55,9 @@ def _train(root: Path, cell: Cell) -> None:
     run = watched.trainer.run
     if pruning is not None and pruning.pruned:
         raise SystemExit(PRUNED)
-    if run is None:
+    if run is None or not run.metrics.is_file():
         raise FederatedError("Expected runs of a study to write metrics.csv: leave `--trainer.logger false` out.")
-    write_record(root, cell, run, watched.diverged)
+    write_record(root, cell, run, watched.diverged, watched.trainer.max_rounds)
     if watched.diverged:
         raise SystemExit(DIVERGED)
 

@@ -1,6 +1,7 @@
 """A study's tables as text, in no format yet: cells side by side, differences, rounds to a target."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -97,9 +98,9 @@ def _differences(study: Study, table: StudyTable) -> Block:
             if cell and cell.difference:
                 lines.append([*row, *column, *_difference_cells(cell, cell.difference)])
     note = "Paired by seed; the test is a paired t-test, adjusted for all of the table."
-    title = f"Difference to {_baseline(study)}" + (
-        ", percentage points" if "%" in _main(study, table, "").title else ""
-    )
+    shown = {cell.percent for cell in table.cells.values()}
+    unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
+    title = f"Difference to {_baseline(study)}{unit}"
     return Block(title, lines, len(lines[0]) - len(names), note)
 
 
@@ -128,7 +129,7 @@ def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
 
 
 def _is_plain(value: str) -> bool:
-    return value in ("true", "false", "null") or value.replace(".", "").replace("-", "").replace("e", "").isdigit()
+    return value in ("true", "false", "null") or re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) is not None
 
 
 def _value(cell: TableCell) -> str:
@@ -185,8 +186,12 @@ def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
     for key, attempts in groups.items():
         best = (_best(name, attempts) for name in names)
         lines.append([*key, *(word for pair in best for word in pair)])
-    note = f"The runs have what stands first, the choice by {names[0]}, mean over {len(study.tune.seeds)} seeds."
+    note = f"The runs have what stands first, the choice by {names[0]}, {_over_seeds(study.tune.seeds)}."
     return Block("Tuned options", lines, len(axes), note)
+
+
+def _over_seeds(seeds: Sequence[int]) -> str:
+    return "one seed" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
 
 
 def _best(name: str, attempts: Mapping[str, Sequence[Trial]]) -> tuple[str, str]:

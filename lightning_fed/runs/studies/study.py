@@ -38,7 +38,7 @@ class AxisValue:
 
 @dataclass(frozen=True)
 class Space:
-    """A range that samplers other than `grid` draw an option from.
+    """A range of real numbers that samplers other than `grid` draw an option from; whole numbers are listed.
 
     Args:
         low: Least value.
@@ -242,15 +242,25 @@ def expect_sound(study: Study) -> None:
     """
     tune, report = study.tune, study.report
     for axis, values in study.axes.items():
-        if axis in RESERVED or not values:
+        if axis in (taken := (*RESERVED, *report.metric)) or not values:
             raise FederatedError(
-                f"Expected `axes` to have values, under names other than {', '.join(RESERVED)}, got {axis!r}."
+                f"Expected `axes` to have values, under names other than {', '.join(taken)}, got {axis!r}."
             )
     for place, seeds in (("seeds", study.seeds), ("tune.seeds", tune.seeds)):
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise FederatedError(f"Expected `{place}` to be different numbers from 0, at least one, got {seeds}.")
     for place, axes in (("report.rows", report.rows), ("report.columns", report.columns)):
         _expect_known(place, axes, reported_axes(study))
+    for place, names in (
+        ("report.metric", report.metric), ("report.statistic", report.statistic), ("report.rows", report.rows),
+        ("report.columns", report.columns),
+    ):  # fmt: skip
+        if len(set(names)) < len(names):
+            raise FederatedError(f"Expected `{place}` to name each once, got {', '.join(names)}.")
+    if "seed_everything" in study.set:
+        raise FederatedError("Expected `seeds` to say the seeds of runs, got `set.seed_everything`: move it there.")
+    if "full" in study.profiles:
+        raise FederatedError("Expected `profiles` under names other than full, which is the file as it stands.")
     _expect_axes("tune.per", study, tune.per or [])
     for statistic in report.statistic:
         expect_statistic("report.statistic", statistic)
@@ -265,17 +275,35 @@ def expect_sound(study: Study) -> None:
             beside = "beside" if place == "tune.at" else "among"
             raise FederatedError(f"Expected `{place}` to name axes {beside} those of `tune.per`, got {wrong.pop()!r}.")
     _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
-    if tune.metric.startswith("test"):
+    if tune.metric.startswith(("test", "train")):
         raise FederatedError(
-            f"Expected `tune.metric` to be of a validation set, as nothing is chosen by test data, got {tune.metric!r}."
+            "Expected `tune.metric` to be of a validation set, as nothing is chosen by test data or those of training, "
+            f"got {tune.metric!r}."
         )
-    for parameters in _all_parameters(tune) if tune.sampler == "grid" else []:
+    if tune.trials is not None and tune.trials < 1:
+        raise FederatedError(f"Expected `tune.trials` to be a number from 1, got {tune.trials}.")
+    if tune != Tune() and not any(_all_parameters(tune)):
+        raise FederatedError("Expected `tune.parameters`, or `tune.by`, to name options to choose, got none.")
+    for parameters in _all_parameters(tune):
         for option, choices in parameters.items():
-            if isinstance(choices, Space) or not choices:
-                raise FederatedError(
-                    f"Expected `tune.parameters` to list values of {option!r} for `sampler: grid`, got {choices}: "
-                    "list them, or give another `tune.sampler`."
-                )
+            _expect_choices(option, choices, tune.sampler)
+
+
+def _expect_choices(option: str, choices: list[Any] | Space, sampler: str) -> None:
+    place = "Expected `tune.parameters` to"
+    if isinstance(choices, Space):
+        told = f"low: {choices.low:g}, high: {choices.high:g}, log: {str(choices.log).lower()}"
+        if sampler == "grid":
+            raise FederatedError(
+                f"{place} list values of {option!r} for `sampler: grid`, got {{{told}}}: list them, or give another "
+                "`tune.sampler`."
+            )
+        if choices.low >= choices.high or (choices.log and choices.low <= 0):
+            raise FederatedError(
+                f"{place} have a range of {option!r} from `low` to more, above 0 with `log`, got {{{told}}}."
+            )
+    elif not choices or len({name_of(value) for value in choices}) < len(choices):
+        raise FederatedError(f"{place} list values of {option!r}, at least one and each once, got {choices}.")
 
 
 def reported_axes(study: Study) -> dict[str, list[str]]:

@@ -73,8 +73,8 @@ class StudyTable:
         columns: Those of the latter, for each column.
         cells: Cells by row and column; a combination that was not run has none.
         baseline: Those of both that the baseline is named by.
-        ranks: Average rank of each row over the columns that all rows have, or of each column over rows; None where
-            there are less than two.
+        ranks: Average rank of each row over the columns that all rows have, or of each column over rows, by the first
+            metric and statistic; None where there are less than two.
         notes: Sentences on what is not there.
     """
 
@@ -166,7 +166,16 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
         str(metric): is_share(metric, [value for run in runs for value in run.curves.get(metric, {}).values()])
         for metric in study.report.metric
     }
-    return {key: _cell(names, cell, shares, study.report.target) for key, (names, cell) in groups.items()}
+    first, target = study.report.metric[0], study.report.target
+    if target is not None and target > 1 and shares[first]:
+        raise FederatedError(
+            f"Expected `report.target` to be a share of 1, as {first} is measured, got {target:g}: write "
+            f"{target / 100:g} for {target:g} %."
+        )
+    return {
+        key: _cell(names, cell, shares, target if names["metric"] == first else None)
+        for key, (names, cell) in groups.items()
+    }
 
 
 def _cell(
@@ -177,7 +186,7 @@ def _cell(
     values = tuple(value_of_run(curve, names["statistic"], metric) for curve in curves)
     reached = None
     if target is not None:
-        rounds = [first_as_good(curve, metric, target) for curve in curves]
+        rounds = [None if is_lost(curve) else first_as_good(curve, metric, target) for curve in curves]
         reached = summarize_found([math.nan if at is None else at for at in rounds])
     return TableCell(names, tuple(runs), values, shares[metric], reached)
 
@@ -217,10 +226,14 @@ def _ranks(table: StudyTable) -> tuple[float, ...] | None:
     methods, others = (table.columns, table.rows) if by_column else (table.rows, table.columns)
     cells = {(column, row): cell for (row, column), cell in table.cells.items()} if by_column else table.cells
     whole = [other for other in others if all((method, other) in cells for method in methods)]
+    measures = [
+        (cells[methods[0], other].names["metric"], cells[methods[0], other].names["statistic"]) for other in whole
+    ]
+    whole = [other for other, measure in zip(whole, measures, strict=True) if measure == measures[0]]
     of_methods, of_others = {*table.column_axes}, {*table.row_axes}
     if not by_column:
         of_methods, of_others = of_others, of_methods
-    # Metrics, or seeds, that are ranked among each other say nothing; nor do several statistics of one setting.
+    # Metrics, or seeds, that are ranked among each other say nothing; of several of one setting the first one counts.
     if len(whole) < 2 or len(methods) < 2 or of_methods & {*_OF_REPORT} or of_others <= {*_OF_REPORT}:
         return None
     means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])

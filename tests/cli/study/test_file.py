@@ -74,6 +74,16 @@ def test_a_range_is_for_other_samplers_than_the_grid(tmp_path: Path) -> None:
     assert load(tmp_path, text % "tpe").tune.parameters == {"aggregator.lr": Space(0.1, 1, True)}
     with pytest.raises(FederatedError, match="to list values of 'aggregator.lr' for `sampler: grid`"):
         load(tmp_path, text % "grid")
+    for wrong in ("low: 1, high: 0.1", "low: 0, high: 1, log: true", "low: 1, high: 1"):
+        with pytest.raises(FederatedError, match=r"a range of 'aggregator.lr' from `low` to more, .*got \{low: [01],"):
+            load(tmp_path, (text % "tpe").replace("low: 0.1, high: 1, log: true", wrong))
+
+
+def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederatedError, match=r"Expected `tune.parameters`, or `tune.by`, to name options"):
+        load(tmp_path, "{title: T, tune: {sampler: tpe, trials: 3}}")
+    with pytest.raises(FederatedError, match="Expected `profiles` under names other than full"):
+        load(tmp_path, "{title: T, profiles: {full: {why: all}}}")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +127,16 @@ def test_a_range_is_for_other_samplers_than_the_grid(tmp_path: Path) -> None:
         ),
         ("at: {rate: 0.01}", "at: {rate: 3}", "Expected `tune.at` to name values of 'rate'"),
         ("rows: [rule]", "rows: [x]", "Expected `report.rows` to name axes"),
+        ("rows: [rule]", "rows: [rule, rule]", "Expected `report.rows` to name each once, got rule, rule"),
+        ("rows: [rule]", "metric: [a, b, a]", "Expected `report.metric` to name each once, got a, b, a"),
+        ("rows: [rule]", "statistic: [best, best]", "Expected `report.statistic` to name each once"),
+        ("rows: [rule]", "metric: rate", "Expected `axes` to have values, under names other than .*'rate'"),
+        ("values: [0.001, 0.01, 1e-4]", "values: [0.1, 1e-1]", "Expected `axes.rate.values` to be different values"),
+        ("{trainer.max_rounds: 40}", "{seed_everything: 5}", "Expected `seeds` to say the seeds of runs"),
+        ("[{rule: FedAvg,", "[{rule: [FedAvg, GMA]}, {rule: FedAvg,", "Expected `without` to leave some combinations"),
+        ("[0.1, 1.0]", "[0.1, 0.1]", "list values of 'aggregator.lr', at least one and each once, got .0.1, 0.1"),
+        ("per: [rule]", "trials: 0\n  per: [rule]", "Expected `tune.trials` to be a number from 1, got 0"),
+        ("per: [rule]", "metric: train/loss\n  per: [rule]", "Expected `tune.metric` to be of a validation set"),
         ("rows: [rule]", "statistic: worst", "Expected `report.statistic` to be `best`"),
         ("per: [rule]", "statistic: last\n  per: [rule]", "Expected `tune.statistic` to be `best`"),
         ("columns: [rate]", "columns: [x]", "Expected `report.columns` to name axes"),

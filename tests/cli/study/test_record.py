@@ -1,5 +1,7 @@
 """A run of a study is done while its words, the files that these name and its folder are as they were."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from lightning_fed.cli.study import record
 from lightning_fed.cli.study.collect import collect
 from lightning_fed.cli.study.command import main
 from lightning_fed.cli.study.estimate import rounds_of
-from lightning_fed.cli.study.record import done_run, write_record
+from lightning_fed.cli.study.record import done_run, read_run, write_record
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, create_run
 from lightning_fed.runs.lock import RunLock
@@ -66,6 +68,29 @@ def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
     assert done_run(tmp_path, cell) is None
 
 
+def test_of_a_run_that_has_more_rounds_than_it_is_to_have_the_first_ones_count(tmp_path: Path) -> None:
+    (cell, _) = cells_of(one := study(tmp_path))
+    run = train(tmp_path, cell)
+    assert list(read_run(tmp_path, cell)["test/acc"]) == [0, 2]
+    write_record(tmp_path, cell, run, rounds=1)
+    assert read_run(tmp_path, cell)["test/acc"] == {0: 0.1}
+    assert collect(one, "full", tmp_path)[0].runs[0].rounds == 0
+    write_record(tmp_path, cell, run, rounds=2)
+    assert list(read_run(tmp_path, cell)["test/acc"]) == [0, 2]
+
+
+def test_what_no_run_has_measured_is_no_report(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    train(tmp_path, cells_of(one)[0])
+    columns = r"\(comm/bytes, round, test/acc, time, time/round, train/loss\)"
+    for report, said in (
+        (Report([Name("test/accuracy")]), rf"Expected `report.metric` to be a column .* {columns}, got test/accuracy"),
+        (Report(x="rounds"), rf"Expected `report.x` to be a column that was measured {columns}, got rounds"),
+    ):
+        with pytest.raises(FederatedError, match=said):
+            collect(replace(one, report=report), "full", tmp_path)
+
+
 def test_runs_are_collected_with_the_columns_that_are_reported(tmp_path: Path) -> None:
     one = study(tmp_path)
     run = train(tmp_path, cells_of(one)[0])
@@ -82,6 +107,7 @@ def test_rounds_are_what_the_words_say_last(tmp_path: Path) -> None:
     assert rounds_of(cell) == 7
     more = Study("T", configs=["base.yaml"], set={"trainer.max_rounds": 9})
     assert rounds_of(cells_of(more)[0]) == 9
+    assert rounds_of(cells_of(Study("T", set={"trainer": {"max_rounds": 4}}))[0]) == 4
     assert rounds_of(cells_of(Study("T"))[0]) == 100
 
 
@@ -99,3 +125,14 @@ def test_rounds_are_what_the_words_say_last(tmp_path: Path) -> None:
 def test_a_mistake_of_the_command(words: list[str], said: str) -> None:
     with pytest.raises(FederatedError, match=said):
         main(words, lambda: pytest.fail("no run is to be started"))
+
+
+@pytest.mark.parametrize("tuning", ["", "tune: {parameters: {model.optimizer.lr: [0.1]}}\n"])
+@pytest.mark.parametrize("looks", [["--dry_run"], []])
+def test_an_output_that_is_a_file_is_said_before_any_run(tmp_path: Path, tuning: str, looks: list[str]) -> None:
+    (tmp_path / "one.yaml").write_text(f"title: T\nconfigs: [quickstart]\n{tuning}")
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(
+        FederatedError, match="Expected `--output` to be where the folder taken/one can be made.* is a file"
+    ):
+        main(["one.yaml", "--output", "taken", *looks], nullcontext)

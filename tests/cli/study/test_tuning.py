@@ -181,7 +181,45 @@ def test_tpe_learns_from_what_it_is_told(tmp_path: Path, metric: str, sign: int)
     (group,) = groups_of(one, cells_of(one), tmp_path)
     tune([group], trainer(tmp_path, lambda cell: sign * abs(float(cell.options["lr"]) - 3), metric=metric), 1)
     far = [abs(attempt.options["lr"] - 3) for attempt in group.asked()]
-    assert fmean(far[-10:]) < 0.5 * fmean(far[:10])
+    assert fmean(far[10:]) < 0.75 * 2.9  # what random values are away in the mean: (3^2 + 7^2) / 20
+
+
+def test_tpe_asks_for_the_same_after_any_stop(tmp_path: Path) -> None:
+    """A program that is started again has no sampler that remembers, as if each had asked for the first trials."""
+    tried = {}
+    for steps in ([13], [3, 4, 12, 13], [*range(1, 14)]):
+        for most in steps:
+            few = Tune(parameters={"lr": Space(0.0, 10.0)}, sampler="tpe", trials=most, statistic="final")
+            one, root = Study("T", "t", axes={}, tune=few), tmp_path / str(len(steps))
+            (group,) = groups_of(one, cells_of(one), root)
+            tune([group], trainer(root, lambda cell: -abs(float(cell.options["lr"]) - 3)), 1)
+        tried[len(steps)] = [attempt.options["lr"] for attempt in group.asked()]
+    assert tried[1] == tried[4] == tried[13]
+    assert len(set(tried[1])) == 13
+
+
+def test_what_a_sampler_proposes_twice_is_one_trial_of_the_table(tmp_path: Path) -> None:
+    few = Tune(parameters={"lr": [0.1, 0.2, 0.3, 0.4]}, sampler="tpe", trials=4, statistic="final")
+    one = Study("T", "t", axes={}, tune=few)
+    (group,) = groups_of(one, cells_of(one), tmp_path)
+    tune([group], trainer(tmp_path, lambda cell: float(cell.options["lr"])), 1)
+    asked = [attempt.options["lr"] for attempt in group.asked()]
+    assert len(set(asked)) < len(asked) == 4
+    trials = collect(one, "full", tmp_path)[0].trials
+    assert sorted(float(trial.options["lr"]) for trial in trials) == sorted(set(asked))
+
+
+@pytest.mark.parametrize(
+    "change", [{"metric": "val/loss"}, {"statistic": "best"}, {"seeds": [1]}, {"pruner": "median"}]
+)
+def test_trials_with_another_aim_are_others(tmp_path: Path, change: dict[str, Any]) -> None:
+    grid = Tune(parameters={"lr": [0.1, 1.0]}, statistic="final")
+    for tuning, count in ((grid, 2), (replace(grid, **change), 0), (grid, 2)):
+        one = Study("T", "t", axes={}, tune=tuning)
+        (group,) = groups_of(one, cells_of(one), tmp_path)
+        if not (tmp_path / "tuning.log").exists():
+            tune([group], trainer(tmp_path, lambda cell: 1.0), 1)
+        assert len(group.asked()) == count
 
 
 def test_who_starts_it_meanwhile_asks_for_no_more_than_there_are_to_be(tmp_path: Path) -> None:

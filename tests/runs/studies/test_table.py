@@ -87,6 +87,29 @@ def test_rounds_to_the_target() -> None:
     assert cell.to_target == Summary(8.5, pytest.approx(math.sqrt(0.5)))
 
 
+def test_a_target_is_of_the_first_metric_and_reached_by_no_run_that_is_lost() -> None:
+    report = {"metric": ["test/acc", "val/loss"], "rows": ["rule", "metric"]}
+    table = study_table(study(**report, target=0.1), some_results_of_three())
+    assert {cell.names["metric"] for cell in table.cells.values() if cell.to_target} == {"test/acc"}
+    lost = results({("FedAvg", "mnist"): {0: 0.9, 1: math.nan}})
+    assert next(iter(study_table(study(target=0.1), lost).cells.values())).to_target.found == 1
+    with pytest.raises(FederatedError, match=r"Expected `report.target` to be a share .*got 80: write 0.8 for 80 %"):
+        study_table(study(target=80), results(VALUES))
+
+
+def test_of_several_measures_the_first_ranks() -> None:
+    """By accuracy alone FedAvg is first on both data sets, whatever its loss."""
+    runs = [
+        study_run(0, {"test/acc": {1: acc}, "val/loss": {1: loss}}, rule=rule, data_set=data)
+        for rule, acc, loss in (("FedAvg", 0.9, 2.0), ("FedAvg, masked", 0.8, 1.0))
+        for data in ("mnist", "fmnist")
+    ]
+    both = study(
+        metric=["test/acc", "val/loss"], statistic=["best", "final"], columns=["data set", "metric", "statistic"]
+    )
+    assert study_table(both, StudyResults("two_rules", "full", tuple(runs))).ranks == (1.0, 2.0)
+
+
 def test_published_figures_stand_beside_cells() -> None:
     published = {
         "file": "gma_table2",
