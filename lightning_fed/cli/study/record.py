@@ -50,7 +50,7 @@ class _Record:
         run: Name of its folder.
         fingerprint: That of the run.
         diverged: Whether it has ended by losses or updates that are not finite.
-        rounds: How many it was to have, fewer than it has if they were more before; None without a limit.
+        rounds: How many it was to have, fewer than it has if they were more before; None where nobody wrote them down.
     """
 
     words: str

@@ -179,6 +179,34 @@ def test_a_run_that_diverges_is_done_and_counts_as_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fewer_rounds_and_other_options_are_other_runs(tmp_path: Path) -> None:
+    """A study that had more rounds has the table of one that never had; of a new run all rounds are estimated."""
+    file, written = tmp_path / "t.yaml", {}
+    for output, lengths in (("fewer", [3, 2]), ("runs", [2])):
+        for rounds in lengths:
+            file.write_text(TEXT.replace("ROUNDS", str(rounds)))
+            run(tmp_path, output=output)
+        written[output] = {name: text for name, text in tables(tmp_path, output).items() if name != "results.csv"}
+    assert written["fewer"] == written["runs"]
+    file.write_text(TEXT.replace("ROUNDS", "2").replace("logger: []", "logger: [], model.optimizer.lr: 0.07"))
+    assert "4 runs are missing, 8 rounds" in run(tmp_path, "--dry_run")
+
+
+@pytest.mark.slow
+def test_what_keeps_no_result_or_finds_no_choice_is_a_failure(tmp_path: Path) -> None:
+    text = TEXT.replace("ROUNDS", "1").replace("seeds: [0, 1]", "seeds: [0]")
+    (tmp_path / "t.yaml").write_text(text.replace("logger: []", "logger: false"))
+    assert run(tmp_path, code=1).count("failed, see") == 2
+    log = next((tmp_path / "runs").glob("t/*/seed0/log.txt")).read_text()
+    assert "Expected runs of a study to write metrics.csv" in log
+    tuned = "tune: {parameters: {model.optimizer.lr: [1.0e+30]}, metric: val/acc, per: []}"
+    (tmp_path / "t.yaml").write_text(text.replace("set: {", "set: {data.val_fraction: 0.2, ") + tuned)
+    said = run(tmp_path, code=1, output="lost")
+    assert "2 runs are left out, as every trial of their options has failed or diverged." in said
+    assert "2 runs failed; start again to train them once more.\n" in said
+
+
+@pytest.mark.slow
 def test_an_axis_that_is_set_back_ends_before_any_run(tmp_path: Path) -> None:
     rate = "rate: {option: aggregator.lr, values: [0.1, 0.5]}"
     aside = TEXT.replace("FedAvg: {}", "FedAvg: {configs: [aggregator/fedavg]}").replace("ROUNDS", "1")

@@ -120,8 +120,20 @@ def test_losses_and_single_seeds_have_no_percent_and_no_deviation() -> None:
     assert differences.lines[1][2:] == ["+0", "", "", "", "1"]
 
 
+def test_differences_say_which_of_them_are_points() -> None:
+    for metric, unit in (
+        (["test/acc"], ", percentage points"),
+        (["test/acc", "val/loss"], ", percentage points where in %"),
+        (["val/loss"], ""),
+    ):
+        study = some_study(metric=metric, rows=["rule", "metric"])
+        titles = [block.title for block in study_blocks(study, some_results(), study_table(study, some_results()))]
+        assert titles[1] == f"Difference to rule FedAvg{unit}"
+
+
 @pytest.mark.parametrize(
-    ("values", "heads"), [(["0.1", "1e-05"], ["rate 0.1", "rate 1e-05"]), (["AVG", "x2"], ["AVG", "x2"])]
+    ("values", "heads"),
+    [(["0.1", "1e-05"], ["rate 0.1", "rate 1e-05"]), (["AVG", "x2"], ["AVG", "x2"]), (["1e+30"], ["rate 1e+30"])],
 )
 def test_numbers_are_named_in_heads(values: list[str], heads: list[str]) -> None:
     assert [column_head(["rate"], [value]) for value in values] == heads
