@@ -35,20 +35,22 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     # A sampler may propose the same options twice, which are one run.
     tried = {cell.folder: cell for group in groups for attempt in group.asked() for cell in attempt.cells}
     trials = [trial for cell in tried.values() if (trial := _trial(root, cell, study)) is not None]
-    _expect_measured(root, tuned, study.report)
+    if runs and (wrong := _not_measured(list(runs.values()), study.report)):
+        columns = ", ".join(
+            sorted({"round", *X_SUMS, *(name for cell in tuned for name in read_run(root, cell) or ())})
+        )
+        raise FederatedError(f"Expected {wrong[0]} to be a column that was measured ({columns}), got {wrong[1]}.")
     return StudyResults(study.name, profile, tuple(runs.values()), tuple(trials)), [*missing, *undecided]
 
 
-def _expect_measured(root: Path, cells: Sequence[Cell], report: Report) -> None:
-    """Refuses a report of what no run has measured."""
-    known = {name for cell in cells for name in read_run(root, cell) or ()}
-    wrong = [] if known & {*report.metric} else [("metric", ", ".join(report.metric))]
-    if report.x != "round" and not known.issuperset(X_SUMS.get(report.x, (report.x,))):
-        wrong.append(("x", report.x))
-    if known and wrong:
-        place, given = wrong[0]
-        columns = ", ".join(sorted({*known, "round", *X_SUMS}))
-        raise FederatedError(f"Expected `report.{place}` to be a column that was measured ({columns}), got {given}.")
+def _not_measured(runs: Sequence[StudyRun], report: Report) -> tuple[str, str] | None:
+    """Returns what the report names that no run has measured, and under which key; None if there is nothing."""
+    kept = {name for run in runs for name in run.curves}
+    if not kept & {*report.metric}:
+        return "`report.metric`", ", ".join(report.metric)
+    if report.x != "round" and not kept.issuperset(X_SUMS.get(report.x, (report.x,))):
+        return "`report.x`", report.x
+    return None
 
 
 def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:

@@ -240,33 +240,41 @@ def expect_sound(study: Study) -> None:
     Raises:
         FederatedError: In a sentence without the name of the file.
     """
-    tune, report = study.tune, study.report
     for axis, values in study.axes.items():
-        if axis in (taken := (*RESERVED, *report.metric)) or not values:
+        if axis in (taken := (*RESERVED, *study.report.metric)) or not values:
             raise FederatedError(
                 f"Expected `axes` to have values, under names other than {', '.join(taken)}, got {axis!r}."
             )
-    for place, seeds in (("seeds", study.seeds), ("tune.seeds", tune.seeds)):
+    for place, seeds in (("seeds", study.seeds), ("tune.seeds", study.tune.seeds)):
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise FederatedError(f"Expected `{place}` to be different numbers from 0, at least one, got {seeds}.")
-    for place, axes in (("report.rows", report.rows), ("report.columns", report.columns)):
-        _expect_known(place, axes, reported_axes(study))
-    for place, names in (
-        ("report.metric", report.metric), ("report.statistic", report.statistic), ("report.rows", report.rows),
-        ("report.columns", report.columns),
-    ):  # fmt: skip
-        if len(set(names)) < len(names):
-            raise FederatedError(f"Expected `{place}` to name each once, got {', '.join(names)}.")
     if "seed_everything" in study.set:
         raise FederatedError("Expected `seeds` to say the seeds of runs, got `set.seed_everything`: move it there.")
     if "full" in study.profiles:
         raise FederatedError("Expected `profiles` under names other than full, which is the file as it stands.")
-    _expect_axes("tune.per", study, tune.per or [])
-    for statistic in report.statistic:
-        expect_statistic("report.statistic", statistic)
-    expect_statistic("tune.statistic", tune.statistic)
     for one in study.without:
         _expect_values("without", study, one)
+    _expect_sound_report(study)
+    _expect_sound_tuning(study)
+
+
+def _expect_sound_report(study: Study) -> None:
+    report = study.report
+    for place, axes in (("report.rows", report.rows), ("report.columns", report.columns)):
+        _expect_known(place, axes, reported_axes(study))
+    for key in ("metric", "statistic", "rows", "columns"):
+        names = getattr(report, key)
+        if len(set(names)) < len(names):
+            raise FederatedError(f"Expected `report.{key}` to name each once, got {', '.join(names)}.")
+    for statistic in report.statistic:
+        expect_statistic("report.statistic", statistic)
+    _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
+
+
+def _expect_sound_tuning(study: Study) -> None:
+    tune = study.tune
+    _expect_axes("tune.per", study, tune.per or [])
+    expect_statistic("tune.statistic", tune.statistic)
     _expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
     _expect_values("tune.by", study, tune.by)
     per = set(study.axes if tune.per is None else tune.per)
@@ -274,7 +282,6 @@ def expect_sound(study: Study) -> None:
         if wrong:
             beside = "beside" if place == "tune.at" else "among"
             raise FederatedError(f"Expected `{place}` to name axes {beside} those of `tune.per`, got {wrong.pop()!r}.")
-    _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
     if tune.metric.startswith(("test", "train")):
         raise FederatedError(
             "Expected `tune.metric` to be of a validation set, as nothing is chosen by test data or those of training, "
