@@ -101,7 +101,8 @@ class Report:
         baseline: Values of axes whose runs the others are compared with, paired by seed.
         published: Figures of a paper beside those of the runs: a `file`; `where`, columns of it that are the same for
             all cells; and `axes`, the column that each axis is.
-        target: Value of the metric; the rounds to the first evaluation as good are a further column.
+        target: Value of the first metric, an accuracy as a share of 1; a further table has the rounds to the first
+            evaluation as good.
         x: Column that curves are drawn over.
     """
 
