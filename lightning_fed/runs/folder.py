@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lightning_fed.core.files import write_atomically, writing
 from lightning_fed.runs.lock import RunLock
 
 __all__ = [
-    "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "fingerprints", "open_run", "read_rows",
-    "read_run",
+    "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "fingerprints", "is_below", "open_run",
+    "read_rows", "read_run",
 ]  # fmt: skip
 
 # The checkpoint that a failed run leaves: weights alone, and no state that a run could go on from.
@@ -89,6 +89,12 @@ class RunFolder:
     def kept(self) -> list[Path]:
         """Returns the checkpoints that a run may go on from."""
         return [path for path in self.checkpoints.glob("*.ckpt") if path.is_file() and path.stem != LAST_GOOD]
+
+
+def is_below(name: object) -> bool:
+    """Tells whether a name is that of a folder below another one, on one line and without control characters."""
+    parts = PurePosixPath(name).parts if isinstance(name, str) and name.isprintable() else ()
+    return bool(parts) and parts[0] not in ("/", "//") and ".." not in parts
 
 
 def fingerprint(config: dict[str, Any], *without: str) -> str:

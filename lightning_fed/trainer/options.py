@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from importlib import import_module
-from pathlib import PurePosixPath
 from typing import Any, Literal, cast, get_args
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -20,6 +19,7 @@ from lightning_fed.core.train_state import CompileMode, LocalOptions
 from lightning_fed.core.user_code import lightning_class, overrides
 from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count, is_number
+from lightning_fed.runs.folder import is_below
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
 
 __all__ = ["TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
@@ -202,10 +202,7 @@ def _expect_numbers(options: dict[str, Any]) -> None:
 def _expect_places(root: Any, name: Any) -> None:
     if not isinstance(root, (str, os.PathLike)):
         raise _error("default_root_dir", "a folder", root)
-    if name is None:
-        return
-    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-    if not parts or parts[0] in ("/", "//") or ".." in parts:
+    if name is not None and not is_below(name):
         raise _error("name", "a folder name below `--trainer.default_root_dir`", name)
 
 

@@ -106,8 +106,8 @@ def _executor(root: Path, options: argparse.Namespace) -> "submitit.SlurmExecuto
 
 def _tasks(argv: list[str], guard: Guard, keys: Sequence[_Key], missing: Sequence[_Key], jobs: int) -> list[Task]:
     """Returns what the tasks of a job do: this command, each with a share in which runs are missing."""
-    order = list(dict.fromkeys(keys))
-    shares = sorted({order.index(key) % jobs + 1 for key in missing})
+    order = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+    shares = sorted({order[key] % jobs + 1 for key in missing})
     here = ("--launcher=local", "--slurm=", "--jobs=1")
     return [Task(partial(main, [*argv, *here, f"--shard={share}/{jobs}"], guard)) for share in shares]
 

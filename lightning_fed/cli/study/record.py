@@ -20,7 +20,9 @@ from lightning_fed.runs.folder import RunFolder, open_run
 from lightning_fed.runs.report.load import Columns, read_metrics
 from lightning_fed.runs.studies.cells import Cell
 
-__all__ = ["DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "has_diverged", "read_run", "write_record"]
+__all__ = [
+    "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "has_diverged", "hash_of", "read_run", "write_record",
+]  # fmt: skip
 
 Guard = Callable[[], AbstractContextManager[None]]
 """What restricts the imports of a command, as ``--safe_imports`` asks for."""
@@ -66,7 +68,7 @@ def done_run(root: Path, cell: Cell) -> RunFolder | None:
     run = None if record is None else open_run(root / cell.folder / record.run)
     if record is None or run is None:
         return None
-    return run if record == replace(record, words=_hash(cell), fingerprint=run.fingerprint) else None
+    return run if record == replace(record, words=hash_of(cell), fingerprint=run.fingerprint) else None
 
 
 def has_diverged(root: Path, cell: Cell) -> bool:
@@ -91,7 +93,7 @@ def read_run(root: Path, cell: Cell) -> Columns | None:
 
 def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False, rounds: int | None = None) -> None:
     """Records that a run has been trained to its end, or as far as it could be."""
-    record = _Record(_hash(cell), run.path.name, run.fingerprint, diverged, rounds)
+    record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds)
     write_atomically(root / cell.folder / _RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
 
 
@@ -102,7 +104,7 @@ def _record(root: Path, cell: Cell) -> _Record | None:
         return None
 
 
-def _hash(cell: Cell) -> str:
+def hash_of(cell: Cell) -> str:
     """Hashes what the run's configuration is made of: its words, what the files say that these name, and variables."""
     variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PL_FIT__"))
     named = [word for before, word in pairwise(cell.words) if before == "--config"]

@@ -87,7 +87,14 @@ def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
             f"Expected a machine from which jobs are submitted to SLURM, but there is no `{missing[0]}`: log in to "
             "one, or leave out `--launcher slurm`."
         )
-    options = dict(map(_option, re.split(r",(?=\w+=)", given))) if given else {}
+    for place, text in (("--slurm", given), ("--output", str(root.absolute()))):
+        if not text.isprintable():  # a line of it would be one of the script
+            raise FederatedError(f"Expected `{place}` on one line, without control characters, got {text!r}.")
+    options: dict[str, Any] = {}
+    for name, value in map(_option, re.split(r",(?=\w+=)", given) if given else ()):
+        if name in options and name not in _LINES:
+            raise FederatedError(f"Expected `--slurm` to give each key once, got {name!r} twice.")
+        options[name] = options.get(name, []) + value if name in _LINES else value
     known = submitit.SlurmExecutor._valid_parameters() - _FIXED
     if unknown := [name for name in options if name not in known]:
         raise FederatedError(f"Expected `--slurm` with keys among {', '.join(sorted(known))}, got {unknown[0]!r}.")

@@ -17,7 +17,7 @@ import lightning_fed
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.cli.study.pruning import Pruning
-from lightning_fed.cli.study.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, write_record
+from lightning_fed.cli.study.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, hash_of, write_record
 from lightning_fed.errors import Diverged, FederatedError
 from lightning_fed.runs.lock import RunLock
 from lightning_fed.runs.studies.cells import Cell
@@ -43,6 +43,7 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
             _write_to(folder / LOG)
             threading.Thread(target=_end_with_parent, daemon=True).start()
             torch.set_num_threads(1)
+            hash_of(cell)  # keeps what the files say now: who edits one while the run trains makes another run
             with guard(), mistakes_in_one_sentence():
                 _train(root, cell)
 

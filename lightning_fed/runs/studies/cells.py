@@ -104,6 +104,8 @@ def folder_of(values: Mapping[str, Any]) -> str:
     """Returns the name of a folder for some values, short and of letters that every system takes."""
     text = ",".join(f"{axis}={value}" for axis, value in values.items()) or "run"
     plain = re.sub(r"[^\w.+,=-]", "_", text)
+    if any(letter in part for pair in values.items() for part in map(str, pair) for letter in ",="):
+        text = json.dumps([[axis, str(value)] for axis, value in values.items()])  # which says where a value ends
     if plain == text and len(plain) <= _LONGEST:
         return plain
     return f"{plain[:_LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

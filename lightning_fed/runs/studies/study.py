@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NewType
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.report.statistics import expect_statistic
 from lightning_fed.runs.studies.results import RESERVED
 
@@ -13,6 +14,9 @@ __all__ = [
     "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "apply_profile", "expect_sound", "name_of",
     "reported_axes",
 ]  # fmt: skip
+
+# Twice as much is still a number, as the width of a range has to be.
+_LARGEST = 1e300
 
 Name = NewType("Name", str)
 """The name of a value of an axis; a number or ``true`` stands for itself as text."""
@@ -241,6 +245,7 @@ def expect_sound(study: Study) -> None:
     Raises:
         FederatedError: In a sentence without the name of the file.
     """
+    _expect_names(study)
     for axis, values in study.axes.items():
         if axis in (taken := (*RESERVED, *study.report.metric)) or not values:
             raise FederatedError(
@@ -257,6 +262,15 @@ def expect_sound(study: Study) -> None:
         _expect_values("without", study, one)
     _expect_sound_report(study)
     _expect_sound_tuning(study)
+
+
+def _expect_names(study: Study) -> None:
+    """Refuses names that lead out of the folder of runs, or add a line to a script or a table."""
+    for place, names in (("name", [study.name]), ("profiles", study.profiles)):
+        if wrong := [name for name in names if not is_below(name)]:
+            raise FederatedError(f"Expected `{place}` to name a folder below that of `--output`, got {wrong[0]!r}.")
+    if wrong := [name for axis in study.axes for name in (axis, *study.axes[axis]) if not name.isprintable()]:
+        raise FederatedError(f"Expected `axes` and their values to have names on one line, got {wrong[0]!r}.")
 
 
 def _expect_sound_report(study: Study) -> None:
@@ -300,6 +314,8 @@ def _expect_sound_tuning(study: Study) -> None:
 def _expect_choices(option: str, choices: list[Any] | Space, sampler: str) -> None:
     place = "Expected `tune.parameters` to"
     if isinstance(choices, Space):
+        if not all(abs(end) <= _LARGEST for end in (choices.low, choices.high)):
+            raise FederatedError(f"{place} have a range of {option!r} within ±{_LARGEST:g}, got another.")
         told = f"low: {choices.low:g}, high: {choices.high:g}, log: {str(choices.log).lower()}"
         if sampler == "grid":
             raise FederatedError(

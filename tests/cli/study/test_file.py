@@ -90,6 +90,20 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
     ("former", "wrong", "said"),
     [
         ("title: Rates", "titel: Rates", "There is no key `titel`, .*; did you mean `title`"),
+        *(
+            ("title: Rates", f"title: Rates\nname: {name}", "Expected `name` to name a folder below that of `--output`")
+            for name in ('"a\\n#SBATCH --wrap=x"', "a/../../b", "/tmp/a", '""')
+        ),
+        ("  cpu:", "  ../../cpu:", "Expected `profiles` to name a folder below"),
+        ("FedAvg: {}", '"Fed\\nAvg": {}', "Expected `axes` and their values to have names on one line"),
+        *(
+            (
+                "  parameters: {aggregator.lr: [0.1, 1.0]}",
+                f"  sampler: tpe\n  parameters: {{aggregator.lr: {{low: {low}, high: {high}}}}}",
+                "within ±1e\\+300, got",
+            )
+            for low, high in ((0, ".inf"), (".nan", 1), ("-1.0e+308", "1.0e+308"), (0, "9" * 400))
+        ),
         ("title: Rates", "source: here", "Expected `title`, got none"),
         ("title: Rates", "title: 3", "Expected `title` to be text, got 3"),
         ("seeds: [0, 1]", "seeds: [a]", r"Expected `seeds\[0\]` to be an integer, got 'a'"),

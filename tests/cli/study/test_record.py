@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fed.cli.study import record
+from lightning_fed.cli.study import record, worker
 from lightning_fed.cli.study.collect import collect
 from lightning_fed.cli.study.command import main
 from lightning_fed.cli.study.estimate import rounds_of
@@ -136,3 +136,28 @@ def test_an_output_that_is_a_file_is_said_before_any_run(tmp_path: Path, tuning:
         FederatedError, match="Expected `--output` to be where the folder taken/one can be made.* is a file"
     ):
         main(["one.yaml", "--output", "taken", *looks], nullcontext)
+
+
+def test_a_file_that_is_edited_while_a_run_trains_makes_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, (cell, _) = tmp_path / "runs", cells_of(study(tmp_path))
+
+    def edit_and_end(root: Path, cell: Cell) -> None:
+        study(tmp_path, rounds=9)
+        with RunLock() as lock:
+            run = create_run(root, f"{cell.folder}/inner", {}, "label", cell.seed, lock)
+        write_record(root, cell, run)
+
+    monkeypatch.setattr(worker, "_train", edit_and_end)
+    monkeypatch.setattr(worker, "_write_to", lambda path: None)
+    monkeypatch.setattr(worker.os, "setpgid", lambda *of: None)
+    monkeypatch.setattr(worker.torch, "set_num_threads", lambda count: None)
+    before = record.hash_of(cell)
+    record._values_of.cache_clear()  # as in a process that has just been forked
+    worker.train_cell(root, cell, nullcontext)
+    written = record._record(root, cell)
+    assert written is not None
+    assert written.words == before
+    record._values_of.cache_clear()
+    assert record.hash_of(cell) != before

@@ -62,11 +62,12 @@ def test_one_array_is_submitted_with_a_share_for_each_task(
     cluster: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = "time=240,partition=gpu,gpus_per_node=1,setup=module load a; export B=1,2,exclude=n1,n2,exclusive=true"
+    given += ",setup=last"
     assert study("--jobs", "3", "--slurm", given) == 1
     lines = (tmp_path / "submitted").read_text().splitlines()
     for option in ("array=0-2%3", "time=240", "partition=gpu", "gpus-per-node=1", "exclude=n1,n2", "exclusive"):
         assert any(line.removeprefix("#SBATCH --").replace("'", "") == option for line in lines), option
-    assert "module load a; export B=1,2" in lines
+    assert {"module load a; export B=1,2", "last"} <= {*lines}
     (name,) = [line.partition("job-name=")[2] for line in lines if "job-name" in line]
     assert f"--name={name}" in (tmp_path / "asked").read_text()
     tasks = [submitit.SlurmJob(tmp_path / "runs/t/slurm", f"7_{at}").submission().function for at in range(3)]
@@ -116,6 +117,9 @@ def test_ctrl_c_ends_the_waiting_alone(
         (["--slurm", "time=4:00:00"], "how many minutes a task may take, as in .*, got '4:00:00'"),
         (["--slurm", "time=1,nodes=2"], "Expected `--slurm` with keys among account, .*, got 'nodes'"),
         (["--slurm", "time"], "Expected `--slurm` as KEY=VALUE,..., as in .*, got 'time'"),
+        (["--slurm", "time=1,partition=a\n#SBATCH --nodes=9"], "Expected `--slurm` on one line"),
+        (["--slurm", "time=1", "--output", "a\nb"], "Expected `--output` on one line"),
+        (["--slurm", "time=1,time=2"], "Expected `--slurm` to give each key once, got 'time' twice"),
         (["--slurm", "time=1", "--shard", "1/2"], "Expected `--shard` without `--launcher slurm`"),
         (["--slurm", "time=1", "--launcher", "local"], "Expected `--launcher slurm` with `--slurm time=1`"),
     ],

@@ -45,6 +45,11 @@ def test_each_run_has_a_folder_of_its_own() -> None:
     assert [cell.folder for cell in cells_of(Study("T"))] == ["run/seed0"]
 
 
+def test_values_with_the_letters_between_values_share_no_folder() -> None:
+    axes = {"a": {"1,b=2": AxisValue(), "1": AxisValue()}, "b": {"3": AxisValue(), "2,b=3": AxisValue()}}
+    assert len({cell.folder for cell in cells_of(Study("T", axes=axes))}) == 4
+
+
 @pytest.mark.parametrize(
     ("only", "count"),
     [(None, 6), ("rule=GMA", 4), ("rule=G*,rate=0.1", 2), ("seed=7", 3), ("rule=FedAvg,rule=GMA,seed=0", 3)],
