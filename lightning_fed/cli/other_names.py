@@ -1,4 +1,4 @@
-"""Options under names that are not ours: no more, as configurations saved before have them, or Lightning's."""
+"""Options under Lightning's names that are not ours."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,20 +9,9 @@ from jsonargparse import Namespace
 from lightning_fed.cli.yaml_loader import ConfigLoader
 from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments
 
-__all__ = ["REMOVED", "drop_removed", "own_words", "take_lightnings"]
-
-REMOVED = ("trainer.balance", "trainer.cuda_graphs")
+__all__ = ["own_words", "take_lightnings"]
 
 _Place = dict[str, Any] | Namespace
-
-
-def drop_removed(config: Any, parent: str = "") -> list[str]:
-    """Drops them, in place, from a configuration or its part below ``parent``; returns those that were there."""
-    place = _of_trainer(config, parent)
-    dropped = [option for option in REMOVED if option.removeprefix("trainer.") in place]
-    for option in dropped:
-        place.pop(option.removeprefix("trainer."))
-    return dropped
 
 
 def take_lightnings(config: Any, parent: str = "") -> None:

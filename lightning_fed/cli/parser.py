@@ -15,14 +15,13 @@ from jsonargparse._actions import ActionConfigFile, _ActionConfigLoad
 from jsonargparse._subcommands import find_action, is_branch_key
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.cli.class_change import class_rules
 from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
-from lightning_fed.cli.other_names import drop_removed, own_words, take_lightnings
+from lightning_fed.cli.other_names import own_words, take_lightnings
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 
@@ -167,14 +166,11 @@ class FederatedArgumentParser(LightningArgumentParser):
         return text
 
     def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Namespace:
-        """Refuses what jsonargparse would pass over, and leaves out what is no option any more.
+        """Refuses what jsonargparse would pass over.
 
         Each file is looked at for itself: a group without options would drop those of the files before it.
         """
         self._expect_options(cfg, f"{parent_key}." if parent_key else "")
-        if dropped := drop_removed(cfg, parent_key):
-            where = f" of {self.open_files[-1]}" if self.open_files else ""
-            rank_zero_info(f"Left out{where}: {', '.join(dropped)}, no options any more: CHANGELOG.md says why.")
         with _mistakes_end(self):
             take_lightnings(cfg, parent_key)
         config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)

@@ -22,8 +22,9 @@ __all__ = ["FOLDER", "ClientStates"]
 
 FOLDER = "client_states"
 
-# KEY/CLIENT-VERSION.npy; KEY/CLIENT is the name of a record.
-_FILE = re.compile(r"(?P<record>\w+/\d+)-(?P<version>\d+)\.npy")
+# KEY/CLIENT-VERSION-CHECKSUM.npy; KEY/CLIENT is the name of a record. The checksum of what it holds is in the name, so
+# that a checkpoint, which names its files, goes on from these contents alone: no other client's, round's or run's.
+_FILE = re.compile(r"(?P<record>\w+/\d+)-(?P<version>\d+)-(?P<checksum>[0-9a-f]{8})\.npy")
 
 
 class ClientStates:
@@ -42,6 +43,9 @@ class ClientStates:
             that cannot be read, which keeps every file there; None if the run makes no checkpoints and nothing of
             it is kept.
         tolerant: Whether a record that the disk refuses waits in memory until ``dump``, and nothing is raised before.
+
+    Attributes:
+        elsewhere: Says of a client whether another process of the run holds its records.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class ClientStates:
         # Copies between pinned memory and the GPU take their turn on it, and the host waits only where it reads one.
         self._pins = location == "host" and like.device.type == "cuda"
         self._tolerant = tolerant
+        self.elsewhere: Callable[[int], bool] = lambda client: False
         self._keeps = run is not None and pinned is not None
         self._temporary: TemporaryDirectory[str] | None = None
         self._held: dict[str, Tensor] = {}
@@ -71,7 +76,16 @@ class ClientStates:
         self._pass_versions(present, *self._pinned.values())
 
     def recall(self, key: str, client: int, out: Tensor) -> None:
-        """Copies a client's record, zeros at first, into ``out``, shape (d,); refuses a missing or damaged file."""
+        """Copies a client's record, zeros at first, into ``out``, shape (d,).
+
+        Raises:
+            FederatedError: If another process holds it, or its file is missing or damaged.
+        """
+        if self.elsewhere(client):
+            raise FederatedError(
+                f"Expected `client_states.recall` of a client that this process trains, got client {client}, whose "
+                "records another process holds: call it while the client trains, or set `--trainer.devices` to 1."
+            )
         record = f"{key}/{client}"
         value = self._held.get(record)
         if value is None and record in self._files:
@@ -142,7 +156,7 @@ class ClientStates:
             gather: Returns what all processes say, each of which holds the records of some clients.
 
         Returns:
-            The files that the checkpoint refers to, as KEY/CLIENT-VERSION.npy.
+            The files that the checkpoint refers to, as KEY/CLIENT-VERSION-CHECKSUM.npy.
 
         Raises:
             WriteError: If the disk of a process refuses one; all is tried again with the next call.
@@ -200,17 +214,17 @@ class ClientStates:
             FederatedError: If one is missing, or is no file of client state.
         """
         for file in files:
-            if not _FILE.fullmatch(file):  # whoever made the checkpoint could name any file of this machine
+            if (match := _FILE.fullmatch(file)) is None:  # whoever made it could name any file
                 raise FederatedError(
-                    f"Expected the checkpoint to name client states as KEY/CLIENT-VERSION.npy, got {file[:100]!r}: it "
-                    "was not made by this package, give another `--ckpt_path`."
+                    "Expected the checkpoint to name client states as KEY/CLIENT-VERSION-CHECKSUM.npy, got "
+                    f"{file[:100]!r}: it was not made by this package, give another `--ckpt_path`."
                 )
             path = source / file
             if not path.is_file():
                 raise _refusal(path, "there is no such file")
             if self._keeps and source != self._folder():
                 path = _take_over(path, self._folder() / file)
-            self._files[file.rpartition("-")[0]] = path
+            self._files[match["record"]] = path
             self._keys.add(file.partition("/")[0])
         self._pass_versions(files)
 
@@ -249,34 +263,35 @@ class ClientStates:
 
     def _write(self, record: str, value: Tensor) -> None:
         """Writes a record of the version that no checkpoint refers to yet, hence neither atomically nor at once."""
-        path = self._folder() / f"{record}-{self._version}.npy"
         array = value.detach().to("cpu", self._dtype).contiguous().numpy()
+        path = self._folder() / f"{record}-{self._version}-{_checksum(array)}.npy"
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with open(path, "wb") as file:
                     np.save(file, array)
-                    file.write(_checksum(array))
             except OSError:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
                 raise
-        self._files[record] = path
+        former, self._files[record] = self._files.get(record), path
+        if former is not None and former != path and f"-{self._version}-" in former.name:
+            with suppress(OSError):  # of this version too, which no checkpoint refers to
+                former.unlink()
         if self.location == "disk":
             self._held.pop(record, None)
 
     def _read(self, path: Path) -> Tensor:
         try:
             with open(path, "rb") as file:
-                array, rest = np.load(file), file.read()
-            damaged = rest not in (b"", _checksum(array))  # files of former versions end with the array
+                array, rest = np.load(file), file.read(1)
             value = torch.from_numpy(array)
         except Exception as error:  # whatever NumPy raises on a damaged file
             raise _refusal(path, f"it cannot be read ({type(error).__name__})") from error
-        if damaged:
-            raise _refusal(path, "it cannot be read (its checksum is another one)")
         if value.shape != self._shape:
             raise _refusal(path, f"it has the shape {tuple(value.shape)} instead of {tuple(self._shape)}")
+        if rest or not path.name.endswith(f"-{_checksum(array)}.npy"):
+            raise _refusal(path, "it holds something else (its checksum is another one)")
         return value
 
     def _present(self) -> list[str]:
@@ -292,10 +307,10 @@ class ClientStates:
         self._version = max([self._version, *(version + 1 for version in found)])
 
 
-def _checksum(array: npt.NDArray[Any]) -> bytes:
-    """Returns what ends a file: it tells an array from any that differs in its numbers, dtype or shape."""
+def _checksum(array: npt.NDArray[Any]) -> str:
+    """Tells an array from any that differs in its numbers, dtype or shape."""
     kind = zlib.crc32(f"{array.dtype.str}{array.shape}".encode())
-    return b"crc:" + zlib.crc32(array.data, kind).to_bytes(4, "little")
+    return f"{zlib.crc32(array.data, kind):08x}"
 
 
 def _take_over(source: Path, target: Path) -> Path:

@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["copy_into", "device_streams", "seed_devices", "set_device_streams", "to_device", "wide_dtype"]
+__all__ = [
+    "copy_into",
+    "device_streams",
+    "same_values",
+    "seed_devices",
+    "set_device_streams",
+    "to_device",
+    "wide_dtype",
+]
 
 
 @cache
@@ -61,6 +69,11 @@ def copy_into(out: Tensor, values: Tensor) -> None:
     """Copies a tensor into another one; what goes from the host to a GPU is pinned, and nobody waits for it."""
     is_sent = out.device.type == "cuda" and values.device.type == "cpu"
     out.copy_(values.pin_memory() if is_sent else values, non_blocking=is_sent)
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same numbers; NaN is the same as NaN."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

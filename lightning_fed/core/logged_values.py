@@ -1,4 +1,4 @@
-"""One logged name: how it is shown, and its running reduction."""
+"""One logged name: which are free, how it is shown, and its running reduction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from torch import Tensor
 from lightning_fed.core.devices import wide_dtype
 from lightning_fed.errors import FederatedError
 
-__all__ = ["LogOptions", "LoggedValue", "scalar"]
+__all__ = ["TOTALS", "LogOptions", "LoggedValue", "expect_free", "scalar"]
+
+TOTALS = ("samples", "gradients", "comm/rounds", "comm/bytes_down", "comm/bytes_up")
+"""The columns that are sums over the run."""
+
+_RESERVED = frozenset({"round", *TOTALS})
+_RESERVED_GROUPS = ("clients/", "comm/", "simulated/", "time/")
 
 _REDUCTIONS: dict[Any, str] = {
     "mean": "mean", "sum": "sum", "min": "min", "max": "max",
@@ -43,6 +49,19 @@ class LogOptions:
     def names(self) -> tuple[str, str, str]:
         """Returns the name, and as Lightning forks it with both on_step and on_epoch: name_step and name_epoch."""
         return self.name + self.suffix, f"{self.name}_step{self.suffix}", f"{self.name}_epoch{self.suffix}"
+
+
+def expect_free(name: str) -> None:
+    """Refuses to log under the name of a column that the round loop writes.
+
+    Raises:
+        FederatedError: If it does.
+    """
+    if name in _RESERVED or name.startswith(_RESERVED_GROUPS):
+        raise FederatedError(
+            f"Expected `self.log` to get a name of its own, got {name!r}, a column that the trainer writes each round: "
+            f"log it under another name, such as `my/{name}`."
+        )
 
 
 class LoggedValue:

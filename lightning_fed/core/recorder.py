@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fed.core.devices import wide_dtype
-from lightning_fed.core.logged_values import LoggedValue, LogOptions, scalar
+from lightning_fed.core.logged_values import LoggedValue, LogOptions, expect_free, scalar
 from lightning_fed.core.user_code import lightning_class
 from lightning_fed.errors import FederatedError
 
@@ -91,6 +91,8 @@ class MetricRecorder:
         suffix = self._suffix if add_dataloader_idx else ""
         key = f"{name}{suffix}"
         options = LogOptions(name, suffix, prog_bar, logger is not False, bool(on_step and on_epoch))
+        if key not in self.series and key not in self.metrics:
+            expect_free(key)
         if isinstance(value, Metric):
             last = getattr(value, "_forward_cache", None)  # torchmetrics keeps the value of the last batch there
             self.metrics[key] = (value, options, last)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
+from lightning_fed.core.logged_values import TOTALS
 from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.core.updates import Client, StartGradients
@@ -65,7 +66,7 @@ class LocalOptions:
 
 def no_totals() -> dict[str, float]:
     """Returns the totals of a run that has not begun."""
-    return {"samples": 0, "gradients": 0, "comm/rounds": 0, "comm/bytes_down": 0, "comm/bytes_up": 0}
+    return dict.fromkeys(TOTALS, 0)
 
 
 @dataclass
@@ -186,8 +187,8 @@ class TrainState:
         self.optimizer.load_state_dict(state["optimizer"])
         self.totals.update(state["totals"])
         self.round = state["round"]
-        self.client_states.restore(state.get("client_states", []), folder)
-        self.engine_choice = state.get("engine")
+        self.client_states.restore(state["client_states"], folder)
+        self.engine_choice = state["engine"]
 
     def close(self) -> NoState:
         """Makes the module an ordinary one again; returns what can still be read."""

@@ -15,10 +15,10 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-__all__ = ["OwnCode", "accepts", "batch_transfer", "is_own", "lightning_class", "overrides", "requires"]
+__all__ = ["PACKAGES", "OwnCode", "accepts", "batch_transfer", "is_own", "lightning_class", "overrides", "requires"]
 
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
-_PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
+PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # Packages that do what their names say, as Python's own do.
 _KNOWN = {"torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fed", "numpy"}
@@ -34,7 +34,7 @@ def lightning_class(kind: Any, name: str) -> Any:
     Returns:
         That class; None if ``kind`` is no such thing.
     """
-    found = (base for base in kind.__mro__ if base.__name__ == name and base.__module__.startswith(_PACKAGES))
+    found = (base for base in kind.__mro__ if base.__name__ == name and base.__module__.startswith(PACKAGES))
     return next(found, None)
 
 

@@ -56,6 +56,7 @@ class Assignment:
     ) -> None:
         self._processes, self._keepers, self._most = processes, keepers, most
         self._shares: list[tuple[Client, ...]] = []
+        self._targets: dict[int, int] = {}
         self._holders: dict[int, int] = {}
         self._in_use = self.keeps  # after a restart all read the same files
 
@@ -69,9 +70,15 @@ class Assignment:
         if self._processes.size == 1:
             return cohort.clients
         self._shares = assign_clients(cohort.clients, self._processes.size, self._most)
+        self._targets = {client.id: target for target, share in enumerate(self._shares) for client in share}
         if self._in_use:
             self._hand_over()
         return self._shares[self._processes.rank]
+
+    def elsewhere(self, client: int) -> bool:
+        """Says whether another process trains a client in this round, or has what it keeps since another one."""
+        rank = self._processes.rank
+        return self._targets.get(client, self._holders.get(client, rank)) != rank
 
     def take_note(self, keep: Sequence[bool]) -> None:
         """Takes note, after a round, of which processes hold anything: while none does, there is nothing to move."""
@@ -86,7 +93,7 @@ class Assignment:
         What moves is told to all, as everything else is: a process that cannot give it says so instead.
         """
         rank = self._processes.rank
-        targets = {client.id: target for target, share in enumerate(self._shares) for client in share}
+        targets = self._targets
         moving = [client for client, target in targets.items() if self._holders.get(client, target) != target]
         everyone: list[dict[int, list[Any]]] = []
         if moving:

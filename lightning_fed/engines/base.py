@@ -57,6 +57,7 @@ class Engine(ABC):
         self.divergence = DivergenceWatch(state, options, self.processes)
         most = state.source.batch_size if options.local_steps is not None else None
         self.assignment = Assignment(self.processes, (state.client_states, state.buffers), most)
+        state.client_states.elsewhere = self.assignment.elsewhere
         self.watch = ModuleWatch(state)
         self._set_up_gradients()
 

@@ -33,6 +33,7 @@ class ModuleWatch:
     def __init__(self, state: TrainState) -> None:
         self._module, vector = state.module, state.vector
         self._parameters = dict(zip(vector.names, vector.parameters, strict=True))
+        self._known = {name for name, _ in state.module.named_parameters()}
         self._clients = 0
         self._before: dict[str, Any] = {}
 
@@ -40,9 +41,14 @@ class ModuleWatch:
         """Refuses other parameters than ``fit`` began with: nobody would train them.
 
         Raises:
-            FederatedError: If one was replaced.
+            FederatedError: If one was replaced or added.
         """
         live = dict(self._module.named_parameters())
+        if added := sorted(live.keys() - self._known):
+            raise FederatedError(
+                f"Expected {type(self._module).__name__} to keep the parameters that `fit` began with, but "
+                f"`{added[0]}` was added: make it in `__init__`, `setup` or `configure_model`."
+            )
         for name, parameter in self._parameters.items():
             if live.get(name) is not parameter:
                 raise FederatedError(

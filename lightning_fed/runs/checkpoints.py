@@ -1,9 +1,9 @@
 """The files of checkpoints: written whole, read as tensors and primitives alone, and found again."""
 
 import io
+import shutil
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -91,16 +91,14 @@ def records_of_checkpoints(run: RunFolder) -> dict[str, list[str] | None]:
     return records
 
 
-def find_checkpoint(
-    root: Path, name: str, fingerprints: Sequence[str], ckpt_path: str
-) -> tuple[Path | None, RunFolder | None]:
+def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> tuple[Path | None, RunFolder | None]:
     """Resolves ``last``, ``best`` or a path.
 
     Returns:
         The checkpoint and the run folder that it lies in; None for either that does not exist.
     """
     if ckpt_path in ("last", "best"):
-        for run in find_runs(root, name, fingerprints):
+        for run in find_runs(root, name, fingerprint):
             path = run.checkpoints / f"{ckpt_path}.ckpt"
             if path.is_file():
                 return path, run
@@ -110,14 +108,14 @@ def find_checkpoint(
 
 
 def find_to_train(
-    root: Path, name: str, fingerprints: Sequence[str], which: str, lock: RunLock
+    root: Path, name: str, fingerprint: str, which: str, lock: RunLock
 ) -> tuple[Path | None, RunFolder | None]:
     """Finds the checkpoint that training goes on from: ``best``, or as ``last`` the newest that is whole.
 
     Args:
         root: Where run folders are made.
         name: The run's name.
-        fingerprints: Of its config, as it is written now and was formerly.
+        fingerprint: Of its config.
         which: ``last`` or ``best``.
         lock: For ``last`` takes the folder, so that no other process trains in it.
 
@@ -127,7 +125,7 @@ def find_to_train(
     Raises:
         FederatedError: If another process trains the run, or what it has trained cannot be gone on from.
     """
-    runs = find_runs(root, name, fingerprints)
+    runs = find_runs(root, name, fingerprint)
     begun = [run for run in runs if run.kept() or _rows(run) > 1]
     unknown = [path for path in sorted((root / name).glob("version_*")) if open_run(path) is None and _holds_run(path)]
     if not begun:
@@ -139,6 +137,7 @@ def find_to_train(
         for run in runs:
             with RunLock() as other:
                 other.take(run.path)  # another process may be about to train it
+                shutil.rmtree(run.path)  # it was killed in its first round: the next start writes all of it again
         return None, None
     if which == "best":
         best = next((run for run in begun if (run.checkpoints / "best.ckpt").is_file()), None)

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -18,8 +18,7 @@ from lightning_fed.core.files import write_atomically, writing
 from lightning_fed.runs.lock import RunLock
 
 __all__ = [
-    "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "fingerprints", "is_below", "open_run",
-    "read_rows", "read_run",
+    "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "is_below", "open_run", "read_rows", "read_run",
 ]  # fmt: skip
 
 # The checkpoint that a failed run leaves: weights alone, and no state that a run could go on from.
@@ -31,25 +30,6 @@ _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",
     "strategy", "process_timeout", "enable_model_summary", "benchmark", "detect_anomaly", "on_write_error",
 )  # fmt: skip
-# Options that are no more, with the value that the runs of today share with those that were made before.
-_REMOVED = {"cuda_graphs": False}
-# Options that are new, with the value at which a run is as it was without them.
-_NEW = {"availability": None, "stragglers": None, "work": None, "on_client_error": "raise"}
-# Options whose default was another one, which ``auto`` stands for in fingerprints: runs that were made then are found.
-_DEFAULT_WAS = {"memory_format": "preserve"}
-_ENGINE_WAS = "sequential"
-# What the data's options are where they are None, and those that are new, both without a ``source``.
-_DATA = {
-    "batch_size": 32, "num_workers": 0,
-    "partitioner": {"class_path": "lightning_fed.data.IID", "init_args": {"min_samples": 0, "too_small": "redraw"}},
-}  # fmt: skip
-_NEW_DATA = ("collate_fn", "drop_last", "source")
-# Options of classes that are new, with the value at which they are as they were without them.
-_NEW_OF_CLASSES: dict[str, dict[str, Any]] = {
-    "FEMNIST": {"digits_only": False},
-    "GradAlign": {"over": "data"},
-    "GradientDissimilarity": {"over": "cohort"},
-}
 
 
 @dataclass(frozen=True)
@@ -100,12 +80,6 @@ def is_below(name: object) -> bool:
 def fingerprint(config: dict[str, Any], *without: str) -> str:
     """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys."""
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
-    if isinstance(kept.get("trainer"), dict):
-        options = {**_REMOVED, **kept["trainer"]}
-        options.update({k: v for k, v in _DEFAULT_WAS.items() if options.get(k) == "auto"})
-        kept["trainer"] = {k: v for k, v in options.items() if k not in _NEW or v != _NEW[k]}
-    _write_as_before(kept.get("data"))
-    _forget_new(kept)
     for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
         *parents, last = key.split(".")
         place: Any = kept
@@ -114,40 +88,6 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
         if isinstance(place, dict):
             place.pop(last, None)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def fingerprints(config: dict[str, Any]) -> list[str]:
-    """Returns the fingerprint of a config, and that of such a run of the time when ``auto`` was not the default."""
-    return [fingerprint(config), fingerprint(_with_former_engine(config))]
-
-
-def _with_former_engine(config: dict[str, Any]) -> dict[str, Any]:
-    options = config.get("trainer")
-    if not isinstance(options, dict) or options.get("engine") != "auto":
-        return config
-    return {**config, "trainer": {**options, "engine": _ENGINE_WAS}}
-
-
-def _write_as_before(data: Any) -> None:
-    """Writes the options of data as the runs of former versions have them, where they mean the same."""
-    options = data.get("init_args") if isinstance(data, dict) else None
-    if not isinstance(options, dict) or options.get("source") is not None:
-        return
-    for name in [name for name in options if options[name] is None]:
-        if name in _NEW_DATA:
-            del options[name]
-        elif name in _DATA:
-            options[name] = _DATA[name]
-
-
-def _forget_new(part: Any) -> None:
-    """Leaves out of a part of a config, and of those in it, new options of classes that are off."""
-    if isinstance(part, dict) and isinstance(part.get("init_args"), dict):
-        options, off = part["init_args"], _NEW_OF_CLASSES.get(str(part.get("class_path")).rpartition(".")[2], {})
-        for name in [name for name in off if name in options and options[name] == off[name]]:
-            del options[name]
-    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        _forget_new(inner)
 
 
 def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int, lock: RunLock) -> RunFolder:
@@ -169,7 +109,7 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
     run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),
-        group=fingerprint(_with_former_engine(config), "seed_everything", "trainer.seed", "trainer.name"),
+        group=fingerprint(config, "seed_everything", "trainer.seed", "trainer.name"),
         label=label,
         name=name,
         seed=seed,
@@ -192,8 +132,7 @@ def read_run(path: Path) -> RunFolder:
         OSError, ValueError, TypeError: If it is not one, or its ``run.json`` is damaged.
     """
     facts = dict(json.loads((path / "run.json").read_text()))
-    crc32 = facts.pop("crc32", None)  # those of former versions have none
-    if crc32 not in (None, _crc32(facts)):
+    if facts.pop("crc32", None) != _crc32(facts):
         raise ValueError("it has been changed or damaged")
     run = RunFolder(path=path, **facts)
     kinds: dict[str, Any] = {**RunFolder.__annotations__, "created": (int, float)}
@@ -210,10 +149,10 @@ def open_run(path: Path) -> RunFolder | None:
         return None
 
 
-def find_runs(root: Path, name: str, fingerprints: Sequence[str]) -> list[RunFolder]:
-    """Finds the runs of a name with one of these fingerprints, those with the newest checkpoint first."""
+def find_runs(root: Path, name: str, fingerprint: str) -> list[RunFolder]:
+    """Finds the runs of a name with a fingerprint, those with the newest checkpoint first."""
     runs = [run for path in (root / name).glob("version_*") if (run := open_run(path)) is not None]
-    same = [run for run in runs if run.fingerprint in fingerprints]
+    same = [run for run in runs if run.fingerprint == fingerprint]
 
     def newest(run: RunFolder) -> tuple[float, float]:
         return (max((path.stat().st_mtime for path in run.kept()), default=0.0), run.created)

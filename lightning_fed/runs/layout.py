@@ -13,7 +13,7 @@ FORMAT = 1
 
 _NUMBERS = {str: (int, float)}
 # A type or several; [x] for any number of x; {type: x} for a dict of x; {name: x} for these names, with ? for those
-# that former versions did not write.
+# that not every run has.
 _FEDERATED = {
     "round": int,
     "weights": (Tensor, type(None)),
@@ -26,16 +26,16 @@ _FEDERATED = {
         "added?": [[[str]]],
     },
     "totals": _NUMBERS,
-    "client_states?": [str],
-    "layout?": [[int]],
-    "engine?": {"engine": str, "chunk_size?": int, "reason?": str, "full_gradients?": str},
-    "memory_format?": str,
+    "client_states": [str],
+    "layout": [[int]],
+    "engine": {"engine": str, "chunk_size?": int, "reason?": str, "full_gradients?": str},
+    "memory_format": str,
     "metrics": {"logged": _NUMBERS, "callback": _NUMBERS, "progress_bar": _NUMBERS},
     "split_hash": (str, type(None)),
-    "methods?": [str],
+    "methods": [str],
     "should_stop": bool,
-    "rows?": (int, type(None)),
-    "seal?": int,
+    "rows": (int, type(None)),
+    "seal": int,
 }
 _CHECKPOINT = {
     "epoch": int,
@@ -61,7 +61,7 @@ def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
     wrong = _wrong(checkpoint, _CHECKPOINT, "")
     if wrong is None and not 0 <= checkpoint["epoch"] == state["round"]:
         wrong = f"`epoch` is {checkpoint['epoch']} and `federated.round` {state['round']}"
-    if wrong is None and state.get("seal", seal := seal_of(checkpoint)) != seal:
+    if wrong is None and state["seal"] != seal_of(checkpoint):
         wrong = "something in it is not as it was written"
     if wrong is not None:
         raise FederatedError(

@@ -130,7 +130,7 @@ def _writing(logger: Logger) -> AbstractContextManager[None]:
 
 
 def _take_over_rows(logger: RoundCSVLogger, run: RunFolder, checkpoint: dict[str, Any], former: RunFolder) -> None:
-    at, checksum = checkpoint["epoch"], checkpoint["federated"].get("rows")
+    at, checksum = checkpoint["epoch"], checkpoint["federated"]["rows"]
     if logger.go_on_from(former.metrics, at, checksum):
         return
     trouble = f"{former.metrics} does not hold the rows of all rounds up to {at} as they were written"

@@ -8,7 +8,7 @@ import zlib
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class RoundCSVLogger(Logger):
         Args:
             table: The file with the rows.
             round: The round of the checkpoint.
-            checksum: What the checkpoint says of them, None if it is of a former version, which said nothing.
+            checksum: What the checkpoint says of them, None if it is of a run without a table.
 
         Returns:
             Whether they are all there, as they were written; nothing is taken over otherwise.
@@ -118,15 +118,11 @@ class RoundCSVLogger(Logger):
         """
         rows = [row for row in read_rows(table) if int(row["round"]) <= round]
         found = reduce(_checksum, rows, 0)
-        if checksum is None:
-            numbers = [int(row["round"]) for row in rows]
-            whole = numbers == list(range(round + 1 - len(rows), round + 1)) and all(map(_is_measured, rows))
-        else:
-            whole = found == checksum
-        if rows and whole:
+        whole = bool(rows) and found == checksum
+        if whole:
             self.checksum = found
             self._rewrite([c for c in rows[0] if c == "round" or any(row[c] for row in rows)], rows)
-        return bool(rows) and whole
+        return whole
 
     def _rewrite(self, columns: list[str], rows: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(self.path, _csv(columns, rows, header=True))
@@ -146,12 +142,6 @@ def _checksum(before: int, row: Mapping[str, Any]) -> int:
     """Adds a row to the checksum of those before it, without times, which differ when a round is trained again."""
     cells = sorted((k, str(value)) for k, value in row.items() if value not in ("", None) and not k.startswith("time/"))
     return zlib.crc32(repr(cells).encode(), before)
-
-
-def _is_measured(row: Mapping[str, str]) -> bool:
-    with suppress(ValueError):
-        return all(cell == "" or isinstance(float(cell), float) for cell in row.values())
-    return False
 
 
 def logged_in() -> bool:

@@ -25,6 +25,3 @@ __all__ = [
     "WeightedSampler",
     "cohort_size",
 ]
-
-for _kind in (ClientSampler, UniformSampler, WeightedSampler):
-    _kind.__module__ = __name__  # as saved runs name them

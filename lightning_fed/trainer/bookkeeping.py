@@ -17,7 +17,7 @@ from lightning_fed.core.describe import describe
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import find_checkpoint, find_to_train
-from lightning_fed.runs.folder import RunFolder, create_run, fingerprints
+from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
 from lightning_fed.runs.lock import RunLock, remove_leftovers
 from lightning_fed.runs.log import RunLog, keep_picture
 from lightning_fed.trainer.lightning_names import LightningNames
@@ -87,7 +87,7 @@ class Bookkeeping:
         if ckpt_path is None:
             return None, None
         path, run = trainer.processes.from_first(
-            lambda: find_checkpoint(self.root, self.name, fingerprints(self.config(trainer)), ckpt_path), "run"
+            lambda: find_checkpoint(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path), "run"
         )
         self.ckpt_path = None if path is None else str(path)
         return path, run
@@ -99,7 +99,7 @@ class Bookkeeping:
 
         def find() -> tuple[Path | None, RunFolder | None]:
             remove_leftovers(self.root / self.name)
-            return find_to_train(self.root, self.name, fingerprints(self.config(trainer)), ckpt_path, self.lock)
+            return find_to_train(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path, self.lock)
 
         path, run = trainer.processes.from_first(find, "run")
         self.ckpt_path = None if path is None else str(path)

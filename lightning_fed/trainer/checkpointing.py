@@ -209,21 +209,19 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
             f"another ({str(split)[:12]}...): give the same `--data`, or start a new run with `--weights`."
         )
     methods = _methods(trainer)
-    if state.get("methods", methods) != methods:  # its state would be missing, or another's left behind
+    if state["methods"] != methods:  # its state would be missing, or another's left behind
         raise FederatedError(
             f"Expected the methods of the run that {source} is from, {', '.join(state['methods'])}, got "
             f"{', '.join(methods)}: give the same `--aggregator`, `--client` and `--trainer.callbacks`, or start a new "
             "run with `--weights`."
         )
     layout = trainer.train_state.layout
-    if state.get("layout", layout) != layout:
+    if state["layout"] != layout:
         raise FederatedError(
             f"Expected the memory layout of the run that {source} is from, as its vectors have the order of the "
             "parameters in memory: give the same `--trainer.memory_format`, or start a new run with `--weights`."
         )
-    folder = Path(source).absolute().parent.parent
-    state.setdefault("engine", _former_engine(folder / "config.yaml"))
-    trainer.train_state.load_state_dict(state, folder / FOLDER)
+    trainer.train_state.load_state_dict(state, Path(source).absolute().parent.parent / FOLDER)
     trainer.train_state.steps_before_round = checkpoint["global_step"]
     vars(trainer.metrics).update(state["metrics"])
     trainer.should_stop = state["should_stop"]
@@ -234,12 +232,6 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
             _restore_callback(callback, checkpoint["callbacks"][callback.state_key], source)
     trainer.train_state.load_global_model()
     trainer.train_state.finished_round = trainer.round  # at last: until here nothing of this run could be kept
-
-
-def _former_engine(config: Path) -> dict[str, Any]:
-    """Returns the engine of a run of a former version: the default of then, unless its config names a choice."""
-    text = config.read_text(errors="replace") if config.is_file() else ""
-    return {"engine": "vectorized" if "# engine chosen by auto: engine vectorized" in text else "sequential"}
 
 
 def _restore_callback(callback: Any, state: Any, source: str) -> None:

@@ -1,6 +1,8 @@
 """The one round loop: draw a cohort, train it, step the global model, evaluate, log, save."""
 
 import math
+import os
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,9 +17,11 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.devices import same_values
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate
+from lightning_fed.core.user_code import PACKAGES, overrides
 from lightning_fed.distributed.consistency import (
     Standing,
     checksum,
@@ -40,6 +44,12 @@ from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.signals import StopRequest
 
 __all__ = ["RoundLoop"]
+
+# Between clients, where the module's weights are not what the next client starts from.
+_ROUND_HOOKS = (
+    "on_train_epoch_start", "on_round_start", "on_before_server_step", "on_round_end", "on_after_server_step",
+    "on_train_epoch_end",
+)  # fmt: skip
 
 
 class RoundLoop:
@@ -69,6 +79,8 @@ class RoundLoop:
         self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, num_clients)
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
+        self.pid = os.getpid()
+        self.watched = {hook for hook in _ROUND_HOOKS if self._is_users(hook)}
         self.stock = next((cb for cb in trainer.callbacks if isinstance(cb, StockCallbacks)), None)
 
     def run(self) -> None:
@@ -106,8 +118,8 @@ class RoundLoop:
         cohort = self.cohorts.draw(trainer.round, self.cohort_size)
         self._note(LoggedMetrics(self.cohorts.facts, {}, {}))
         with recording(self.module, self.recorder):
-            trainer.hooks("on_train_epoch_start")
-            trainer.hooks("on_round_start", cohort, module=False)
+            self._call("on_train_epoch_start")
+            self._call("on_round_start", cohort, module=False)
             self._note(LoggedMetrics(self._learning_rates(), {}, {}))
             update = self.engine.train(cohort)
             trained = time.perf_counter() - started
@@ -119,12 +131,31 @@ class RoundLoop:
             self._note(self.recorder.compute())
             self._evaluate()
             trainer.state.stage = RunningStage.TRAINING
-            trainer.hooks("on_train_epoch_end", monitors=False)
+            self._call("on_train_epoch_end", monitors=False)
             self._note(self.recorder.compute())
             self.recorder.reset_metrics()
             if update.num_clients:  # else what they monitor of clients is of another round, or not there yet
                 trainer.hooks("on_train_epoch_end", module=False, monitors=True)
         self._finish_round(started)
+
+    def _is_users(self, hook: str) -> bool:
+        """Says whether code of the user's own runs in a hook between clients."""
+        methods = self.trainer.hooks.methods(hook)
+        own = any(not str(method.__module__).startswith(("lightning_fed.", *PACKAGES)) for method in methods)
+        return own or (hook.startswith("on_train_epoch") and overrides(self.module, hook))
+
+    def _call(self, hook: str, *args: Any, **options: Any) -> None:
+        """Calls a hook between clients; refuses one that writes to the module, which no client would start from."""
+        live, weights = self.state.vector, self.state.weights
+        before = live.data.clone() if hook in self.watched else None
+        self.trainer.hooks(hook, *args, **options)
+        if before is None or (live.in_place and same_values(live.data, before)):
+            return
+        if not (live.in_place and same_values(live.data, weights.to(live.dtype))):
+            raise FederatedError(
+                f"Expected `{hook}` to leave the parameters of {type(self.module).__name__} as they are, but it wrote "
+                "to them, which no client would see: write to the global model, `trainer.weights`, instead."
+            )
 
     def _seed(self, at: int) -> None:
         """Seeds the global streams, for hooks outside local training that draw: a resumed run draws the same."""
@@ -148,14 +179,14 @@ class RoundLoop:
     @torch.no_grad()
     def _step_server(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
-        trainer.hooks("on_before_server_step", update, module=False)
+        self._call("on_before_server_step", update, module=False)
         if self.cohorts.suffices(trainer.round, update.num_clients):
             self._step_weights(update)
-        trainer.hooks("on_after_server_step", update, module=False)
+        self._call("on_after_server_step", update, module=False)
 
     def _step_weights(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
-        trainer.hooks("on_round_end", update, module=False)
+        self._call("on_round_end", update, module=False)
         buffers = self.state.buffers
         buffers.step(update)
         stepped = [self.state.weights, *(buffers.values[name] for name in update.buffers)]
@@ -227,6 +258,9 @@ class RoundLoop:
     def _finish_round(self, started: float) -> None:
         """Steps schedules, writes the row and then the checkpoint: a row is there before the round counts as done."""
         trainer = self.trainer
+        if os.getpid() != self.pid:  # it would write what its parent writes
+            print("Expected a process that a hook forks to end there: it goes on to train.", file=sys.stderr)
+            os._exit(1)
         if trainer.round > 0:
             self.state.optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
             self.state.steps_before_round += self.engine.max_steps

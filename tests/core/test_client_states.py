@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from lightning_fed import FederatedTrainer
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.client_states import ClientStates
+from lightning_fed.core.updates import Client
+from lightning_fed.distributed.assignment import Assignment
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from lightning_fed.trainer import checkpointing
@@ -368,7 +371,7 @@ def test_a_damaged_record_is_one_sentence(tmp_path, short, damage):
 def test_a_disk_that_refuses_is_one_sentence(tmp_path):
     states = ClientStates("disk", torch.zeros(D), tmp_path, {})
     (tmp_path / "client_states").write_text("in the way")
-    with pytest.raises(FederatedError, match=r"client_states/A/0-1\.npy.*`--trainer\.default_root_dir`"):
+    with pytest.raises(FederatedError, match=r"client_states/A/0-1-[0-9a-f]{8}\.npy.*`--trainer\.default_root_dir`"):
         states.store("A", 0, torch.zeros(D))
 
 
@@ -546,3 +549,42 @@ def test_records_come_back_to_cuda(tmp_path, location):
     assert [out.unique().tolist() for out in outs] == [[number + 1.0] for number in range(12)]
     files = [np.load(tmp_path / "client_states" / file) for file in states.dump()]
     assert [np.unique(file).tolist() for file in files] == [[11.0], [12.0]]
+
+
+def other_of(folder: Path) -> Path:
+    """The file of another client in the folder of client 1."""
+    return next(path for path in sorted(folder.iterdir()) if not path.name.startswith("1-"))
+
+
+@pytest.mark.parametrize("kind", ["of another client", "of another round", "of another run"])
+def test_a_record_that_is_not_the_checkpoints_own_is_refused(tmp_path, short, kind):
+    """Whole files at the wrong place: each was read as what the client had kept."""
+    shutil.copytree(short, tmp_path / "here", dirs_exist_ok=True)
+    folder = tmp_path / "here" / "run" / "version_0" / "client_states" / "Remembers"
+    (path,) = folder.glob("1-*.npy")
+    if kind == "of another client":
+        foreign = other_of(folder)
+    else:
+        other = {"max_rounds": 3} if kind == "of another round" else {"max_rounds": 2, "local_steps": 3}
+        fit(tmp_path / "there", clients_per_round=CLIENTS, **other)
+        foreign = max((tmp_path / "there").glob("run/version_0/client_states/Remembers/1-*.npy"))
+    path.write_bytes(foreign.read_bytes())
+    with pytest.raises(FederatedError, match="its checksum is another one.*`--ckpt_path`"):
+        fit(tmp_path / "here", clients_per_round=CLIENTS, ckpt_path="last")
+
+
+def test_what_another_process_holds_is_not_recalled_as_zeros():
+    states = ClientStates("device", torch.zeros(D))
+    assignment = Assignment(SimpleNamespace(size=2, rank=0), (states,))
+    states.elsewhere = assignment.elsewhere
+    cohort = SimpleNamespace(clients=(Client(0, 1, 8), Client(1, 1, 8)))
+    (own,) = assignment.own(cohort)
+    states.store("A", own.id, torch.ones(D))
+    assignment.take_note([True, True])
+    out = torch.zeros(D)
+    states.recall("A", own.id, out)
+    assert out.all()
+    with pytest.raises(FederatedError, match="another process holds.*`--trainer.devices`"):
+        states.recall("A", 1 - own.id, out)
+    states.recall("A", 7, out)  # nobody has trained it yet
+    assert not out.any()

@@ -191,7 +191,7 @@ def test_hooks_and_child_modules_log(tmp_path):
             self.log("train_start", 1.0)
 
         def on_train_epoch_start(self) -> None:
-            self.log("round", float(self.current_epoch))
+            self.log("at", float(self.current_epoch))
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             self.log("batch_start", float(len(batch[0])))
@@ -218,7 +218,7 @@ def test_hooks_and_child_modules_log(tmp_path):
     seen = {k: float(v) for k, v in trainer.callback_metrics.items()}
     assert seen["child"] == pytest.approx(points(24).tensors[0].mean().item())
     assert seen["batch_start"] == pytest.approx((8 * 8 + 8 * 8 + 4 * 4 + 4 * 4) / 24)
-    expected = {"train_start": 1, "round": 2, "lr": 0, "validation_start": 2, "round_end": 3, "from_callback": 4}
+    expected = {"train_start": 1, "at": 2, "lr": 0, "validation_start": 2, "round_end": 3, "from_callback": 4}
     assert {key: seen[key] for key in expected} == expected
 
 

@@ -187,31 +187,9 @@ def resumed(folder: Path, rounds: int, ckpt: str | None = None, layout: str = "a
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "preserve"])
-@pytest.mark.parametrize("named", [True, False])
-def test_a_resumed_run_keeps_its_layout(tmp_path: Path, layout: str, named: bool) -> None:
-    """Of a run of a former version, whose checkpoints do not name it, it is the default of then."""
-    if layout == "channels_last" and not named:
-        pytest.skip("such a run has asked for it, and does so again")
+def test_a_resumed_run_keeps_its_layout(tmp_path: Path, layout: str) -> None:
     whole = resumed(tmp_path / "whole", 3, layout=layout)
     last = resumed(tmp_path, 1, layout=layout).run.checkpoints / "last.ckpt"
-    if not named:
-        checkpoint = torch.load(last, weights_only=True)
-        for name in ("engine", "memory_format", "seal"):
-            del checkpoint["federated"][name]
-        torch.save(checkpoint, last)
     again = resumed(tmp_path, 3, str(last))
     for name, value in whole.lightning_module.state_dict().items():
         assert torch.equal(again.lightning_module.state_dict()[name], value)
-
-
-def test_a_run_with_the_former_defaults_is_found(tmp_path: Path) -> None:
-    options = {"logger": [], "enable_checkpointing": True, "name": "run"}
-    former = {"engine": "sequential", "memory_format": "preserve"}
-    first = federated_trainer(tmp_path, **options, **former)
-    first.fit(Convolves(), images())
-    again = federated_trainer(tmp_path, max_rounds=2, **options)
-    again.fit(Convolves(), images(), ckpt_path="last")
-    assert (again.run.path, again.resumed, again.round) == (first.run.path, True, 2)
-    other = federated_trainer(tmp_path, max_rounds=2, **options, engine="vectorized")
-    other.fit(Convolves(), images(), ckpt_path="last")
-    assert (other.resumed, other.run.path.name) == (False, "version_1")
