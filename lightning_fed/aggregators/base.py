@@ -27,8 +27,8 @@ class Aggregator(FederatedCallback, ABC):
         weighting: ``samples`` (p_i ∝ s_i) or ``uniform`` (1/n), renormalised over the clients that entered.
         buffers: What becomes of the clients' buffers (BatchNorm statistics). ``average``: floating ones are averaged
             with p_i, integer ones take the maximum. ``local``: each client keeps its own from one of its rounds to
-            the next (FedBN, Li et al., ICLR 2021), the global model keeps its initial ones. ``keep``: every client
-            starts from the global model's buffers, which never change.
+            the next (SiloBN, Andreux et al., 2020: γ and β are averaged), the global model keeps its initial ones.
+            ``keep``: every client starts from the global model's buffers, which never change.
         apply: Whether the mask multiplies the step that the rule adds (``after``, as the paper is read here) or the
             pseudo-gradient that the rule sees (``before``).
 

@@ -55,8 +55,8 @@ _EPILOG = (
     "arranges them at Weights & Biases, `lightning-fed attack --ckpt_path RUN` tells training from test samples by a "
     "model's outputs, `lightning-fed configs` lists the configurations that come "
     "with the package. Add --debug to any command for the traceback of a mistake, and "
-    "--safe_imports PACKAGES, as in `torch,my_package`, to one with a configuration of somebody else's: options name "
-    "classes of these packages and of lightning_fed alone."
+    "--safe_imports NAMES, as in `torch.optim.SGD,my_file.MyModel`, to one with a configuration of somebody else's: "
+    "options name these classes and functions and the classes of lightning_fed alone."
 )
 _CLIENT_HELP = (
     "What clients do differently in local training: one client algorithm or a list of them, in order "
@@ -187,8 +187,9 @@ class FederatedCLI(LightningCLI):
 
     def _set_seed(self) -> None:
         seed = self._get(self.config, "seed_everything")
-        if not 0 <= seed <= _LARGEST_SEED:
-            raise FederatedError(f"Expected `--seed_everything` to be in [0, {_LARGEST_SEED}], got {seed}.")
+        if seed is None or not 0 <= seed <= _LARGEST_SEED:
+            got = "null" if seed is None else seed
+            raise FederatedError(f"Expected `--seed_everything` to be in [0, {_LARGEST_SEED}], got {got}.")
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:

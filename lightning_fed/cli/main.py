@@ -5,9 +5,11 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, cast
+from importlib import import_module
+from pydoc import ErrorDuringImport, locate
+from typing import Any
 
 from lightning_fed.cli.exits import debug_mode, exit_with, mistakes_in_one_sentence, open_streams, output_is_written
 from lightning_fed.errors import FederatedError, expect_variables
@@ -15,8 +17,17 @@ from lightning_fed.errors import FederatedError, expect_variables
 __all__ = ["main"]
 
 _SAFE_IMPORTS = "--safe_imports"
-# Within packages that are allowed as a whole: what runs code that it is told to fetch or to read.
-_RUN_CODE = ("lightning_fed.cli", "torch.hub", "torch.load", "torch.package", "torch.utils.cpp_extension")
+# Rooms whose public classes any configuration may name.
+_OURS = (
+    "aggregators",
+    "callbacks",
+    "callbacks.diagnostics",
+    "client_algorithms",
+    "data",
+    "masks",
+    "models",
+    "sampling",
+)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -24,8 +35,8 @@ def main(args: list[str] | None = None) -> None:
 
     Args:
         args: Words of the command line, None for those of the process. ``--debug`` anywhere, or the variable
-            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes; ``--safe_imports PACKAGES`` anywhere lets options
-            name classes of these packages and of this one alone.
+            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes; ``--safe_imports NAMES`` anywhere lets options
+            name these classes and functions and this package's own alone.
 
     Raises:
         SystemExit: With 2 after a mistake on the command line or in a config file, 1 after one found later, 130 after
@@ -35,9 +46,9 @@ def main(args: list[str] | None = None) -> None:
     open_streams()
     with debug_mode("--debug" in words), output_is_written(), mistakes_in_one_sentence():
         _expect_text(words)
-        words, packages = _without_safe_imports([word for word in words if word != "--debug"])
-        with _imports_from(packages):
-            _run(words, partial(_imports_from, packages))
+        words, names = _without_safe_imports([word for word in words if word != "--debug"])
+        with _imports_of(names):
+            _run(words, partial(_imports_of, names))
 
 
 def _run(words: list[str], guard: Callable[[], AbstractContextManager[None]]) -> None:
@@ -86,51 +97,69 @@ def _expect_text(words: list[str]) -> None:
 
 
 def _without_safe_imports(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Returns the words without the option, and the packages that it was given, None if it is not there."""
-    kept, packages, rest = [], None, iter(words)
+    """Returns the words without the option, and the names that it was given, None if it is not there."""
+    kept, names, rest = [], None, iter(words)
     for word in rest:
         option, equals, value = word.partition("=")
-        if option != _SAFE_IMPORTS:
+        if option == _SAFE_IMPORTS:
+            names = (value if equals else next(rest, "")).split(",")
+        else:
             kept.append(word)
-            continue
-        packages = (value if equals else next(rest, "")).split(",")
-        if not all(name.isidentifier() for package in packages for name in package.split(".")):
-            exit_with(f"Expected packages after `{_SAFE_IMPORTS}`, as in `torch,my_package`, got {packages}.", 2)
-    return kept, packages
+    return kept, names
 
 
 @contextmanager
-def _imports_from(packages: list[str] | None) -> Iterator[None]:
-    """Refuses, while open, options that name what is not of the packages or of this one, before it is imported.
+def _imports_of(names: list[str] | None) -> Iterator[None]:
+    """Refuses, while open, options that name anything but these classes and functions and our own, before its import.
 
-    A function runs as soon as it is given arguments, whatever it does: it has to be named by itself.
+    Nothing is built where an option takes any value, as no class is expected there.
     """
-    if packages is None:
+    if names is None:
         yield
         return
-    from jsonargparse import _common, _typehints, _util, set_parsing_settings
+    from jsonargparse import _common, set_parsing_settings
 
-    former, typehints = dict(_common.parsing_settings), cast(Any, _typehints)
-    build = typehints.adapt_class_type
-
-    def build_class(value: Any, *args: Any, **kwargs: Any) -> Any:
-        path = value["class_path"]
-        found = _util.import_object(path)
-        if not isinstance(found, type) and not {path, _defined_as(found)} & set(packages):
-            raise _common.ImportDenied(f"Importing '{path}' is not allowed, as a function is no class")
-        return build(value, *args, **kwargs)
-
-    set_parsing_settings(import_path_denylist=["*", *_RUN_CODE], import_path_allowlist=["lightning_fed", *packages])
-    typehints.adapt_class_type = build_class
+    _make_working_folder_importable()
+    allowed = {**_own_classes(), **{name: _named(name) for name in names}}
+    allowed.update({f"{found.__module__}.{found.__qualname__}": found for found in list(allowed.values())})
+    # What is below an allowed class are its methods, which would run, such as one that loads a file.
+    methods = [f"{path}.{name}" for path, found in allowed.items() if isinstance(found, type) for name in dir(found)]
+    former = dict(_common.parsing_settings)
+    set_parsing_settings(
+        import_path_denylist=["*", *methods],
+        import_path_allowlist=list(allowed),
+        instantiate_subclass_spec_in_any=False,
+    )
     try:
         yield
     finally:
-        typehints.adapt_class_type = build
         _common.parsing_settings.update(former)
 
 
-def _defined_as(found: Any) -> str:
-    return f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
+def _own_classes() -> dict[str, Any]:
+    """Returns the classes that options may name anyway, by import path: our public ones and torch's optimizers."""
+    from torch import optim
+
+    rooms = [import_module(f"lightning_fed.{room}") for room in _OURS]
+    found = {f"{room.__name__}.{name}": getattr(room, name) for room in rooms for name in room.__all__}
+    classes = {path: part for path, part in found.items() if isinstance(part, type)}
+    optimizers = [kind for kind in vars(optim).values() if isinstance(kind, type) and issubclass(kind, optim.Optimizer)]
+    return {**classes, **{f"torch.optim.{kind.__name__}": kind for kind in optimizers}}
+
+
+def _named(path: str) -> Any:
+    """Imports a class or function that the user trusts."""
+    found = None
+    with suppress(ErrorDuringImport):
+        found = locate(path)
+    if not (callable(found) and hasattr(found, "__qualname__")):
+        what = "nothing that can be imported" if found is None else "none"
+        exit_with(
+            f"Expected whole names of classes and functions after `{_SAFE_IMPORTS}`, as in "
+            f"`torch.optim.SGD,my_file.MyModel`, got {path!r}, which is {what}.",
+            2,
+        )
+    return found
 
 
 def _hide_parser_deprecations() -> None:

@@ -280,8 +280,8 @@ def _wrong_class(parser: ArgumentParser, finding: _Finding) -> str:
         return f"Expected {option} to name one class, got {name!r}{where}; give its import path, one of {paths}."
     if finding.kind == "denied import":
         return (
-            f"Expected {option} to name a class of the packages that `--safe_imports` gives, got {name!r}{where}: add "
-            "its package there, or the whole name of a function, if you trust it."
+            f"Expected {option} to name a class of lightning_fed's or one that `--safe_imports` names, got "
+            f"{name!r}{where}: add it there if you trust it."
         )
     if finding.kind == "broken import":
         return (

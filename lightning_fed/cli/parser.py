@@ -10,7 +10,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_config_read_mode
 from jsonargparse._actions import ActionConfigFile, _ActionConfigLoad
 from jsonargparse._subcommands import find_action, is_branch_key
 from lightning.pytorch import LightningModule
@@ -26,6 +26,8 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["FederatedArgumentParser"]
+
+set_config_read_mode()  # files alone: Lightning lets a configuration be fetched from any address
 
 
 @contextmanager
@@ -82,6 +84,12 @@ def _null(error: Exception, built: Any, options: dict[str, Any]) -> FederatedErr
                 "value, or leave it out."
             )
     return None
+
+
+def _expect_no_pipe(path: str) -> None:
+    """Refuses a pipe or a device, whose reading may never end."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise FederatedError(f"Expected a file, got {path!r}, a pipe or a device: write what it gives into a file.")
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -141,6 +149,8 @@ class FederatedArgumentParser(LightningArgumentParser):
         """Parses words of the command line; a class that changes takes none of the former one's arguments."""
         with class_rules(), _mistakes_end(self):
             words = with_found_configs(own_words(sys.argv[1:] if args is None else args))
+            for word in words:
+                _expect_no_pipe(word.partition("=")[2] if word.startswith("-") else word)
             config: Namespace = super().parse_args(words, *more, **kwargs)
         return config
 
@@ -152,6 +162,8 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_path(self, cfg_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
         """Parses a configuration file, keeping its name for messages."""
+        with _mistakes_end(self):
+            _expect_no_pipe(str(cfg_path))
         self.open_files.append(str(cfg_path))
         try:
             parsed: Namespace = super().parse_path(cfg_path, *args, **kwargs)

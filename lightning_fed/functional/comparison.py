@@ -48,7 +48,7 @@ def paired_difference(
 
     Returns:
         The difference ``values - baseline``; its test has p = 0 where all differences are the same and not 0, and p = 1
-        where all values are those of the baseline.
+        where all values are those of the baseline, both but for a relative rounding of 1e-12.
     """
     from scipy import stats
 
@@ -57,8 +57,10 @@ def paired_difference(
     pairs, mean = len(differences), float(differences.mean()) if len(differences) else np.nan
     if pairs < 2 or not np.isfinite(mean):
         return PairedDifference(pairs, mean, unknown, unknown, np.nan)
-    if np.ptp(differences) <= 1e-12 * np.abs([*values, *baseline]).max():  # but for rounding all are the same
-        return PairedDifference(pairs, mean, (mean, mean), (mean, mean), 0.0 if mean else 1.0)
+    rounding = 1e-12 * np.abs([*values, *baseline]).max()
+    if np.ptp(differences) <= rounding:
+        p_value = 1.0 if np.abs(differences).max() <= rounding else 0.0
+        return PairedDifference(pairs, mean, (mean, mean), (mean, mean), p_value)
     low, high = stats.t.interval(coverage, pairs - 1, loc=mean, scale=stats.sem(differences))
     drawn = stats.bootstrap(
         (differences,), np.mean, n_resamples=_RESAMPLES, confidence_level=coverage, method="percentile",

@@ -1,4 +1,4 @@
-"""With ``--safe_imports`` no module is imported that is not of the packages given, wherever an option names it."""
+"""With ``--safe_imports`` options name our classes and those given alone; nothing else is imported."""
 
 import sys
 
@@ -6,7 +6,8 @@ import pytest
 
 from tests.parts import quick_first
 
-BASE = ("fit", "--model", "tests.cli.parts.Plain", "--data", "Digits", "--safe_imports", "torch,tests")
+NAMES = "tests.cli.parts.Plain,lightning.pytorch.callbacks.LambdaCallback"
+BASE = ("fit", "--model", "tests.cli.parts.Plain", "--data", "Digits", "--safe_imports", NAMES)
 FEDERATED = ("--data", "lightning_fed.data.FederatedDataModule")
 
 
@@ -42,8 +43,8 @@ WORDS = [
 @pytest.mark.parametrize(("words", "option"), quick_first(3, WORDS))
 def test_words(mistake, words, option):
     assert mistake(*BASE, *words) == (
-        f"Expected `--{option}` to name a class of the packages that `--safe_imports` gives, got 'untrusted.Thing': "
-        "add its package there, or the whole name of a function, if you trust it."
+        f"Expected `--{option}` to name a class of lightning_fed's or one that `--safe_imports` names, got "
+        "'untrusted.Thing': add it there if you trust it."
     )
 
 
@@ -70,39 +71,56 @@ def test_variables(mistake, monkeypatch):
     assert "got 'untrusted.Thing' in the variable PL_FIT__AGGREGATOR" in mistake(*BASE)
 
 
-@pytest.mark.parametrize("path", quick_first(2, ["torch.hub.load", "torch.os.system", "lightning_fed.cli.main.main"]))
-def test_what_an_allowed_package_holds_of_others_or_to_run_code(mistake, path):
-    assert "that `--safe_imports` gives" in mistake(*BASE, "--model.optimizer", path)
-
-
-CALLED = "[{class_path: LambdaCallback, init_args: {on_fit_start: {class_path: %s, init_args: {%s}}}}]"
-
-
 @pytest.mark.parametrize(
-    ("function", "given"),
+    "path",
     quick_first(
-        1,
+        3,
         [
-            ("torch.utils.collect_env.run", "command: touch made"),
-            ("torch.serialization.load", "f: made, weights_only: false"),
-            ("lightning_fed.core.files.write_atomically", "path: made, content: aGVsbG8="),
+            "torch.optim.lr_scheduler.StepLR",
+            "torch.optim.Adam.load_state_dict",
+            "lightning_fed.cli.main.main",
+            "torch.hub.load",
+            "lightning_fed.models.ImageClassifier.load_from_checkpoint",
+            "tests.cli.parts.Plain.load_from_checkpoint",
+            "lightning_fed.aggregators.fedavg.torch.load",
+            "lightning_fed.core.files.write_atomically",
         ],
     ),
 )
-def test_a_function_does_not_run_because_its_package_is_allowed(cli, mistake, function, given):
-    words = (*BASE[:-1], "torch,tests,lightning", "--trainer.callbacks", CALLED % (function, given))
-    assert f"got '{function}': add its package there, or the whole name of a function" in mistake(*words)
+def test_what_is_not_named_as_a_whole(mistake, path):
+    assert "that `--safe_imports` names" in mistake(*BASE, "--model.optimizer", path)
+
+
+CALLED = "[{class_path: LambdaCallback, init_args: {on_fit_start: %s}}]"
+
+
+@pytest.mark.parametrize("given", ["{class_path: %s, init_args: {command: touch made}}", "%s"])
+def test_a_function_is_refused_unless_it_is_named(cli, mistake, given):
+    callback = CALLED % (given % "torch.utils.collect_env.run")
+    said = mistake(*BASE, "--trainer.callbacks", callback)
+    assert "got 'torch.utils.collect_env.run': add it there" in said
     assert not (cli.folder / "made").exists()
-
-
-def test_a_function_that_is_named_is_allowed(cli):
-    words = "--safe_imports=torch,tests,lightning,torch.utils.collect_env.run", "--print_config"
     with pytest.raises(SystemExit, match="0"):
-        cli.run(*words, "--trainer.callbacks", CALLED % ("torch.utils.collect_env.run", "command: ls"))
+        cli.run(
+            f"--safe_imports={NAMES},torch.utils.collect_env.run", "--print_config", "--trainer.callbacks", callback
+        )
+
+
+@pytest.mark.parametrize("option", ["targets", "users"])
+def test_nothing_is_built_where_any_value_may_stand(cli, option):
+    """An option without a type took any class that was allowed, with any arguments."""
+    cli.file("made.py", "class Made:\n    def __init__(self):\n        open('made', 'w').close()\n")
+    words = ("--model", "tests.cli.parts.Plain", *FEDERATED, f"--safe_imports={NAMES},made.Made")
+    with pytest.raises(SystemExit):
+        cli.run(*words, f"--data.{option}", "{class_path: made.Made}", "--data.source", "nothing")
+    cli.run(*words, f"--data.{option}", "{class_path: made.Made}")
+    assert not (cli.folder / "made").exists()
+    sys.modules.pop("made", None)
 
 
 def test_what_is_allowed(cli):
-    assert cli.run("--safe_imports=torch,tests", "--model.optimizer", "torch.optim.Adam", "--aggregator", "FedAvgM")
+    assert cli.run(f"--safe_imports={NAMES}", "--model.optimizer", "torch.optim.Adam", "--aggregator", "FedAvgM")
+    assert cli.run(f"--safe_imports={NAMES}", "--model.optimizer", "Adam", "--trainer.callbacks", "UpdateAgreement")
 
 
 def test_one_command_says_nothing_about_the_next(cli, mistake):
@@ -111,8 +129,13 @@ def test_one_command_says_nothing_about_the_next(cli, mistake):
 
 
 @pytest.mark.parametrize("words", [["--safe_imports"], ["--safe_imports="], ["--safe_imports", "a-b,c"]])
-def test_packages_that_are_none(mistake, words):
-    assert mistake("fit", *words).startswith("Expected packages after `--safe_imports`, as in `torch,my_package`, got ")
+def test_names_that_are_none(mistake, words):
+    assert mistake("fit", *words).startswith("Expected whole names of classes and functions after `--safe_imports`, ")
+
+
+@pytest.mark.parametrize("name", ["torch", "torch.optim", "torch.no_such", "no_such.Thing", "torch.float32"])
+def test_packages_and_what_is_not_there_are_refused(mistake, name):
+    assert f"got '{name}', which is" in mistake("fit", "--safe_imports", f"tests.cli.parts.Plain,{name}")
 
 
 def test_a_configuration_cannot_allow_itself(cli, mistake):

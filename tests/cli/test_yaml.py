@@ -1,5 +1,7 @@
 """YAML that is surely a mistake is refused, each file for itself, and a sentence names the file that it stands in."""
 
+import os
+
 import pytest
 import yaml
 
@@ -170,3 +172,29 @@ def test_a_default_of_lightnings_that_is_no_plain_word(cli):
     words = ("--trainer.callbacks", "lightning.pytorch.callbacks.Timer", "--trainer.callbacks.duration", "00:00:01:00")
     (timer,) = yaml.safe_load(yaml.safe_dump(cli.config(*words)))["trainer"]["callbacks"]
     assert timer["init_args"]["interval"] == "step"
+
+
+@pytest.mark.parametrize("words", [("--config",), ("--trainer",), ("--weights",)])
+def test_a_pipe_is_refused_and_not_waited_for(cli, mistake, words):
+    os.mkfifo(cli.folder / "pipe")
+    assert mistake("fit", "--model", "Plain", "--data", "Digits", *words, "pipe").startswith(
+        "Expected a file, got 'pipe', "
+    )
+
+
+def test_a_pipe_in_a_variable_is_refused_too(cli, mistake, monkeypatch):
+    os.mkfifo(cli.folder / "pipe")
+    monkeypatch.setenv("PL_FIT__CONFIG", "pipe")
+    assert mistake("fit", "--model", "Plain", "--data", "Digits").startswith("Expected a file, got 'pipe', ")
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3", "github"])
+def test_no_configuration_is_fetched(mistake, scheme):
+    said = mistake("fit", "--config", f"{scheme}://127.0.0.1:9/x.yaml")
+    assert said.startswith(f"Expected `--config` to name a file, got '{scheme}://")
+
+
+def test_no_seed_is_one_sentence(cli, mistake):
+    file = cli.file("null.yaml", "seed_everything: null\n")
+    said = mistake("fit", "--model", "Plain", "--data", "Digits", "--config", file, code=1)
+    assert said == "Expected `--seed_everything` to be in [0, 4294967295], got null."

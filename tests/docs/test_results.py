@@ -61,3 +61,42 @@ def test_what_is_rounded_otherwise_is_told() -> None:
     assert is_rounded(("63.7", "7.62"), exact, 100)
     assert not any(is_rounded(words, exact, 100) for words in (("63.8", "7.6"), ("63.7", "7.7"), ("63.74", "7.63")))
     assert is_rounded(("−0.5", "−0.76", "+0.30"), ["-0.005", "-0.0076", "0.003"], 100)
+
+
+def gains() -> Iterator[tuple[str, bool, bool]]:
+    """Yields each cell with a published gain: its table, whether ours excludes that gain, and whether it excludes 0."""
+    for path in sorted(RESULTS.rglob("table.csv")):
+        rows = list(csv.DictReader(path.open()))
+        axes = list(rows[0])[: list(rows[0]).index("seeds")]
+        for row in rows:
+            if not (row["difference"] and row["published"] and row["t_low"]):
+                continue
+            others = [one for one in rows if not one["difference"] and one["published"] and one["mean"]]
+            others = [one for one in others if one["statistic"] == row["statistic"] and one["metric"] == row["metric"]]
+            base = max(others, key=lambda one: sum(one[name] == row[name] for name in axes), default=None)
+            if base is None or float(base["mean"]) <= 0.2:  # at chance
+                continue
+            gain = float(row["published"]) - float(base["published"])
+            low, high = float(row["t_low"]), float(row["t_high"])
+            yield path.parent.name, not low <= gain <= high, not low <= 0 <= high
+
+
+def test_cells_that_exclude_neither_0_nor_the_papers_gain_are_called_undecided() -> None:
+    page, cells = (RESULTS / "index.md").read_text(), list(gains())
+    undecided = [table for table, without_gain, without_zero in cells if not (without_gain or without_zero)]
+    assert f"Of {len(cells)} cells with a published gain" in page
+    assert f"{len(undecided)} have a\n95 % interval that holds both 0 and the paper's gain" in page
+    verdicts = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| ")]
+    for table in {table for table, *_ in cells}:
+        of_table = [without_gain or without_zero for name, without_gain, without_zero in cells if name == table]
+        if sum(of_table) < len(of_table) / 2:  # most are undecided
+            number = re.fullmatch(r"table(\d+).*", table)
+            claims = [
+                (claim, word)
+                for claim, word in verdicts
+                if number and f"Table {number[1]}" in claim and "GMA" not in claim
+            ]
+            assert any("undecided" in word for _, word in claims), (table, claims)
+            assert not any(
+                word.strip() == "does not hold in our runs" and "mask gains" in claim for claim, word in claims
+            )

@@ -403,20 +403,6 @@ def run_on(first: Any, rounds: int, **options: Any) -> Any:
     return trainer
 
 
-@pytest.mark.parametrize(("note", "engine"), [("", "sequential"), ("engine vectorized, chunk_size 10", "vectorized")])
-def test_a_run_of_a_former_version_keeps_the_engine_that_it_had(tmp_path: Path, note: str, engine: str) -> None:
-    """Its checkpoints name none: it was the default of then, or what `auto` has written below the config."""
-    first = run(tmp_path, Model, max_rounds=1, enable_checkpointing=True, logger=[], name="run").trainer
-    path = first.run.checkpoints / "last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    for name in ("engine", "memory_format", "seal"):
-        del checkpoint["federated"][name]
-    torch.save(checkpoint, path)
-    if note:
-        (first.run.path / "config.yaml").write_text(f"trainer: {{}}\n# engine chosen by auto: {note}\n")
-    assert run_on(first, 2).engine_choice["engine"] == engine
-
-
 def test_a_damaged_name_of_an_engine_is_told_in_a_sentence(tmp_path: Path) -> None:
     first = run(tmp_path, Model, max_rounds=1, enable_checkpointing=True, logger=[], name="run").trainer
     path = first.run.checkpoints / "last.ckpt"

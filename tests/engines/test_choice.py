@@ -94,7 +94,9 @@ REFUSED = {
     "optimizer": (
         lambda: Model(optimizer=lambda m: torch.optim.Adafactor(m.parameters())), [], {}, "Adafactor is not known",
     ),
-    "LBFGS": (lambda: Model(optimizer=lambda m: torch.optim.LBFGS(m.parameters())), [], {}, "LBFGS is not known"),
+    "LBFGS": (
+        lambda: Model(optimizer=lambda m: torch.optim.LBFGS(m.parameters(), lr=0.1)), [], {}, "LBFGS is not known",
+    ),
 }  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def test_no_client_and_no_step_waits_or_copies(
     tmp_path: Path, net: Callable[[], nn.Module], side: int, method: str, engine: str
 ) -> None:
     few, weights = a_round(tmp_path, net, engine, METHODS[method](), side=side)
-    assert few["wait"] <= 3
+    assert few["wait"] <= 4  # the last to see that `Rounds` wrote nothing to the module
     # A pass over all data of many clients sends its own rows, and who is in which lane.
     passes = {"FedGA, a mask": 2, "FedGMA": 3} if engine == "vectorized" else {}
     assert few["to"] <= 1 + passes.get(method, 0)

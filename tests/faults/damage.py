@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.layout import seal_of
 from tests.faults.counts import Counts, Outcome
 from tests.faults.tiny import beside_a_whole_run, fit, is_sentence, same, versions
 
@@ -64,6 +65,11 @@ def lose_a_line(path: Path, chance: random.Random) -> None:
     path.write_bytes(b"".join(lines))
 
 
+def exchange(path: Path, chance: random.Random) -> None:
+    """Puts the whole file of another client or round at its place."""
+    path.write_bytes(chance.choice(sorted(path.parent.iterdir())).read_bytes())
+
+
 def places_in(value: Any, most: int = 4) -> list[list[Any]]:
     """The keys that lead to each part of a checkpoint."""
     if not isinstance(value, dict) or not most:
@@ -90,7 +96,7 @@ def rename_records(path: Path, chance: random.Random) -> None:
     checkpoint = torch.load(path, weights_only=True)
     files = checkpoint["federated"]["client_states"]
     files[chance.randrange(len(files))] = chance.choice(NAMES)
-    del checkpoint["federated"]["seal"]  # as somebody would who forges it
+    checkpoint["federated"]["seal"] = seal_of(checkpoint)  # as somebody would who forges it
     torch.save(checkpoint, path)
 
 
@@ -101,7 +107,7 @@ TARGETS: dict[str, tuple[Callable[[Path, random.Random], None], ...]] = {
     "checkpoints/best.ckpt": (*ANY, rewrite),
     "metrics.csv": (*ANY, lose_a_line),
     "run.json": (*ANY, lose_a_line),
-    "client_states/SCAFFOLD/*.npy": ANY,
+    "client_states/SCAFFOLD/*.npy": (*ANY, exchange, exchange, exchange),
 }
 
 

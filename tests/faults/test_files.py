@@ -19,7 +19,7 @@ from lightning_fed.core.files import WriteError, append_whole, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import read_checkpoint
 from lightning_fed.runs.folder import read_run
-from lightning_fed.runs.layout import expect_layout
+from lightning_fed.runs.layout import expect_layout, seal_of
 from lightning_fed.runs.lock import RunLock, remove_leftovers
 from tests.faults import damage, disks, kills
 from tests.faults.tiny import ROUNDS, fit, same, versions
@@ -129,7 +129,7 @@ def test_names_in_a_checkpoint_leave_no_folder(begun: Path, name: str) -> None:
     last = begun / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(last, weights_only=True)
     checkpoint["federated"]["client_states"].append(name)
-    del checkpoint["federated"]["seal"]  # as somebody would who forges it
+    checkpoint["federated"]["seal"] = seal_of(checkpoint)  # as somebody would who forges it
     torch.save(checkpoint, last)
     before = sorted(begun.parents[1].rglob("*"))
     with pytest.raises(FederatedError, match="KEY/CLIENT-VERSION"):
@@ -153,7 +153,7 @@ def test_names_that_would_be_removed_leave_no_folder(tmp_path: Path) -> None:
     (state,) = (state for key, state in checkpoint["callbacks"].items() if key.startswith("ModelCheckpoint"))
     forged = str(last.parent / ".." / ".." / ".." / ".." / "precious.ckpt")
     state.update(best_k_models=dict.fromkeys([forged, str(last)], torch.tensor(9.0)), kth_best_model_path=forged)
-    del checkpoint["federated"]["seal"]
+    checkpoint["federated"]["seal"] = seal_of(checkpoint)
     torch.save(checkpoint, last)
     with pytest.raises(FederatedError, match=r"name checkpoints in .*precious"):
         keeps_two(5, ckpt_path="last")

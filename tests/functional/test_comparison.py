@@ -88,3 +88,9 @@ def test_ranks_by_hand() -> None:
     assert average_ranks(values) == pytest.approx([2, 5.5 / 3, 6.5 / 3])
     assert average_ranks(values[:, 1:2], lower_is_better=True) == pytest.approx([3, 1.5, 1.5])
     assert np.isnan(average_ranks(values[:, :0])).all()
+
+
+def test_a_difference_of_rounding_is_none() -> None:
+    values = [0.1 + 0.2, 0.1 + 0.2, 0.1 + 0.2]
+    assert paired_difference(values, [0.3] * 3).p_value == 1.0
+    assert paired_difference([0.31] * 3, [0.3] * 3).p_value == 0.0

@@ -29,7 +29,6 @@ class Shakes(FederatedCallback):
     def _shake(self, trainer: Any, *args: Any) -> None:
         self.drawn.append(draw())
         trainer.weights.add_(self.drawn[-1])
-        trainer.train_state.load_global_model()
 
 
 class ShakesItself(Classifier):
@@ -39,7 +38,6 @@ class ShakesItself(Classifier):
         amount = draw()
         self.log("amount", amount)
         self.trainer.weights.add_(amount)
-        self.trainer.train_state.load_global_model()
 
 
 def fit(folder: Path, rounds: int, module: Classifier, *callbacks: FederatedCallback) -> Classifier:
