@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.core.devices import wide_dtype
+from lightning_fed.core.devices import same_values, wide_dtype
 from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.errors import FederatedError
 
@@ -104,7 +104,7 @@ class FrozenParameters:
         if marks == self._marks and not keeps:
             return
         norms = _norms(frozen.values())
-        if marks == self._marks and torch.equal(norms, self._norms):
+        if marks == self._marks and same_values(norms, self._norms):
             return
         self._marks, self._norms, self._looked = marks, norms, False
         self._copies = {name: p.detach().to("cpu", copy=True) for name, p in frozen.items() if keeps}
@@ -118,8 +118,9 @@ class FrozenParameters:
         # What is written to `.data` leaves no other mark than the values; of many they are looked at once.
         if self._copies or not self._looked:
             norms = _norms(live[name] for name in self._marks if name in live)
-            if len(norms) == len(self._norms) and not torch.equal(norms, self._norms):
-                found.update(name for name, same in zip(self._marks, norms == self._norms, strict=True) if not same)
+            if len(norms) == len(self._norms) and not same_values(norms, self._norms):
+                same = torch.isclose(norms, self._norms, rtol=0.0, atol=0.0, equal_nan=True)
+                found.update(name for name, is_same in zip(self._marks, same, strict=True) if not is_same)
         self._looked = True
         return {name: self._copies.get(name) for name in self._marks if name in found}
 
@@ -186,7 +187,7 @@ class GlobalBuffers:
         self.frozen.start_round(self.values)
         for name, place in self.live.places.items():
             value, now = self.values[name], _held(*place)
-            if isinstance(now, nn.Parameter) and not torch.equal(now.detach(), value.to(now.dtype)):
+            if isinstance(now, nn.Parameter) and not same_values(now.detach(), value.to(now.dtype)):
                 value.copy_(now.detach())
 
     def take_in_moved(self) -> dict[str, Tensor]:
@@ -254,7 +255,7 @@ class GlobalBuffers:
         places = {name: self.live.places[name] for name in update.buffers}
         loose = [name for name, (owner, key) in places.items() if key in owner._non_persistent_buffers_set]
         self.unsent = {
-            name for name in loose if torch.equal(self.values[name], update.buffers[name].to(self.values[name]))
+            name for name in loose if same_values(self.values[name], update.buffers[name].to(self.values[name]))
         }
         for name, value in update.buffers.items():
             self.values[name].copy_(value)

@@ -137,7 +137,7 @@ class StepProbe:
     def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""
         vector = self.state.vector
-        coarse = 0.1 if vector.dtype in (torch.bfloat16, torch.float16) else 1e-2
+        coarse = 0.1 if "16" in str(self.step.precision.precision) else 1e-2
         vector.zero_grad()
         self._loss_alone().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         vector.collect_gradients()

@@ -131,6 +131,8 @@ def read_run(path: Path) -> RunFolder:
     Raises:
         OSError, ValueError, TypeError: If it is not one, or its ``run.json`` is damaged.
     """
+    if not (path / "run.json").is_file():  # a device or a pipe may never end
+        raise OSError("its run.json is no file")
     facts = dict(json.loads((path / "run.json").read_text()))
     if facts.pop("crc32", None) not in (None, _crc32(facts)):  # one that was written by hand has none
         raise ValueError("it has been changed or damaged")

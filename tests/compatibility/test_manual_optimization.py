@@ -1,7 +1,9 @@
 """Modules that step their optimizers by themselves end with Lightning's weights, and what needs more is refused."""
 
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -10,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader
 
 from lightning_fed.aggregators import CGW, FedNova
 from lightning_fed.callbacks.diagnostics import GradientDissimilarity
 from lightning_fed.client_algorithms import FedGA, FedProx, StatelessSCAFFOLD
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import ClientSampler
-from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, train_both
+from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, points, train_both
 
 
 class Manual(Classifier):
@@ -244,3 +247,26 @@ def test_a_resumed_run_goes_on(tmp_path, make):
     resumed = go(tmp_path / "twice", 2, ckpt_path=str(next((tmp_path / "twice").rglob("last.ckpt"))))
     for name, value in go(tmp_path / "once", 2).items():
         assert torch.equal(resumed[name], value), name
+
+
+def test_each_step_of_a_batch_sees_the_weights_of_the_last_in_mixed_precision(tmp_path: Path) -> None:
+    """Autocast keeps its casts of the weights within one `training_step`, over several steps of the optimizer."""
+
+    class FourSteps(Manual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            self.losses = []
+            for _ in range(4):
+                optimizer.zero_grad()
+                loss = self.loss(batch)
+                self.manual_backward(loss)
+                optimizer.step()
+                self.losses.append(loss.item())
+
+    ours, theirs = built(FourSteps), built(FourSteps)
+    trainer = federated_trainer(tmp_path, precision="bf16-mixed", max_rounds=1, local_steps=1)
+    trainer.fit(ours, federated_data(8, dataset=points(8)))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    pl.Trainer(accelerator="cpu", precision="bf16-mixed", max_epochs=1, **quiet).fit(theirs, DataLoader(points(8), 8))
+    assert len(set(ours.losses)) == 4
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-3)

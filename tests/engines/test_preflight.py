@@ -298,3 +298,26 @@ def test_a_resumed_run_is_checked_again(tmp_path):
     trainer.fit(Model(), data(), ckpt_path=str(trainer.run.checkpoints / "last.ckpt"))
     assert trainer.engine_choice["engine"] == "sequential"
     assert ends.called
+
+
+class Frozen(Model):
+    """Has a frozen parameter, which may hold anything."""
+
+    def __init__(self, value: float = float("nan")) -> None:
+        super().__init__()
+        self.fr = nn.Parameter(torch.full((2,), value), requires_grad=False)
+
+
+def test_a_frozen_parameter_of_nan_is_not_moved(tmp_path):
+    assert train(tmp_path, Frozen, "vectorized").trainer.engine_choice["engine"] == "vectorized"
+
+
+def test_many_at_once_in_mixed_precision_agree_with_one_alone(tmp_path):
+    """The bound is that of the precision: rounding alone was taken for another gradient."""
+
+    def deep() -> Model:
+        torch.manual_seed(3)
+        wide = [part for _ in range(8) for part in (nn.Linear(256, 256), nn.ReLU())]
+        return Model(nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), *wide, nn.Linear(256, CLASSES)))
+
+    assert train(tmp_path, deep, "vectorized", precision="bf16-mixed").trainer.engine_choice["engine"] == "vectorized"

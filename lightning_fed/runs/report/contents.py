@@ -33,9 +33,11 @@ def config_differences(methods: Sequence[Method]) -> list[list[str]]:
 
 
 def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # a run from Python has none, and a device or a pipe may never end
+        return {}
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # a run from Python has none, and what is damaged says nothing
+    except (OSError, ValueError, yaml.YAMLError):  # what is damaged says nothing
         return {}
     return config if isinstance(config, dict) else {}
 

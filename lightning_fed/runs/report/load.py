@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, read_rows, read_run
+from lightning_fed.runs.report.text import one_line
 
 __all__ = ["Columns", "Method", "MeasuredRun", "group_runs", "load_runs", "read_metrics"]
 
@@ -45,7 +46,8 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
     for path in _run_folders(folders):
         try:
             run = read_run(path)
-            runs.append(MeasuredRun(**vars(run), columns=read_metrics(run.metrics)))
+            shown = {"label": one_line(run.label), "name": one_line(run.name)}
+            runs.append(MeasuredRun(**{**vars(run), **shown}, columns=read_metrics(run.metrics)))
         except (OSError, ValueError, TypeError) as error:
             notes.append(f"Left out {path}, which cannot be read ({type(error).__name__}: {error}).")
     measured = [run for run in runs if run.columns]
@@ -97,7 +99,7 @@ def read_metrics(path: Path) -> Columns:
         for name, cell in row.items():
             with suppress(ValueError):  # an empty cell was not measured
                 columns.setdefault(name, {})[at] = float(cell)
-    return {name: dict(sorted(values.items())) for name, values in columns.items()}
+    return {one_line(name): dict(sorted(values.items())) for name, values in columns.items()}
 
 
 def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:

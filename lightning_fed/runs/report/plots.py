@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lightning_fed.runs.report.budgets import spent
 from lightning_fed.runs.report.load import Method
 from lightning_fed.runs.report.tables import is_share
+from lightning_fed.runs.report.text import no_mathematics
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -98,7 +99,7 @@ def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str
     handles: dict[str, Artist] = {}
     for ((title, metric), methods), axes in zip(panels.items(), grid, strict=False):
         banded |= _panel(axes, methods, metric, x)
-        axes.set_title(fill(title, int(10 * wide)), fontsize="medium")
+        axes.set_title(no_mathematics(fill(title, int(10 * wide))), fontsize="medium")
         lines, labels = axes.get_legend_handles_labels()
         handles = {**dict(zip(labels, lines, strict=True)), **handles}
     for axes in grid:
@@ -132,7 +133,7 @@ def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: 
         linewidth=1.6,
         marker="o" if len(x) <= 20 else None,
         markersize=3.5,
-        label=f"{method.label} ({seeds} seed{'s' if seeds > 1 else ''})",
+        label=no_mathematics(f"{method.label} ({seeds} seed{'s' if seeds > 1 else ''})"),
         zorder=3,
     )
     if std is not None:
@@ -144,8 +145,8 @@ def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: 
 def _label(axes: Axes, y_label: str, x: str) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    axes.set_xlabel(X_LABELS.get(x, x))
-    axes.set_ylabel(y_label)
+    axes.set_xlabel(no_mathematics(X_LABELS.get(x, x)))
+    axes.set_ylabel(no_mathematics(y_label))
     if x in X_UNITS:
         axes.xaxis.set_major_formatter(EngFormatter(unit=X_UNITS[x]))
     elif x == "round":

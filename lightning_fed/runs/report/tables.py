@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from lightning_fed.core.files import write_atomically
 from lightning_fed.runs.report.load import MeasuredRun, Method
 from lightning_fed.runs.report.statistics import LAST, lower_is_better, run_statistic
+from lightning_fed.runs.report.text import no_formula
 
 __all__ = [
     "Row",
@@ -157,5 +158,5 @@ def write_csv(rows: Sequence[Row], metric: str, path: Path) -> None:
     for row in rows:
         summaries = row.summaries().values()
         cells = [cell for s in summaries for cell in ((s.mean, s.std) if s.found is None else (None, None))]
-        writer.writerow([metric, row.method, row.seeds, max(row.last_rounds), *cells])
+        writer.writerow([metric, no_formula(row.method), row.seeds, max(row.last_rounds), *cells])
     write_atomically(path, text.getvalue().encode(), "--output")

@@ -178,6 +178,8 @@ def _write(path: Path, axes: Sequence[str], rows: Iterable[Mapping[str, str]]) -
 def _read(path: Path, expected: Sequence[str]) -> list[dict[str, str]]:
     """Reads whole rows; empty cells, which stand for nothing, are left out."""
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no file")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FederatedError(f"Expected the results of a study in {path}, which cannot be read ({error}).") from error
