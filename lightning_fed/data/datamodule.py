@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.data.adapters.clients import DEFAULT_CLIENTS, ClientDatasets
-from lightning_fed.data.adapters.modules import SourceModule
+from lightning_fed.data.adapters.modules import SourceModule, is_datamodule
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
 from lightning_fed.data.description import Divided, name_skew, name_targets
@@ -98,6 +98,16 @@ class FederatedDataModule(LightningDataModule):
         source: LightningDataModule | None = None,
     ) -> None:
         super().__init__()
+        if is_datamodule(train_dataset):
+            raise FederatedError(
+                f"Expected `train_dataset` to be a data set, got the data module {type(train_dataset).__name__}: give "
+                "it as `source=`."
+            )
+        if source is not None and not is_datamodule(source):
+            raise FederatedError(
+                f"Expected `--data.source` to be a LightningDataModule, got {type(source).__name__}: give loaders to "
+                "`fit(model, train_dataloaders=...)`, and a data set as `train_dataset`."
+            )
         expect_count("--data.eval_batch_size", eval_batch_size)
         for name, count, least in (
             ("num_clients", num_clients, 1), ("batch_size", batch_size, 1), ("num_workers", num_workers, 0),

@@ -126,6 +126,8 @@ class RoundLoop:
             self._seed(at=2)
             if update.num_clients:
                 self._step_server(update)
+            elif cohort.clients and not self.engine.divergence.clients and self.options.local.work is None:
+                self._expect_training()
             self.state.load_global_model()
             self._count(cohort, update, trained)
             self._note(self.recorder.compute())
@@ -137,6 +139,14 @@ class RoundLoop:
             if update.num_clients:  # else what they monitor of clients is of another round, or not there yet
                 trainer.hooks("on_train_epoch_end", module=False, monitors=True)
         self._finish_round(started)
+
+    def _expect_training(self) -> None:
+        """Refuses a module that none of its clients has trained by now, though nothing kept them from it."""
+        if not self.state.steps_before_round:
+            raise FederatedError(
+                f"Expected `training_step` of {type(self.module).__name__} to return a loss, but no client has taken a "
+                "step: a module that steps its optimizers by itself sets `automatic_optimization = False`."
+            )
 
     def _is_users(self, hook: str) -> bool:
         """Says whether code of the user's own runs in a hook between clients."""

@@ -15,9 +15,11 @@ from lightning.pytorch.demos.boring_classes import (
 )
 from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
     DataLoader,
     IterableDataset,
+    RandomSampler,
     Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -395,3 +397,27 @@ def test_a_data_module_of_the_other_package(tmp_path) -> None:
     trainer.fit(model, Other())
     assert trainer.client_sizes.tolist() == [4] * 10
     assert torch.isclose(torch.cat(model.seen).sum(), 2 * points(40).tensors[0].sum(), atol=1e-4)
+
+
+class Episodes(BatchSampler):
+    """Chooses the samples of a batch by itself."""
+
+
+def test_a_batch_sampler_of_ones_own_is_refused(tmp_path) -> None:
+    loader = DataLoader(points(40), batch_sampler=Episodes(RandomSampler(range(40)), 4, False))
+    with pytest.raises(FederatedError, match="got its own Episodes, which would choose over all clients"):
+        federated_trainer(tmp_path).fit(Classifier(), loader)
+
+
+def test_what_is_no_data_module_is_no_source() -> None:
+    with pytest.raises(FederatedError, match="`--data.source` to be a LightningDataModule, got DataLoader"):
+        FederatedDataModule(source=DataLoader(points(8)))
+    with pytest.raises(FederatedError, match="got the data module LightningDataModule: give it as `source=`"):
+        FederatedDataModule(pl.LightningDataModule())
+
+
+def test_a_number_of_clients_that_data_sets_replace_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        data = FederatedDataModule(ClientDatasets([points(4) for _ in range(4)]), num_clients=10)
+        assert data.split.num_clients == 4
+    assert "Clients: 4, one for each data set, instead of `--data.num_clients` 10." in caplog.text

@@ -115,3 +115,14 @@ def test_a_forked_child_that_goes_on_to_train_writes_no_row(tmp_path: Path) -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     with (tmp_path / "run" / "version_0" / "metrics.csv").open() as file:
         assert [row["round"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
+
+
+def test_a_module_that_steps_its_optimizer_unasked_is_told_what_to_set(tmp_path: Path) -> None:
+    """Every batch was skipped, and the run ended as done with the model that it began with."""
+
+    class Steps(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.optimizers().step()
+
+    with pytest.raises(FederatedError, match="no client has taken a step: .* `automatic_optimization = False`"):
+        federated_trainer(tmp_path, max_rounds=3).fit(built(Steps), federated_data(12, 9))

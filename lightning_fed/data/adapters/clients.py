@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_fed.data.inspection import find_conversion, find_targets, find_tensors
@@ -75,6 +76,10 @@ class ClientDatasets(Dataset[Any]):
             raise FederatedError(
                 f"Expected `--data.num_clients` to be that of the clients' data sets, {self.num_clients}, got {asked}: "
                 "leave it out, or give a `--data.partitioner`, which splits them all together anew."
+            )
+        if asked not in (None, self.num_clients):  # the default, or the same number given
+            rank_zero_info(
+                f"Clients: {self.num_clients}, one for each data set, instead of `--data.num_clients` {asked}."
             )
         return self.num_clients
 

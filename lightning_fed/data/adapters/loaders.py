@@ -92,7 +92,11 @@ def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
     size, drop_last = getattr(batches, "batch_size", None), bool(getattr(batches, "drop_last", False))
     sampler = getattr(batches, "sampler", None)
     if type(batches) is not BatchSampler:
-        sampler = batches
+        raise FederatedError(
+            f"Expected the training loader of {owner} to make batches by `batch_size`, got its own "
+            f"{type(batches).__name__}, which would choose over all clients: give the data set with a "
+            "`--data.batch_size`, or each client's samples as a data set of its own whose samples are such batches."
+        )
     loading = Loading().changed(
         batch_size=size if isinstance(size, int) else None,
         # A loader of the default one has it as its own.
