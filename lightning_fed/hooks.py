@@ -51,6 +51,8 @@ ONCE_A_ROUND: dict[str, frozenset[str]] = {
     "WeightAveraging": frozenset({"on_train_batch_end"}),
     # What its `on_fit_start` restores of a checkpoint lacks the hyper-parameters and what is frozen by then.
     "BaseFinetuning": frozenset({"setup", "on_fit_start", "on_train_epoch_start"}),
+    # Its `teardown` removes the file, which Lightning does not call after a failure.
+    "OnExceptionCheckpoint": frozenset({"teardown"}),
     "LearningRateMonitor": frozenset({"on_train_start", "on_train_batch_start", "on_train_epoch_start"}),
     "DeviceStatsMonitor": frozenset(
         {"setup", *(f"on_{stage}_batch_{at}" for stage in ("train", "validation", "test") for at in ("start", "end"))}

@@ -71,7 +71,9 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
         probe = StepProbe(state, options, variables)
         if probe.expect_stackable() and automatic:
             raise CannotStack("the model draws random numbers, which would be others for many clients at once")
-        size = options.chunk_size or min(own_share(state), LARGEST_CHUNK, probe.lanes_that_fit())
+        # A resumed run goes on with its chunks: other ones would draw other random numbers.
+        kept = (state.engine_choice or {}).get("chunk_size")
+        size = options.chunk_size or kept or min(own_share(state), LARGEST_CHUNK, probe.lanes_that_fit())
         if options.compile_mode is not None:
             probe.expect_compilable(options.compile_mode, by_tracing=not automatic)
         apart = _apart(probe, options, hooks)

@@ -22,6 +22,7 @@ from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.consistency import expect_same_data, share_model
 from lightning_fed.distributed.logs import sync_metrics
 from lightning_fed.errors import FederatedError
+from lightning_fed.hooks import is_stock
 from lightning_fed.runs.checkpoints import read_checkpoint, records_of_checkpoints
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.layout import expect_layout
@@ -60,6 +61,9 @@ def attached(
             yield
             trainer.processes.exchange(None, "end")
         trainer.state.status = TrainerStatus.FINISHED
+        for callback in trainer.callbacks:
+            if is_stock(callback, "OnExceptionCheckpoint"):
+                callback.teardown(cast(Any, trainer), model, str(fn.value))
     except BaseException as raised:
         trainer.state.status = TrainerStatus.INTERRUPTED
         error = _exit_refused(trainer, raised) if isinstance(raised, SystemExit) else raised

@@ -14,8 +14,10 @@ from torch.nn import functional as F
 from lightning_fed.client_algorithms import ClientAlgorithm, FedProx
 from lightning_fed.engines import SequentialEngine, choice
 from lightning_fed.engines.automatic import AutomaticEngine, rule
+from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
+from lightning_fed.trainer import FederatedTrainer
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train
 
 
@@ -202,3 +204,18 @@ def test_a_gpu_that_is_started_meanwhile_draws_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: None)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
     assert train(tmp_path, StartsGPU, "auto", precision="32-true").trainer.engine_choice["engine"] == "vectorized"
+
+
+def test_a_resumed_run_keeps_its_chunks_whatever_the_memory(tmp_path, monkeypatch):
+    options = {"enable_checkpointing": True, "logger": [], "name": "run", "datamodule": data(sizes=(8,) * 6)}
+    monkeypatch.setattr(StepProbe, "lanes_that_fit", lambda probe: 2)
+    first = train(tmp_path, Model, "vectorized", max_rounds=1, **options).trainer
+    assert first.engine_choice["chunk_size"] == 2
+    monkeypatch.setattr(StepProbe, "lanes_that_fit", lambda probe: 5)
+    assert train(tmp_path / "other", Model, "vectorized", **options).trainer.engine_choice["chunk_size"] == 5
+    trainer = FederatedTrainer(
+        "cpu", default_root_dir=str(tmp_path), name="run", seed=1, max_rounds=2, logger=[], engine="vectorized",
+        precision="64-true", enable_progress_bar=False,
+    )  # fmt: skip
+    trainer.fit(Model(), options["datamodule"], ckpt_path=str(first.run.checkpoints / "last.ckpt"))
+    assert trainer.engine_choice["chunk_size"] == 2
