@@ -1,5 +1,6 @@
 """Files of a run damaged in many ways: it then goes on right, or says in a sentence why it does not."""
 
+import os
 import random
 import shutil
 import warnings
@@ -59,6 +60,16 @@ def lose_a_block(path: Path, chance: random.Random) -> None:
     path.write_bytes(content)
 
 
+def become_a_device(path: Path, chance: random.Random) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def become_a_pipe(path: Path, chance: random.Random) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def lose_a_line(path: Path, chance: random.Random) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     del lines[chance.randrange(len(lines))]
@@ -100,7 +111,7 @@ def rename_records(path: Path, chance: random.Random) -> None:
     torch.save(checkpoint, path)
 
 
-ANY = (flip, flip, cut, delete, become_a_folder, become_noise, lose_a_block)
+ANY = (flip, flip, cut, delete, become_a_folder, become_a_device, become_a_pipe, become_noise, lose_a_block)
 # What is harmed, and in which ways.
 TARGETS: dict[str, tuple[Callable[[Path, random.Random], None], ...]] = {
     "checkpoints/last.ckpt": (*ANY, rewrite, rewrite, rewrite, rename_records),
