@@ -176,11 +176,11 @@ def set_up_training(
     share_model(trainer.processes, model)
     kept = None if checkpoint is None else checkpoint["federated"].get("memory_format", "preserve")
     memory_format = lay_out(trainer.fabric, model, trainer.callbacks, options.memory_format, kept)
+    has_validation = overrides(model, "validation_step")  # `configure_optimizers` may ask for it
+    trainer.val_loaders = named_loaders(data.val_dataloader()) if has_validation else {}
     trainer.train_state = _make_state(trainer, run)
     trainer.train_state.memory_format = memory_format
     show_optimizers(trainer.fabric, trainer.optimizers)
-    has_validation = overrides(model, "validation_step")
-    trainer.val_loaders = named_loaders(data.val_dataloader()) if has_validation else {}
     in_between = options.check_test_every_n_rounds is not None
     trainer.test_loaders = named_loaders(data.test_dataloader()) if in_between else {}
     for callback in trainer.callbacks:

@@ -1,6 +1,7 @@
 """Modules in the manner of public repositories, from Python and by `lightning-fed fit --model`."""
 
 import sys
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_fed.cli import main
-from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer
+from lightning_fed.errors import FederatedError
+from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, points
 
 VOCABULARY = 11
 
@@ -216,3 +218,45 @@ def test_a_gan_by_the_command_line(tmp_path, monkeypatch, package):
     ])  # fmt: skip
     (path,) = tmp_path.glob("runs/gan/*/metrics.csv")
     assert "critic" in path.read_text().splitlines()[0]
+
+
+class Forecasts(Classifier):
+    """In the manner of gluonts: what its schedule monitors depends on whether there is a validation."""
+
+    asks = staticmethod(lambda trainer: trainer.fit_loop.epoch_loop.val_loop._data_source.is_defined())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = self.loss(batch)
+        self.log("train_loss", loss, on_epoch=True, on_step=False)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.1)
+        monitor = "val_loss" if self.asks(self.trainer) else "train_loss"
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer), "monitor": monitor}}
+
+
+class AsksByName(Forecasts):
+    asks = staticmethod(lambda trainer: trainer.enable_validation)
+
+
+@pytest.mark.parametrize("module", [Forecasts, AsksByName])
+def test_what_a_schedule_monitors_may_depend_on_whether_there_is_a_validation(tmp_path, module):
+    for val_dataset, monitor in ((points(8), "val_loss"), (None, "train_loss")):
+        trainer = federated_trainer(tmp_path, max_rounds=1)
+        trainer.fit(built(module), federated_data(8, 12, val_dataset=val_dataset))
+        assert [schedule.monitor for schedule in trainer.lr_scheduler_configs] == [monitor]
+
+
+@pytest.mark.parametrize("name", ["fit_loop.total_batch_idx", "fit_loop.epoch_loop.batch_progress.current"])
+def test_what_there_is_not_of_the_fit_loop_is_told_in_one_sentence(tmp_path, name):
+    class Asks(Forecasts):
+        asks = staticmethod(attrgetter(name))
+
+    with pytest.raises(FederatedError, match=r"^Expected `trainer\.fit_loop[a-z_.]*` not .*or `local_step`\.$"):
+        federated_trainer(tmp_path).fit(built(Asks), federated_data(8, 12))
+    with pytest.raises(FederatedError, match=r"`trainer\.fit_loop\.max_batches` not to be used"):
+        federated_trainer(tmp_path).fit_loop.max_batches = 3

@@ -45,6 +45,6 @@ def test_during_fit_each_is_there_or_refused(tmp_path, hook):
 
 def test_what_is_refused_counts_as_missing(tmp_path):
     trainer = federated_trainer(tmp_path)
-    assert not hasattr(trainer, "fit_loop")
+    assert not hasattr(trainer, "validate_loop")
     assert getattr(trainer, "predict_loop", 3) == 3
     assert trainer.train_dataloader is None  # as under Lightning before training

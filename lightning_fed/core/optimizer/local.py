@@ -43,6 +43,8 @@ class LocalOptimizer:
         self._restart = restart
         try:
             configured = module.configure_optimizers()
+        except FederatedError:  # is a sentence already, with the options that help
+            raise
         except (ValueError, TypeError) as error:  # what torch says of a bad option, such as a negative learning rate
             if isinstance(error, TypeError) and not _is_of_torch(error):
                 raise

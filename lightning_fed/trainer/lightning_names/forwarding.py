@@ -6,7 +6,7 @@ from typing import Any
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.errors import FederatedError
 
-__all__ = ["AbsentNameError", "Refused", "fixed", "forwarded", "option"]
+__all__ = ["AbsentNameError", "Refused", "RefusedBut", "fixed", "forwarded", "option"]
 
 
 class AbsentNameError(FederatedError, AttributeError):
@@ -76,3 +76,30 @@ class Refused:
         if self.none_before_training and not isinstance(trainer.train_state, TrainState):
             return None
         raise AbsentNameError(f"Expected `trainer.{self.name}` not to be read in a federated run, as {self.why}.")
+
+
+class RefusedBut:
+    """A part of Lightning's trainer of which little is there: the rest says, when it is read or set, why not.
+
+    Args:
+        path: Where it is read, from the trainer on.
+        why: The reason, as for ``Refused``.
+        known: What is there, by the path from here on.
+    """
+
+    def __init__(self, path: str, why: str, known: dict[str, Any]) -> None:
+        vars(self).update(_path=path, _why=why, _known=known)
+
+    def __getattr__(self, name: str) -> Any:
+        known = vars(self).get("_known", {})  # a copy is asked before it has any
+        below = {key.removeprefix(f"{name}."): value for key, value in known.items() if key.startswith(f"{name}.")}
+        if name not in known and not below:
+            raise self._absent(name)
+        return RefusedBut(f"{self._path}.{name}", self._why, below) if below else known[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise self._absent(name)
+
+    def _absent(self, name: str) -> AbsentNameError:
+        path, why = (vars(self).get(own) for own in ("_path", "_why"))
+        return AbsentNameError(f"Expected `trainer.{path}.{name}` not to be used in a federated run, as {why}.")

@@ -35,7 +35,7 @@ from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
-from lightning_fed.trainer.lightning_names.forwarding import Refused, fixed, forwarded, option
+from lightning_fed.trainer.lightning_names.forwarding import Refused, RefusedBut, fixed, forwarded, option
 from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
 
 __all__ = ["LightningNames"]
@@ -339,10 +339,16 @@ class LightningNames:
         "every client has batches of its own: read `num_training_batches` or `datamodule`", none_before_training=True
     )
     distributed_sampler_kwargs = Refused("processes share out whole clients, and no sampler splits a data set")
-    fit_loop = Refused("rounds have a loop of their own: read `current_epoch`, `global_step` or `local_step`")
     validate_loop = Refused("evaluation has a loop of its own: read `val_dataloaders` or `num_val_batches`")
     test_loop = Refused("evaluation has a loop of its own: read `test_dataloaders` or `num_test_batches`")
     predict_loop: Any = Refused("prediction alone has one: read `predict_dataloaders` or `num_predict_batches`")
+
+    @property
+    def fit_loop(self) -> RefusedBut:
+        """Tells whether there is a validation, as modules ask to choose a ``monitor``; the rest of it is refused."""
+        why = "rounds have a loop of their own: read `current_epoch`, `global_step` or `local_step`"
+        known = {"epoch_loop.val_loop._data_source.is_defined": lambda: bool(self.val_loaders)}
+        return RefusedBut("fit_loop", why, known)
 
     # Callbacks
 
