@@ -143,9 +143,13 @@ class RoundLoop:
     def _expect_training(self) -> None:
         """Refuses a module that none of its clients has trained by now, though nothing kept them from it."""
         if not self.state.steps_before_round:
+            automatic, step = self.module.automatic_optimization, f"`training_step` of {type(self.module).__name__}"
             raise FederatedError(
-                f"Expected `training_step` of {type(self.module).__name__} to return a loss, but no client has taken a "
-                "step: a module that steps its optimizers by itself sets `automatic_optimization = False`."
+                f"Expected {step} to return a loss, but no client has taken a step: a module that steps its optimizers "
+                "by itself sets `automatic_optimization = False`."
+                if automatic
+                else f"Expected {step} to step an optimizer of `self.optimizers()`, as `automatic_optimization` is "
+                "False, but no client has taken a step: call its `step()`."
             )
 
     def _is_users(self, hook: str) -> bool:

@@ -126,3 +126,16 @@ def test_a_module_that_steps_its_optimizer_unasked_is_told_what_to_set(tmp_path:
 
     with pytest.raises(FederatedError, match="no client has taken a step: .* `automatic_optimization = False`"):
         federated_trainer(tmp_path, max_rounds=3).fit(built(Steps), federated_data(12, 9))
+
+
+def test_a_module_that_forgets_to_step_is_told_to(tmp_path: Path) -> None:
+    """It was told to set what it had set."""
+
+    class Forgets(Classifier):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(self.loss(batch))
+
+    with pytest.raises(FederatedError, match=r"to step an optimizer of .* no client has taken a step: call its"):
+        federated_trainer(tmp_path, max_rounds=3).fit(built(Forgets), federated_data(12, 9))
