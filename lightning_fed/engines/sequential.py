@@ -110,6 +110,14 @@ class SequentialEngine(Engine):
         if steps is None:
             return None
         difference(vector.data, state.origin, self.delta)
+        if not steps and torch.count_nonzero(self.delta):
+            raise FederatedError(
+                f"Expected {type(state.module).__name__} to train by the loss that `training_step` returns, but it moved "
+                "its weights without: set `automatic_optimization = False` in a module that steps its optimizers itself."
+                if state.module.automatic_optimization
+                else f"Expected `training_step` of {type(state.module).__name__} to step an optimizer of "
+                "`self.optimizers()`, as `automatic_optimization` is False, but it moved the weights without."
+            )
         start = self.start_gradients
         gradient = [start.gradient, start.loss] if start.method_level == "client" else []
         if self.divergence.found(client, self.delta, *gradient):

@@ -141,15 +141,14 @@ class RoundLoop:
         self._finish_round(started)
 
     def _expect_training(self) -> None:
-        """Refuses a module that none of its clients has trained by now, though nothing kept them from it."""
+        """Warns of a module that none of its clients has trained by now, though nothing kept them from it."""
         if not self.state.steps_before_round:
-            automatic, step = self.module.automatic_optimization, f"`training_step` of {type(self.module).__name__}"
-            raise FederatedError(
-                f"Expected {step} to return a loss, but no client has taken a step: a module that steps its optimizers "
-                "by itself sets `automatic_optimization = False`."
-                if automatic
-                else f"Expected {step} to step an optimizer of `self.optimizers()`, as `automatic_optimization` is "
-                "False, but no client has taken a step: call its `step()`."
+            step = f"`training_step` of {type(self.module).__name__}"
+            rank_zero_warn(
+                f"No client has taken a step yet: {step} has returned no loss, or every learning rate has been 0."
+                if self.module.automatic_optimization
+                else f"No client has taken a step yet: as `automatic_optimization` is False, {step} calls the `step()` "
+                "of an optimizer of `self.optimizers()`."
             )
 
     def _is_users(self, hook: str) -> bool:

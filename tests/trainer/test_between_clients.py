@@ -122,10 +122,34 @@ def test_a_module_that_steps_its_optimizer_unasked_is_told_what_to_set(tmp_path:
 
     class Steps(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.loss(batch).backward()
             self.optimizers().step()
 
-    with pytest.raises(FederatedError, match="no client has taken a step: .* `automatic_optimization = False`"):
+    with pytest.raises(FederatedError, match="moved its weights without: set `automatic_optimization = False`"):
         federated_trainer(tmp_path, max_rounds=3).fit(built(Steps), federated_data(12, 9))
+
+
+def test_a_module_that_steps_an_optimizer_of_its_own_is_told_which_to_step(tmp_path: Path) -> None:
+    class Owns(Classifier):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.loss(batch).backward()
+            torch.optim.SGD(self.parameters(), 0.1).step()
+
+    with pytest.raises(FederatedError, match=r"to step an optimizer of `self.optimizers\(\)`.* moved the weights"):
+        federated_trainer(tmp_path, max_rounds=3).fit(built(Owns), federated_data(12, 9))
+
+
+def test_a_module_that_returns_none_for_a_while_trains_afterwards(tmp_path: Path) -> None:
+    class Waits(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) if self.trainer.round > 1 else None
+
+    trainer = federated_trainer(tmp_path, max_rounds=2)
+    with pytest.warns(UserWarning, match="No client has taken a step yet: `training_step` of Waits has returned no"):
+        trainer.fit(built(Waits), federated_data(12, 9))
+    assert trainer.logged_metrics["clients/trained"] == 2
 
 
 def test_a_module_that_forgets_to_step_is_told_to(tmp_path: Path) -> None:
@@ -137,5 +161,5 @@ def test_a_module_that_forgets_to_step_is_told_to(tmp_path: Path) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> None:
             self.manual_backward(self.loss(batch))
 
-    with pytest.raises(FederatedError, match=r"to step an optimizer of .* no client has taken a step: call its"):
+    with pytest.warns(UserWarning, match=r"No client has taken a step yet: .* calls the `step\(\)`"):
         federated_trainer(tmp_path, max_rounds=3).fit(built(Forgets), federated_data(12, 9))
