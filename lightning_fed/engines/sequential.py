@@ -112,8 +112,8 @@ class SequentialEngine(Engine):
         difference(vector.data, state.origin, self.delta)
         if not steps and torch.count_nonzero(self.delta):
             raise FederatedError(
-                f"Expected {type(state.module).__name__} to train by the loss that `training_step` returns, but it moved "
-                "its weights without: set `automatic_optimization = False` in a module that steps its optimizers itself."
+                f"Expected {type(state.module).__name__} to train by the loss that `training_step` returns, but it "
+                "moved its weights without: set `automatic_optimization = False` where it steps its optimizers itself."
                 if state.module.automatic_optimization
                 else f"Expected `training_step` of {type(state.module).__name__} to step an optimizer of "
                 "`self.optimizers()`, as `automatic_optimization` is False, but it moved the weights without."
