@@ -15,7 +15,9 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-__all__ = ["PACKAGES", "OwnCode", "accepts", "batch_transfer", "is_own", "lightning_class", "overrides", "requires"]
+__all__ = [
+    "OwnCode", "accepts", "batch_transfer", "is_ours", "is_own", "lightning_class", "overrides", "requires",
+]  # fmt: skip
 
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
 PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
@@ -36,6 +38,11 @@ def lightning_class(kind: Any, name: str) -> Any:
     """
     found = (base for base in kind.__mro__ if base.__name__ == name and base.__module__.startswith(PACKAGES))
     return next(found, None)
+
+
+def is_ours(hook: Any) -> bool:
+    """Says whether a hook, bound to its arguments or not, is code of this package or of Lightning."""
+    return str(getattr(hook, "func", hook).__module__).startswith(("lightning_fed.", *PACKAGES))
 
 
 def overrides(part: Any, hook: str) -> bool:

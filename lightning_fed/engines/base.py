@@ -49,8 +49,10 @@ class Engine(ABC):
         self.processes = processes_of(state.fabric)
         self.aggregator = next(callback for callback in hooks.callbacks if isinstance(callback, Aggregator))
         self.algorithms = [callback for callback in hooks.callbacks if isinstance(callback, ClientAlgorithm)]
-        self.client_end_hooks = hooks.bound("on_client_end")
-        self.client_entered_hooks = hooks.bound("on_client_entered")
+        self.watch = ModuleWatch(state)
+        self.client_end_hooks, self.client_entered_hooks = (
+            self.watch.guarded(name, hooks.bound(name)) for name in ("on_client_end", "on_client_entered")
+        )
         self.step_start_hooks = hooks.bound("on_local_step_start")
         self.max_steps = self.samples = self.end_samples = 0
         self.at_work: tuple[Client, ...] = ()
@@ -58,7 +60,6 @@ class Engine(ABC):
         most = state.source.batch_size if options.local_steps is not None else None
         self.assignment = Assignment(self.processes, (state.client_states, state.buffers), most)
         state.client_states.elsewhere = self.assignment.elsewhere
-        self.watch = ModuleWatch(state)
         self._set_up_gradients()
 
     def _set_up_gradients(self) -> None:

@@ -1,6 +1,7 @@
 """Notices what training changes of a module besides its trained parameters and buffers."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -8,7 +9,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_fed.core.devices import same_values
 from lightning_fed.core.train_state import TrainState
+from lightning_fed.core.user_code import is_ours
 from lightning_fed.errors import FederatedError
 
 __all__ = ["ModuleWatch"]
@@ -31,7 +34,8 @@ class ModuleWatch:
     """
 
     def __init__(self, state: TrainState) -> None:
-        self._module, vector = state.module, state.vector
+        self._module, self._vector = state.module, state.vector
+        vector = state.vector
         self._parameters = dict(zip(vector.names, vector.parameters, strict=True))
         self._known = {name for name, _ in state.module.named_parameters()}
         self._clients = 0
@@ -56,6 +60,23 @@ class ModuleWatch:
                     "it was replaced after `fit` had begun: replace it in `setup` or `configure_model`, or change its "
                     "values in place."
                 )
+
+    def guarded(self, name: str, hooks: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
+        """Makes hooks that come after a client's training, where users have some, refuse to write to the module."""
+        if all(is_ours(hook) for hook in hooks):
+            return hooks
+
+        def call(*args: Any) -> None:
+            before = self._vector.data.clone()
+            for hook in hooks:
+                hook(*args)
+            if not (self._vector.in_place and same_values(self._vector.data, before)):
+                raise FederatedError(
+                    f"Expected `{name}` to leave the parameters of {type(self._module).__name__} as they are, but it "
+                    "wrote to them after the client's update was taken: edit `update.delta` in `on_client_end` instead."
+                )
+
+        return [call]
 
     def start_client(self) -> None:
         """Notes what attributes the second client finds."""

@@ -21,7 +21,7 @@ from lightning_fed.core.devices import same_values
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate
-from lightning_fed.core.user_code import PACKAGES, overrides
+from lightning_fed.core.user_code import is_ours, overrides
 from lightning_fed.distributed.consistency import (
     Standing,
     checksum,
@@ -153,8 +153,7 @@ class RoundLoop:
 
     def _is_users(self, hook: str) -> bool:
         """Says whether code of the user's own runs in a hook between clients."""
-        methods = self.trainer.hooks.methods(hook)
-        own = any(not str(method.__module__).startswith(("lightning_fed.", *PACKAGES)) for method in methods)
+        own = not all(is_ours(method) for method in self.trainer.hooks.methods(hook))
         return own or (hook.startswith("on_train_epoch") and overrides(self.module, hook))
 
     def _call(self, hook: str, *args: Any, **options: Any) -> None:

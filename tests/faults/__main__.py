@@ -7,6 +7,7 @@ import argparse
 import importlib
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from tests.faults.counts import Counts
@@ -16,7 +17,9 @@ CAMPAIGNS = {
     "kills": "killed at file operations and at random moments, then resumed",
     "damage": "checkpoints, client states, tables and run.json damaged or missing",
     "disks": "writes that fail (no space, input/output error, read-only)",
+    "hooks": "hooks of a user that write, log our columns, add layers, raise or draw",
     "configs": "mutated configs, arguments and environments",
+    "studies": "mutated files of studies and words of the command",
     "ranks": "processes of a run killed, stopped or raising",
 }
 HEAD = (
@@ -50,17 +53,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write-docs", action="store_true", help="write the table into docs/reliability.md")
     given = parser.parse_args()
-    wrong = 0
+    wrong, began = 0, time.perf_counter()
     for name in given.only:
         campaign = importlib.import_module(f"tests.faults.{name}")
         started = time.perf_counter()
-        counts = campaign.run(given.trials or campaign.TRIALS, given.seed)
+        try:
+            counts = campaign.run(given.trials or campaign.TRIALS, given.seed)
+        except Exception:  # the others are to be counted all the same
+            traceback.print_exc()
+            wrong += 1
+            continue
         for line in counts.wrong:
             print(f"  {line}", flush=True)
         print(f"{row(name, counts)} in {time.perf_counter() - started:.0f} s", flush=True)
         wrong += len(counts.wrong)
         if given.write_docs:
             write({name: row(name, counts)})
+    print(f"{(time.perf_counter() - began) / 60:.0f} minutes in all, seed {given.seed}", flush=True)
     return int(wrong > 0)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import yaml
 
-__all__ = ["Trial", "make_trial"]
+__all__ = ["VALUES", "Trial", "make_trial", "places"]
 
 _BASE = """
 trainer: {accelerator: cpu, max_rounds: 1, clients_per_round: 3, local_steps: 1, enable_progress_bar: false}
@@ -28,13 +28,16 @@ _PARTS = (
     "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss}}]}",
     "{trainer: {engine: vectorized, chunk_size: 2}, optimizer: {class_path: SGD, init_args: {lr: 0.1}}}",
 )
-_VALUES: tuple[Any, ...] = (
+VALUES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 10**15, 10**30, -(10**30), 0.5, -0.5, 1e308, float("nan"), float("inf"), "", " ",
     "x", "1:30", "a" * 300, "ünï\u202eçode\u2028", "\x85", "null", "~", "1e3", "0x10", "-", "../x",
     "no.such.Thing", "a.b.", "torch.nn.Linear", "FedAvg", "os.path.join", "builtins.dict", "..", "SGD",
     "Digits", "2020-01-01", b"bytes", "[" * 200, "{a: 1, a: 2}", [], {}, [None], [[]], [1, 2], [10**15],
     {"a": 1}, [{}], {1: 2}, {None: None}, {"init_args": {}}, {"class_path": "FedAvg"}, {"class_path": None},
     {"class_path": "MLP", "init_args": None}, {"class_path": "Shards", "init_args": {"classes_per_client": 99}},
+    "$x$ ${y}", "a|b", "5**", "a\nb", "=1+1", "\x1b[2J",
+    "http://127.0.0.1:9/x", "file:///etc/passwd", "pipe", "/dev/zero", "/dev/stdin", "torch.utils.collect_env.run",
+    {"class_path": "torch.utils.data.datapipes.map.Mapper", "init_args": {"fn": "os.system"}},
 )  # fmt: skip
 _VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_PORT", "SLURM_NTASKS",
@@ -45,7 +48,7 @@ _VARIABLES = (
 )  # fmt: skip
 _TEXTS = (
     "x", "", "-1", "1.5", "a" * 5000, "[" * 3000, "{a: 1", "null", "ü", "\udcff", "no.such.Thing", "1" * 400, "../x",
-    "&a [*a]",
+    "&a [*a]", "http://127.0.0.1:9/x", "pipe", "/dev/zero", "$x|y", "a\nb",
 )  # fmt: skip
 _SIGNS = (
     "&a ", "*a", "<<: *a\n", "!!python/object/apply:os.getcwd []", "!!int ", "---\n", "%YAML 1.1\n", "\t",
@@ -104,12 +107,12 @@ def _copy(tree: Any) -> Any:
     return yaml.safe_load(yaml.safe_dump(tree))
 
 
-def _places(tree: Any) -> list[tuple[Any, Any]]:
+def places(tree: Any) -> list[tuple[Any, Any]]:
     """Lists every container with every key or index of it."""
     if not isinstance(tree, (dict, list)):
         return []
     keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
-    return [(tree, key) for key in keys] + [place for key in keys for place in _places(tree[key])]
+    return [(tree, key) for key in keys] + [place for key in keys for place in places(tree[key])]
 
 
 def _change_tree(name: str, change: Callable[[random.Random, Any, Any], None]) -> Callable[..., None]:
@@ -117,9 +120,9 @@ def _change_tree(name: str, change: Callable[[random.Random, Any, Any], None]) -
 
     def mutate(rng: random.Random, trial: Trial, trees: list[Any]) -> None:
         at = rng.randrange(len(trees))
-        places = _places(trees[at])
-        if places:
-            container, key = rng.choice(places)
+        found = places(trees[at])
+        if found:
+            container, key = rng.choice(found)
             trial.mutations.append(f"{name} {key!r} in file {at}")
             change(rng, container, key)
             trial.files[at] = yaml.safe_dump(trees[at], allow_unicode=rng.random() < 0.5).encode()
@@ -128,7 +131,7 @@ def _change_tree(name: str, change: Callable[[random.Random, Any, Any], None]) -
 
 
 def _set(rng: random.Random, container: Any, key: Any) -> None:
-    container[key] = _copy(rng.choice(_VALUES))
+    container[key] = _copy(rng.choice(VALUES))
 
 
 def _delete(rng: random.Random, container: Any, key: Any) -> None:
@@ -201,7 +204,7 @@ def _variable(rng: random.Random, trial: Trial, trees: list[Any]) -> None:
 
 
 def _unknown_key(rng: random.Random, trial: Trial, trees: list[Any]) -> None:
-    groups = [place for container, key in _places({"": trees[0]}) if isinstance(place := container[key], dict)]
+    groups = [place for container, key in places({"": trees[0]}) if isinstance(place := container[key], dict)]
     rng.choice(groups)["nothing"] = rng.choice([{}, 1, None, "x", [1], {"a": 1}])
     trial.files[0] = yaml.safe_dump(trees[0]).encode()
     trial.expected, trial.mutations = "refused", ["an unknown key"]

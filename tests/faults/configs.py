@@ -119,6 +119,7 @@ def _work(pipe: Connection, seed: int) -> None:
         os.chdir(folder)
         program = Program()
         program.install()
+        os.mkfifo("pipe")  # which some trials name
         pipe.send(None)
         while True:
             number = pipe.recv()

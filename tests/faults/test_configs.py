@@ -1,5 +1,6 @@
 """A part of the campaign of configurations, within this process, and what it would notice."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
     for owner, name in ((FederatedTrainer, "fit"), (FederatedCLI, "subcommands")):
         monkeypatch.setattr(owner, name, vars(owner)[name])  # so that it is put back
     monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")  # which some trials name
     program = Program()
     program.install()
     return program

@@ -3,12 +3,13 @@
 import csv
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvgM
@@ -18,7 +19,9 @@ from tests.parts import Classifier, built, federated_data, federated_trainer
 ROUNDS = 4
 
 
-def fit(folder: Path, rounds: int = ROUNDS, ckpt_path: str | None = None, **options: Any) -> FederatedTrainer:
+def fit(
+    folder: Path, rounds: int = ROUNDS, ckpt_path: str | None = None, own: Sequence[Callback] = (), **options: Any
+) -> FederatedTrainer:
     """Trains five clients, two of them a round, with state on the server and state of clients on disk."""
     given = {
         "client_states": "disk",
@@ -28,7 +31,7 @@ def fit(folder: Path, rounds: int = ROUNDS, ckpt_path: str | None = None, **opti
         "logger": [],
         **options,
     }
-    trainer = federated_trainer(folder, FedAvgM(beta=0.5), SCAFFOLD(), enable_checkpointing=True, **given)
+    trainer = federated_trainer(folder, FedAvgM(beta=0.5), SCAFFOLD(), *own, enable_checkpointing=True, **given)
     said = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = said.level
     said.setLevel(logging.WARNING)  # a campaign is hundreds of runs

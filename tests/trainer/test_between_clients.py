@@ -56,6 +56,15 @@ def test_so_are_those_of_the_module_itself(tmp_path: Path) -> None:
         federated_trainer(tmp_path, max_rounds=1).fit(built(Clamps), federated_data(12, 9))
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("act", [fill, fill_data, cut_loose])
+@pytest.mark.parametrize("hook", ["on_client_end", "on_client_entered"])
+def test_so_are_those_after_a_clients_training(tmp_path: Path, hook: str, act: Any, engine: str) -> None:
+    trainer = federated_trainer(tmp_path, Calls(hook, act), engine=engine)
+    with pytest.raises(FederatedError, match=rf"Expected `{hook}` to leave .* edit `update.delta` in `on_client_end`"):
+        trainer.fit(built(Classifier), federated_data(12, 9))
+
+
 def test_writes_to_the_global_model_count(tmp_path: Path) -> None:
     module = built(Classifier)
     act = Calls("on_after_server_step", lambda trainer, module: trainer.weights.fill_(0.25))

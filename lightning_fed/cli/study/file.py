@@ -112,10 +112,14 @@ def _read(hint: Any, value: Any, place: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint) and isinstance(hint, type):
         return _read_part(hint, _mapping(value, place), place)
-    if hint is Any:
-        return value
-    if hint is Name and not isinstance(value, (list, dict)):
-        return name_of(value)
+    if hint is Any or hint is Name:
+        try:
+            name = name_of(value)
+        except TypeError:  # a date, bytes or a set
+            raise _wrong(place, "text, a number or a list or mapping of such", value) from None
+        if hint is Name and isinstance(value, (list, dict)):
+            raise _wrong(place, "one value", value)
+        return value if hint is Any else name
     if origin is dict:
         return {name_of(key): _read(arguments[1], v, _at(place, key)) for key, v in _mapping(value, place).items()}
     if origin is list:

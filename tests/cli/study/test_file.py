@@ -104,6 +104,12 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
             )
             for low, high in ((0, ".inf"), (".nan", 1), ("-1.0e+308", "1.0e+308"), (0, "9" * 400))
         ),
+        ("at: {rate: 0.01}", "at: {rate: [0.01]}", r"Expected `tune.at.rate` to be one value, got \[0.01\]"),
+        (
+            "aggregator.lr: 2}",
+            "aggregator.lr: !!binary aGk=}",
+            "`axes.rule.GMA.set.aggregator.lr` to be text, a number or",
+        ),
         ("title: Rates", "source: here", "Expected `title`, got none"),
         ("title: Rates", "title: 3", "Expected `title` to be text, got 3"),
         ("seeds: [0, 1]", "seeds: [a]", r"Expected `seeds\[0\]` to be an integer, got 'a'"),
