@@ -102,11 +102,14 @@ SPECIAL = {
 
 
 class Net(LightningModule):
-    """BatchNorm, and a running centre that is subtracted in training too: a buffer that the parameters depend on."""
+    """BatchNorm, and a running centre that is subtracted in training too: a buffer that the parameters depend on.
 
-    def __init__(self, bias: bool = True) -> None:
+    No bias before BatchNorm: its gradient is rounding alone, and masks would count the votes of the last bits.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 6, bias), nn.BatchNorm1d(6), nn.ReLU())
+        self.layers = nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU())
         self.head = nn.Linear(6, 3)
         self.register_buffer("center", torch.zeros(6))
 
@@ -146,9 +149,9 @@ class Outcome:
     logged: dict[str, float]
 
 
-def start(bias: bool = True) -> Net:
+def start() -> Net:
     torch.manual_seed(7)
-    return Net(bias)
+    return Net()
 
 
 @cache
@@ -158,7 +161,6 @@ def run(
     sizes: str = "unequal",
     draws: str = "all",
     client: str = "none",
-    bias: bool = True,
     **options: Any,
 ) -> Outcome:
     """Trains for three rounds.
@@ -169,10 +171,9 @@ def run(
         sizes: A name of SIZES.
         draws: ``all``, those with samples in another order (``filled``), or ``one`` of these.
         client: A name of CLIENTS or CLIENT_LIMITS.
-        bias: Whether there is a bias before BatchNorm, whose gradient is rounding alone, and votes.
         **options: Options of every aggregator, and those of the trainer named in OF_TRAINER.
     """
-    net, make_mask, local = start(bias), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
+    net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
     given = {name: options.pop(name) for name in OF_TRAINER if name in options}
     options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
     aggregator = {**RULES, **SPECIAL}[rule].make(mask=None if make_mask is None else make_mask(), **options)

@@ -27,7 +27,7 @@ from tests.composition.composition_parts import (
 from tests.parts import graded, leaves, quick_first
 
 # What the order of sums may do to float32 in three rounds, and what a part does at least.
-ROUNDING, CLEAR = 5e-5, 5e-4
+ROUNDING, CLEAR = 5e-6, 2e-4
 BUFFERS = ["average", "local", "keep"]
 PAIRS = [(rule, mask) for rule in MASKED for mask in MASKS] + [(rule, "none") for rule in UNMASKED]
 COMBINATIONS = [

@@ -14,8 +14,7 @@ from tests.engines.parts import agree, train
 from tests.parts import graded
 
 EVERY_CLIENT = {**CLIENTS, **CLIENT_LIMITS}
-# A bias before BatchNorm has a gradient of rounding alone, and its sign a vote: no two engines agree there.
-MODELS = {**{name: PACKAGE[name] for name in SMALL}, "Net": (partial(Net, bias=False), partial(make_data, "unequal"))}
+MODELS = {**{name: PACKAGE[name] for name in SMALL}, "Net": (Net, partial(make_data, "unequal"))}
 
 
 def goes(rule: str, client: str) -> bool:
