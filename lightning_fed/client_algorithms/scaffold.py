@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
@@ -89,7 +90,7 @@ class SCAFFOLD(_Corrected):
         if self.control is None:
             self.control = torch.zeros_like(trainer.weights)
         self.control = self.control.to(trainer.weights)
-        self._change = torch.zeros_like(self.control)
+        self._change = LongSum(torch.zeros_like(self.control))
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Computes c - c_i."""
@@ -109,12 +110,12 @@ class SCAFFOLD(_Corrected):
             control_variate(correction, moved, update.distance, new)
         trainer.client_states.store("SCAFFOLD", update.client.id, new)
         share = trainer.update_weight(update.client) / self._whole
-        self._change.add_(new.sub_(own), alpha=share)
+        self._change.add(new.sub_(own), share)
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Adds the round's change to c, that of the clients of all processes."""
         assert self.control is not None
-        self.control.add_(trainer.reduce_sum(self._change))
+        self.control.add_(trainer.reduce_sum(self._change.close()))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns c; the clients' own are kept by ``trainer.client_states``."""

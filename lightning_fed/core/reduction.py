@@ -9,7 +9,50 @@ from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
 
-__all__ = ["RoundReducer", "is_averaged"]
+__all__ = ["LongSum", "RoundReducer", "is_averaged"]
+
+# How many vectors are added up in single precision before their sum goes into one in double precision.
+_BLOCK = 32
+
+
+class LongSum:
+    """Adds up vectors in place, more than 32 of them in blocks whose sums are added in double precision.
+
+    Args:
+        total: Where the sum is to be; zeros.
+    """
+
+    def __init__(self, total: Tensor) -> None:
+        self.total, self._count = total, 0
+        self._blocks = total.new_empty(0, dtype=torch.promote_types(total.dtype, wide_dtype(total.device)))
+
+    def reset(self) -> None:
+        """Begins anew."""
+        self.total.zero_()
+        self._blocks.zero_()
+        self._count = 0
+
+    def add(self, value: Tensor, alpha: float = 1.0) -> None:
+        """Adds ``alpha`` times a vector."""
+        if self._count == _BLOCK:
+            self._end_block()
+        self.total.add_(value, alpha=alpha)
+        self._count += 1
+
+    def _end_block(self) -> None:
+        if not len(self._blocks):
+            self._blocks = torch.zeros_like(self.total, dtype=self._blocks.dtype)
+        self._blocks.add_(self.total)
+        self.total.zero_()
+        self._count = 0
+
+    def close(self) -> Tensor:
+        """Returns ``total`` with the whole sum."""
+        if len(self._blocks):
+            self._end_block()
+            self.total.copy_(self._blocks)
+            self._blocks.zero_()
+        return self.total
 
 
 def _gradient(update: Update) -> Tensor:
@@ -22,17 +65,15 @@ def _gradient(update: Update) -> Tensor:
 
 
 # How each running sum takes in one update; ``scratch`` is a (d,) vector to work in.
-_ADD: dict[Need, Callable[[Tensor, Update, Tensor], object]] = {
-    Need.MEAN: lambda total, u, scratch: total.add_(u.delta, alpha=u.weight),
-    Need.SUM: lambda total, u, scratch: total.add_(u.delta),
-    Need.ABS_SUM: lambda total, u, scratch: total.add_(torch.abs(u.delta, out=scratch)),
-    Need.SIGN_SUM: lambda total, u, scratch: total.add_(torch.sign(u.delta, out=scratch)),
-    Need.WEIGHTED_SIGN_SUM: lambda total, u, scratch: total.add_(
-        torch.sign(u.delta, out=scratch), alpha=u.client.num_samples
-    ),
-    Need.NORMALIZED_MEAN: lambda total, u, scratch: total.add_(u.delta, alpha=u.weight / u.distance),
-    Need.GRADIENT_MEAN: lambda total, u, scratch: total.add_(_gradient(u), alpha=u.weight),
-    Need.GRADIENT_SIGN_SUM: lambda total, u, scratch: total.add_(torch.sign(_gradient(u), out=scratch)),
+_ADD: dict[Need, Callable[[LongSum, Update, Tensor], object]] = {
+    Need.MEAN: lambda total, u, scratch: total.add(u.delta, u.weight),
+    Need.SUM: lambda total, u, scratch: total.add(u.delta),
+    Need.ABS_SUM: lambda total, u, scratch: total.add(torch.abs(u.delta, out=scratch)),
+    Need.SIGN_SUM: lambda total, u, scratch: total.add(torch.sign(u.delta, out=scratch)),
+    Need.WEIGHTED_SIGN_SUM: lambda total, u, scratch: total.add(torch.sign(u.delta, out=scratch), u.client.num_samples),
+    Need.NORMALIZED_MEAN: lambda total, u, scratch: total.add(u.delta, u.weight / u.distance),
+    Need.GRADIENT_MEAN: lambda total, u, scratch: total.add(_gradient(u), u.weight),
+    Need.GRADIENT_SIGN_SUM: lambda total, u, scratch: total.add(torch.sign(_gradient(u), out=scratch)),
 }
 _WEIGHTED = (Need.MEAN, Need.NORMALIZED_MEAN, Need.GRADIENT_MEAN)
 _ROWS = (Need.UPDATES, Need.GRADIENTS)
@@ -50,9 +91,9 @@ class RoundReducer:
     def __init__(self, like: Tensor, needs: Need, num_registered: int = 0) -> None:
         self.needs = needs
         self.num_registered = num_registered
-        self._sums = {need: torch.zeros_like(like) for need in _ADD if need in needs}
+        self._sums = {need: LongSum(torch.zeros_like(like)) for need in _ADD if need in needs}
         if Need.WEIGHTED_SIGN_SUM in needs:  # sums of samples are integers beyond what float32 holds
-            self._sums[Need.WEIGHTED_SIGN_SUM] = torch.zeros_like(like, dtype=wide_dtype(like.device))
+            self._sums[Need.WEIGHTED_SIGN_SUM] = LongSum(torch.zeros_like(like, dtype=wide_dtype(like.device)))
         self._scratch = torch.empty_like(like) if needs & ~(Need.MEAN | Need.SUM | Need.UPDATES) else like.new_empty(0)
         self._rows = {need: like.new_empty(0, like.numel()) for need in _ROWS if need in needs}
         # Welford's running mean and sum of squared deviations.
@@ -61,8 +102,10 @@ class RoundReducer:
 
     def reset(self, cohort_size: int) -> None:
         """Empties the sums before a round of at most ``cohort_size`` clients."""
-        for total in (*self._sums.values(), *self._moments):
-            total.zero_()
+        for total in self._sums.values():
+            total.reset()
+        for moment in self._moments:
+            moment.zero_()
         for need, rows in self._rows.items():
             if len(rows) < cohort_size:
                 self._rows[need] = rows.new_empty(cohort_size, rows.shape[1])
@@ -129,10 +172,11 @@ class RoundReducer:
             FederatedError: If the clients' weights do not sum to a positive number.
         """
         total, count = self._total_weight(), len(self._clients)
+        sums = {need: value.close() for need, value in self._sums.items()}
         for need in _WEIGHTED:
-            if need in self._sums and count:
-                self._sums[need].div_(total)
-        named = {(need.name or "").lower(): value for need, value in self._sums.items()}
+            if need in sums and count:
+                sums[need].div_(total)
+        named = {(need.name or "").lower(): value for need, value in sums.items()}
         named |= {(need.name or "").lower(): rows[:count] for need, rows in self._rows.items()}
         if self._moments:
             named["variance"] = torch.div(self._moments[1], max(count - 1, 1), out=self._scratch)

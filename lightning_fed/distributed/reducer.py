@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_fed.core.reduction import RoundReducer, is_averaged
+from lightning_fed.core.reduction import LongSum, RoundReducer, is_averaged
 from lightning_fed.core.updates import Client, Need, ReducedUpdate
 from lightning_fed.distributed.processes import Processes
 
@@ -39,8 +39,8 @@ class SharedReducer(RoundReducer):
         self.everyone: list[list[_Entry]] = []
         alike = [need for need in self._sums if need != Need.WEIGHTED_SIGN_SUM]  # which is wider
         if alike:
-            self._whole = torch.stack([self._sums[need] for need in alike])
-            self._sums.update(zip(alike, self._whole, strict=True))  # parts of one vector: one reduction
+            self._whole = torch.stack([self._sums[need].total for need in alike])
+            self._sums.update(zip(alike, map(LongSum, self._whole), strict=True))  # parts of one vector: one reduction
 
     def entries(self) -> list[_Entry]:
         """Returns which clients of this process have entered."""
@@ -67,12 +67,11 @@ class SharedReducer(RoundReducer):
 
     def _add_up(self) -> None:
         """Adds sums and buffers over the processes; a process without a client has none of the latter yet."""
-        if self._sums:
-            wide = self._sums.get(Need.WEIGHTED_SIGN_SUM)
-            if len(self._sums) > (wide is not None):
-                self._processes.sum(self._whole, what=None)
-            if wide is not None:
-                self._processes.sum(wide, what=None)
+        sums = {need: value.close() for need, value in self._sums.items()}
+        if sums.keys() - {Need.WEIGHTED_SIGN_SUM}:
+            self._processes.sum(self._whole, what=None)
+        if Need.WEIGHTED_SIGN_SUM in sums:
+            self._processes.sum(sums[Need.WEIGHTED_SIGN_SUM], what=None)
         live = self._averaged()
         added = [name for name, buffer in live.items() if is_averaged(buffer)]
         for dtype in sorted({live[name].dtype for name in added}, key=str):

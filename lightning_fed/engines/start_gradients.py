@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Client, Cohort, Need, StartGradient
 from lightning_fed.distributed.reducer import gather_rows
@@ -141,10 +142,11 @@ class ComputedStartGradients:
         self.weights = torch.tensor(weights, dtype=torch.float64) / (sum(weights) or 1.0)
         if not len(self._mean):
             self._mean = torch.empty_like(self.state.weights)
-        self.mean = self._mean.zero_()
+        total = LongSum(self._mean.zero_())
         for client, weight in zip(clients, self.weights.tolist(), strict=True):  # in this order
             if client.id in self._at:
-                self.mean.add_(rows[self._at[client.id]], alpha=weight)
+                total.add(rows[self._at[client.id]], weight)
+        self.mean = total.close()
         self.processes.sum(self.mean)
 
     def keep(self, own: tuple[Client, ...]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.reduction import LongSum, RoundReducer
 from lightning_fed.core.updates import Client, Need, Update
 from lightning_fed.errors import FederatedError
 
@@ -42,7 +42,7 @@ def bytes_of_a_round(needs: Need, clients: int, with_buffers: bool = False) -> i
     buffers = {"mean": torch.ones(D), "count": torch.ones(D, dtype=torch.int64)} if with_buffers else {}
     reducer = RoundReducer(w, needs)
     with NewStorage([w, delta, *buffers.values()]) as storage:
-        for size in (1, clients):  # the first round shows the vectors that are made once
+        for size in (33, clients):  # the first round shows the vectors that are made once
             storage.bytes = 0
             reducer.reset(size)
             for i in range(size):
@@ -64,7 +64,7 @@ def test_buffers_allocate_the_same_for_any_cohort() -> None:
 
 
 def test_the_probe_sees_what_grows() -> None:
-    assert bytes_of_a_round(Need.UPDATES, 30) >= 30 * D * 4
+    assert bytes_of_a_round(Need.UPDATES, 300) >= 300 * D * 4
 
 
 def test_vectors_are_reused_from_round_to_round() -> None:
@@ -103,6 +103,36 @@ def test_agrees_with_numpy() -> None:
     assert reduced.buffers["n"].item() == counts.max()
     assert reduced.buffers["flag"].item() is True
     assert (reduced.round, reduced.num_clients, [c.id for c in reduced.clients]) == (4, 6, list(range(6)))
+
+
+@pytest.mark.parametrize("needs", [Need.MEAN, Need.ABS_SUM, Need.NORMALIZED_MEAN, Need.GRADIENT_MEAN], ids=str)
+def test_sums_of_ten_thousand_clients_are_as_exact_as_their_result(needs: Need) -> None:
+    clients, rng = 10_000, np.random.default_rng(0)
+    rows = rng.normal(0.01, 0.03, (clients, 50)).astype(np.float32)
+    sizes, distances = rng.integers(20, 300, clients).astype(float), rng.integers(1, 6, clients)
+    reducer = RoundReducer(torch.zeros(50), needs)
+    for _ in range(2):  # the vectors of the first round are those of the second
+        reducer.reset(clients)
+        for i, row in enumerate(map(torch.from_numpy, rows)):
+            client = Client(i, int(sizes[i]), 1)
+            reducer.add(Update(client, row, 3, {}, sizes[i], int(distances[i]), gradient=row), average_buffers=False)
+        (found,) = (getattr(reducer.reduce(1), name) for name in [str(needs.name).lower()])
+    shares, exact = sizes.astype(np.longdouble)[:, None] / sizes.sum(), rows.astype(np.longdouble)
+    by_hand = {
+        Need.ABS_SUM: np.abs(exact), Need.NORMALIZED_MEAN: exact * shares / distances[:, None]
+    }.get(needs, exact * shares).sum(0)  # fmt: skip
+    error = np.linalg.norm((found.numpy() - by_hand).astype(float)) / np.linalg.norm(by_hand.astype(float))
+    assert error < 1e-7  # added up in single precision: 1.4e-6
+
+
+@pytest.mark.parametrize("count", [0, 1, 32])
+def test_a_short_sum_has_the_bits_of_single_precision(count: int) -> None:
+    rows = torch.randn(count, 50, generator=torch.Generator().manual_seed(0))
+    total, plain = LongSum(torch.zeros(50)), torch.zeros(50)
+    for row in rows:
+        total.add(row, 3.0)
+        plain.add_(row, alpha=3.0)
+    assert torch.equal(total.close(), plain)
 
 
 def test_updates_are_copies_and_inputs_stay_as_they_were() -> None:
