@@ -1,7 +1,9 @@
 """Many clients at once where nobody asked for it: only where it is the same and quicker, and never in the way."""
 
 import logging
+import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from lightning_fed.core import seeding
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines import trial
+from lightning_fed.engines.automatic import engine as automatic_engine
 from lightning_fed.engines.automatic import rule
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import FederatedCallback
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train, vectors
+from tests.engines.pretended_device import DEVICE
 from tests.parts import BySizes
 
 TEN = (16,) * 10
@@ -318,6 +324,16 @@ class Draws(Later):
         return loss * (1 + torch.rand(()))
 
 
+class DrawsFromNumPy(Later):
+    def later(self, batch: Any, loss: Tensor) -> Tensor:
+        return loss * (1 + np.random.rand())
+
+
+class DrawsFromPython(Later):
+    def later(self, batch: Any, loss: Tensor) -> Tensor:
+        return loss * (1 + random.random())
+
+
 class EndsGradients(Later):
     def later(self, batch: Any, loss: Tensor) -> Tensor:
         return F.cross_entropy(self.net[2](self.net[0](batch[0]).detach()), batch[1])
@@ -339,6 +355,7 @@ class Reads(Later):
 
 LATER = {
     "branches": (Branches, "data-dependent"), "skips": (Skips, "returns None"), "draws": (Draws, "draws random"),
+    "draws from NumPy": (DrawsFromNumPy, "draws random"), "draws from Python": (DrawsFromPython, "draws random"),
     "ends gradients": (EndsGradients, "gets no gradient"), "own parameters": (OwnParameters, "in another way"),
     "reads": (Reads, "each time"),
 }  # fmt: skip
@@ -360,6 +377,25 @@ def test_a_chunk_that_fails_later_trains_one_after_another(tmp_path, name, chunk
     assert second.startswith("Engine: sequential from round 2 on, as ")
     assert reason in second
     assert found.trainer.engine_choice == {"engine": "sequential", "reason": second.partition(" as ")[2][:-1]}
+
+
+ON_DEVICE = torch.Generator()
+
+
+class DrawsOnDevice(Later):
+    def later(self, batch: Any, loss: Tensor) -> Tensor:
+        return loss * (1 + torch.rand((), generator=ON_DEVICE))
+
+
+def test_draws_from_the_stream_of_a_device_are_noticed_later(tmp_path, monkeypatch) -> None:
+    """A generator of its own stands for the stream of an accelerator that trains."""
+    monkeypatch.setattr(seeding, "seed_devices", ON_DEVICE.manual_seed)
+    monkeypatch.setattr(trial, "device_streams", lambda: [ON_DEVICE.get_state()])
+    looks = partial(trial.next_numbers, DEVICE)
+    monkeypatch.setattr(automatic_engine, "next_numbers", lambda device: looks())
+    alone, found = (run(tmp_path, DrawsOnDevice, engine, max_rounds=3) for engine in ("sequential", "auto"))
+    assert "draws random" in found.trainer.engine_choice["reason"]
+    agree(alone, found, rtol=1e-4)
 
 
 class Noise(FederatedCallback):

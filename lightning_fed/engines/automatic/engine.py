@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import torch
-
-from lightning_fed.core.seeding import Purpose, generator_for
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.trial import holds_stacked_tensors
+from lightning_fed.engines.trial import holds_stacked_tensors, next_numbers
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.log import LaneLog
@@ -56,8 +54,12 @@ class AutomaticEngine(VectorizedEngine):
     def _run_steps(self, batches: LaneBatches, log: LaneLog) -> list[tuple[float, float]]:
         options = super()._run_steps(batches, log)
         first = min(batches.clients, key=lambda client: client.id)
-        unused = generator_for(self.state.seed, Purpose.LOCAL, first.round, first.id)
-        if not torch.equal(unused.get_state(), torch.default_generator.get_state()):
+        seed, device = seed_for(self.state.seed, Purpose.LOCAL, first.round, first.id), self.state.vector.device
+        numbers = next_numbers(device)
+        seed_everywhere(seed)
+        unused = next_numbers(device)
+        seed_everywhere(seed)
+        if numbers != unused:
             raise CannotStack("its training draws random numbers, which would be others for many clients at once")
         if name := holds_stacked_tensors(self.module):
             raise CannotStack(f"{type(self.module).__name__} keeps tensors in its attribute `{name}` during training")
