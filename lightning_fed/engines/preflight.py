@@ -82,6 +82,11 @@ class StepProbe:
                 raise
             except Exception as error:  # whatever vmap, or the module under it, raises
                 self._expect_metrics_untouched(counts)
+                if "expected scalar type" in str(error) and "mixed" in str(self.step.precision.precision):
+                    raise CannotStack(
+                        f"under {self.step.precision.precision} torch.func.vmap takes no gradient of layers such as "
+                        "BatchNorm and LayerNorm, whose weights stay in single precision"
+                    ) from error
                 raise CannotStack(f"{name} does not go through torch.func.vmap ({first_sentence(error)})") from error
             self._expect_metrics_untouched(counts)
             if kept := holds_stacked_tensors(self.module):

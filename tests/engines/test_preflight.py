@@ -321,3 +321,14 @@ def test_many_at_once_in_mixed_precision_agree_with_one_alone(tmp_path):
         return Model(nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), *wide, nn.Linear(256, CLASSES)))
 
     assert train(tmp_path, deep, "vectorized", precision="bf16-mixed").trainer.engine_choice["engine"] == "vectorized"
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_norms_in_mixed_precision_are_refused_by_what_torch_cannot(tmp_path, norm):
+    def normed() -> Model:
+        return Model(nn.Sequential(nn.Linear(FEATURES, 8), norm(8), nn.ReLU(), nn.Linear(8, CLASSES)))
+
+    with pytest.raises(FederatedError, match=r"but under bf16-mixed .* such as BatchNorm .*engine sequential`\.$"):
+        train(tmp_path, normed, "vectorized", precision="bf16-mixed")
+    outcome = train(tmp_path, normed, "auto", precision="bf16-mixed", datamodule=data(sizes=(16,) * 10))
+    assert outcome.trainer.engine_choice["reason"].startswith("under bf16-mixed")

@@ -25,7 +25,7 @@ from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 from lightning_fed.sampling import ClientSampler
 from lightning_fed.trainer import FederatedTrainer
-from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
+from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
 
 # Logistic regression: a weight for each feature and class and a bias for each class, as floats of 4 bytes.
 D = 4 * (5 * 3 + 3)
@@ -206,6 +206,22 @@ def test_only_clients_that_entered_are_counted(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Client 2 diverged"):
         trainer = trained(tmp_path, [FedGA(), Spoils()], max_diverged=0.5)
     assert trainer.totals == totals(2, 2 * 2 * D, 2 * 2 * D, 2 * SAMPLES)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("name", "samples", "gradients"), [("FedAvg", 20, 20), ("SCAFFOLD I", 20, 40), ("FedGA", 14, 34)]
+)
+def test_samples_of_who_diverged_are_those_it_took_steps_on(
+    name: str, samples: int, gradients: int, engine: Any, tmp_path: Path
+) -> None:
+    """FedGA's exchange leaves client 0, of 6 samples, out before any step of it."""
+    dataset = points(sum(SIZES))
+    dataset.tensors[0][:6] = torch.nan
+    trainer = federated_trainer(tmp_path, *TABLE[name][0](), max_diverged=0.5, engine=engine)
+    with pytest.warns(UserWarning, match="Client 0 diverged"):
+        trainer.fit(Classifier(), federated_data(*SIZES, dataset=dataset, batch_size=10))
+    assert (trainer.totals["samples"], trainer.totals["gradients"]) == (samples, gradients)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD I", "FedDyn", "FedGA on SCAFFOLD"])
