@@ -158,14 +158,18 @@ class RoundLoop:
 
     def _call(self, hook: str, *args: Any, **options: Any) -> None:
         """Calls a hook between clients; refuses one that writes to the module, which no client would start from."""
-        live, weights = self.state.vector, self.state.weights
+        live = self.state.vector
         before = live.data.clone() if hook in self.watched else None
         self.trainer.hooks(hook, *args, **options)
-        if before is None or (live.in_place and same_values(live.data, before)):
-            return
+        if before is not None and not (live.in_place and same_values(live.data, before)):
+            self._expect_global_model(f"`{hook}`")
+
+    def _expect_global_model(self, hook: str) -> None:
+        """Refuses that code of the user's own has written other parameters into the module."""
+        live, weights = self.state.vector, self.state.weights
         if not (live.in_place and same_values(live.data, weights.to(live.dtype))):
             raise FederatedError(
-                f"Expected `{hook}` to leave the parameters of {type(self.module).__name__} as they are, but it wrote "
+                f"Expected {hook} to leave the parameters of {type(self.module).__name__} as they are, but it wrote "
                 "to them, which no client would see: write to the global model, `trainer.weights`, instead."
             )
 
@@ -250,6 +254,7 @@ class RoundLoop:
                 trainer, trainer.test_loaders, RunningStage.TESTING, self.options.limit_test_batches
             ):
                 self._note(result)
+        self._expect_global_model("the hooks of evaluation")
 
     def _warn_of_nan(self, metrics: dict[str, float]) -> None:
         """Says, once in a run, that a validation gives no number."""

@@ -47,6 +47,14 @@ def test_writes_to_the_module_between_clients_are_refused(tmp_path: Path, hook: 
         trainer.fit(built(Classifier), federated_data(12, 9))
 
 
+@pytest.mark.parametrize("act", [fill, fill_data, cut_loose])
+@pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_batch_end", "on_validation_epoch_end"])
+def test_so_are_those_of_an_evaluation(tmp_path: Path, hook: str, act: Any) -> None:
+    trainer = federated_trainer(tmp_path, Calls(hook, act))
+    with pytest.raises(FederatedError, match=r"Expected the hooks of evaluation to leave .* `trainer.weights`"):
+        trainer.fit(built(Classifier), federated_data(12, 9))
+
+
 def test_so_are_those_of_the_module_itself(tmp_path: Path) -> None:
     class Clamps(Classifier):
         def on_train_epoch_end(self) -> None:
