@@ -10,7 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from lightning.fabric import Fabric
-from lightning.fabric.plugins import Precision
+from lightning.fabric.plugins import MixedPrecision, Precision
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -91,8 +91,10 @@ def batch_transfer(
             stages.append(_bind(getattr(owner, hook), fabric, hook))
         elif hook == "transfer_batch_to_device" and not resident:
             stages.append(lambda batch, _: fabric.to_device(batch))
-    convert = fabric.strategy.precision.convert_input
-    if type(fabric.strategy.precision).convert_input is not Precision.convert_input:
+    precision = fabric.strategy.precision
+    convert = precision.convert_input
+    # Under autocast Lightning's trainer leaves batches alone: Fabric's would narrow what a loss compares with as well.
+    if not isinstance(precision, MixedPrecision) and type(precision).convert_input is not Precision.convert_input:
         stages.append(lambda batch, _: convert(batch))
     if not stages:
         return None

@@ -8,8 +8,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
+from torch.utils.data import DataLoader
 
-from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, points, train_both
+from tests.parts import (
+    CLASSES,
+    FEATURES,
+    Classifier,
+    built,
+    federated_data,
+    federated_trainer,
+    lightning_trainer,
+    points,
+    train_both,
+)
 
 
 def mlp(*extra: nn.Module) -> nn.Module:
@@ -224,3 +235,26 @@ def test_precision(tmp_path, precision):
     ours, _ = train_both(tmp_path, lambda: Classifier(mlp(nn.BatchNorm1d(8)), grouped), precision=precision)
     expected = {"64-true": torch.float64, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}[precision]
     assert ours.net[0].weight.dtype == expected
+
+
+class Sees(Classifier):
+    """Notes in what precision its steps get a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = set[torch.dtype]()
+
+    def loss(self, batch: Any) -> Tensor:
+        self.seen.add(batch[0].dtype)
+        return super().loss(batch)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
+def test_batches_come_in_the_precision_of_lightnings_trainer(tmp_path, precision):
+    """Under autocast unchanged: the replay of other tests gives Lightning what our client got."""
+    ours, theirs = built(Sees), built(Sees)
+    federated_trainer(tmp_path, precision=precision).fit(ours, federated_data())
+    loader = DataLoader(points(), batch_size=8)
+    lightning_trainer(tmp_path, max_epochs=1, precision=precision).fit(theirs, loader, loader)
+    assert ours.seen == theirs.seen
+    assert len(theirs.seen) == 1

@@ -83,6 +83,8 @@ def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
     slow = next((part for part in state.module.modules() if not _is_quick(part)), None)
     if device == "cpu" and slow is not None:
         raise CannotStack(f"{type(slow).__name__} is not known to be quicker for many clients at once on a CPU")
+    if "16" in str(state.fabric.strategy.precision.precision):
+        raise CannotStack("it is not known to be quicker in half precision")
     if not (type(source) is TensorSource and state.transfer is None):
         raise CannotStack("samples are read or changed one by one, which takes longer than the step of a small model")
     if (batch := min(source.batch_size, int(np.max(source.sizes)))) > _LARGEST_BATCH:
