@@ -20,7 +20,7 @@ from lightning_fed.data.collation import CheckedCollate, Collate, Loading
 from lightning_fed.data.description import Divided, name_skew, name_targets
 from lightning_fed.data.division import CENTRAL, Division, DivisionOptions, HeldOut, ValSplit, divide
 from lightning_fed.data.evaluation import JoinedBatches, eval_loader, expect_free_names, join_tests, worker_options
-from lightning_fed.data.inspection import AnyDataset, find_conversion
+from lightning_fed.data.inspection import AnyDataset, find_conversion, name_kind
 from lightning_fed.data.label_statistics import label_statistics
 from lightning_fed.data.loading import Datasets, LoadedData
 from lightning_fed.data.partitioners import IID, ByUser, Partitioner
@@ -104,10 +104,9 @@ class FederatedDataModule(LightningDataModule):
                 "it as `source=`."
             )
         if source is not None and not is_datamodule(source):
-            raise FederatedError(
-                f"Expected `--data.source` to be a LightningDataModule, got {type(source).__name__}: give loaders to "
-                "`fit(model, train_dataloaders=...)`, and a data set as `train_dataset`."
-            )
+            hint = "give loaders to `fit(model, train_dataloaders=...)`, and a data set as `train_dataset`"
+            got = name_kind(source) if isinstance(source, type) else f"{type(source).__name__}: {hint}"
+            raise FederatedError(f"Expected `--data.source` to be a LightningDataModule, got {got}.")
         expect_count("--data.eval_batch_size", eval_batch_size)
         for name, count, least in (
             ("num_clients", num_clients, 1), ("batch_size", batch_size, 1), ("num_workers", num_workers, 0),

@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 
 __all__ = [
     "TARGET_NAMES", "AnyDataset", "Conversion", "Tensors", "as_targets", "find_conversion", "find_targets",
-    "find_tensors", "find_users", "first_input", "length", "map_tensors", "take",
+    "find_tensors", "find_users", "first_input", "length", "map_tensors", "name_kind", "take",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -30,6 +30,17 @@ TARGET_NAMES = ("targets", "target", "labels", "label", "y")
 _USER_NAMES = ("users", "user")
 
 
+def name_kind(value: object) -> str:
+    """Says what was given in the place of a data set, and what to give instead."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: give an instance of it"
+    kind = type(value).__name__
+    if isinstance(value, DataLoader):
+        return f"a {kind}: give its data set here, or loaders to `fit(model, train_dataloaders=...)`"
+    stream = f"{kind}, a stream" if isinstance(value, IterableDataset) else kind
+    return f"{stream}: give a torch Dataset with `__len__` and `__getitem__`"
+
+
 def length(dataset: object, option: str) -> int:
     """Returns the number of samples of a map-style data set.
 
@@ -37,10 +48,7 @@ def length(dataset: object, option: str) -> int:
         FederatedError: If the data set has no length or no items.
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise FederatedError(
-            f"Expected `{option}` to be a map-style data set with `__len__` and `__getitem__`, got "
-            f"{type(dataset).__name__}."
-        )
+        raise FederatedError(f"Expected `{option}` to be a map-style data set, got {name_kind(dataset)}.")
     return len(dataset)
 
 
@@ -133,7 +141,7 @@ def _find(dataset: AnyDataset, candidates: Callable[[AnyDataset], list[Any]]) ->
         return np.concatenate(known) if len(known) == len(parts) else None
     for candidate in candidates(dataset):
         values = as_targets(candidate)
-        if values is not None and len(values) == length(dataset, "--data.train_dataset"):
+        if values is not None and hasattr(dataset, "__len__") and len(values) == len(dataset):
             return values
     return None
 
@@ -166,7 +174,7 @@ def _declared_tensors(dataset: AnyDataset) -> Tensors | None:
     if not isinstance(tensors, (Mapping, tuple, list)):
         return None
     parts = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
-    size = length(dataset, "--data.train_dataset")
+    size = len(dataset) if hasattr(dataset, "__len__") else None
     if not parts or not all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == size for part in parts):
         return None
     return dict(tensors) if isinstance(tensors, Mapping) else tuple(parts)

@@ -13,6 +13,7 @@ from lightning.pytorch.demos.boring_classes import (
     BoringModel,
     RandomIterableDataset,
 )
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -403,21 +404,44 @@ class Episodes(BatchSampler):
     """Chooses the samples of a batch by itself."""
 
 
-def test_a_batch_sampler_of_ones_own_is_refused(tmp_path) -> None:
+@pytest.mark.parametrize(("several", "owner"), [(False, "`train"), (True, "client 0 of `train")])
+def test_a_batch_sampler_of_ones_own_is_refused(several: bool, owner: str, tmp_path) -> None:
     loader = DataLoader(points(40), batch_sampler=Episodes(RandomSampler(range(40)), 4, False))
-    with pytest.raises(FederatedError, match="got its own Episodes, which would choose over all clients"):
+    with pytest.raises(FederatedError, match=f"loader of {owner}.* its own Episodes, whose choice of samples is not"):
+        federated_trainer(tmp_path).fit(Classifier(), [loader, loader] if several else loader)
+
+
+def test_a_list_of_rows_as_sampler_says_which_samples_there_are(tmp_path) -> None:
+    trainer = federated_trainer(tmp_path)
+    trainer.fit(Classifier(), DataLoader(points(40), sampler=list(range(10, 30))))
+    assert sum(trainer.client_sizes) == 20
+
+
+def test_a_sampler_of_fewer_samples_is_told(tmp_path) -> None:
+    loader = DataLoader(points(40), sampler=RandomSampler(range(40), num_samples=5))
+    with pytest.warns(UserWarning, match="The RandomSampler of `train_dataloaders`'s training loader is not used"):
         federated_trainer(tmp_path).fit(Classifier(), loader)
+
+
+def test_loaders_joined_batch_by_batch_do_not_evaluate(tmp_path) -> None:
+    loader = DataLoader(points(40))
+    joined = CombinedLoader({"a": loader, "b": loader}, "max_size")
+    with pytest.raises(FederatedError, match="val loaders of `train_dataloaders` to be read one after the other"):
+        federated_trainer(tmp_path).fit(Classifier(), loader, joined)
 
 
 def test_what_is_no_data_module_is_no_source() -> None:
     with pytest.raises(FederatedError, match="`--data.source` to be a LightningDataModule, got DataLoader"):
         FederatedDataModule(source=DataLoader(points(8)))
+    with pytest.raises(FederatedError, match="got the class LightningDataModule: give an instance of it"):
+        FederatedDataModule(source=pl.LightningDataModule)
     with pytest.raises(FederatedError, match="got the data module LightningDataModule: give it as `source=`"):
         FederatedDataModule(pl.LightningDataModule())
 
 
-def test_a_number_of_clients_that_data_sets_replace_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_clients": 10}])
+def test_how_many_clients_data_sets_make_is_told(options: dict, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        data = FederatedDataModule(ClientDatasets([points(4) for _ in range(4)]), num_clients=10)
+        data = FederatedDataModule(ClientDatasets([points(4) for _ in range(4)]), **options)
         assert data.split.num_clients == 4
-    assert "Clients: 4, one for each data set, instead of `--data.num_clients` 10." in caplog.text
+    assert "Clients: 4, one for each data set." in caplog.text  # no word of a number that may not have been given

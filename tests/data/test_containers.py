@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, random_split
 
-from lightning_fed.data import ByUser, FederatedDataModule, Shards
+from lightning_fed.data import ByUser, ClientDatasets, FederatedDataModule, Shards
 from lightning_fed.errors import FederatedError
 from tests.parts import OneByOne
 
@@ -16,6 +16,7 @@ N = 24
 X = np.random.default_rng(0).normal(size=(N, 3))
 Y = np.arange(N) % 4
 HEAD = TensorDataset(torch.tensor(X[:8]).float(), torch.tensor(Y[:8]))
+INSTEAD = "give a torch Dataset with `__len__` and `__getitem__`."
 WHO = [f"writer {i % 3}" for i in range(N)]
 
 
@@ -146,16 +147,56 @@ def test_image_folders(tmp_path) -> None:
         ((X, Y[:5]), "a tuple of 2 (ndarray): give arrays of one length, where row i of each is sample i."),
         ([X, Y], "a list of 2 (ndarray): give arrays in a tuple, where row i of each is sample i."),
         ({"train": Table(), "test": Table()}, "a dict of train, test: give its parts as options of their own."),
-        ("own.npz", "str: wrap it in a torch Dataset."),
-        (Series(Y), "Series: wrap it in a torch Dataset."),
+        ("own.npz", f"str: {INSTEAD}"),
+        (Series(Y), f"Series: {INSTEAD}"),
+        (
+            DataLoader(Table()),
+            "a DataLoader: give its data set here, or loaders to `fit(model, train_dataloaders=...)`.",
+        ),
+        (Table, "the class Table: give an instance of it."),
+        (3, f"int: {INSTEAD}"),
+        (torch.tensor(1.0), f"Tensor: {INSTEAD}"),
+        ((row for row in X), f"generator: {INSTEAD}"),
+        ([OneByOne, OneByOne], "a list of 2 (type): give one data set, such as a torch ConcatDataset."),
     ],
 )
-def test_what_is_no_data_set_is_said(container, got) -> None:
+@pytest.mark.parametrize("option", ["train_dataset", "val_dataset", "test_dataset", "predict_dataset"])
+def test_what_is_no_data_set_is_said(option: str, container, got) -> None:
+    if option == "test_dataset" and isinstance(container, dict):
+        return  # test sets by name
+    sets = {"train_dataset": (X, Y), option: container}
     with pytest.raises(FederatedError) as caught:
-        set_up(container)
+        set_up(sets.pop("train_dataset"), **sets)
     assert str(caught.value) == (
-        f"Expected `--data.train_dataset` to be a data set, a tuple of arrays or a data frame, got {got}"
+        f"Expected `--data.{option}` to be a data set, a tuple of arrays or a data frame, got {got}"
     )
+
+
+@pytest.mark.parametrize("option", ["val_dataset", "test_dataset", "predict_dataset"])
+@pytest.mark.parametrize("part", [Table(), DataLoader(Table())])
+def test_central_sets_are_no_lists_of_data_sets(option: str, part) -> None:
+    with pytest.raises(FederatedError, match=f"--data.{option}. .* got a list of 2 .* give one data set, such as"):
+        set_up((X, Y), **{option: [part, part]})
+
+
+@pytest.mark.parametrize("clients", [[DataLoader(Table())], {"a": DataLoader(Table())}, ClientDatasets, DataLoader])
+def test_clients_come_as_data_sets_not_as_loaders(clients) -> None:
+    with pytest.raises(FederatedError, match="got (a DataLoader: give its data set here|the class)"):
+        set_up(clients)
+    with pytest.raises(FederatedError, match="data set of client 0 to be a data set, got (a DataLoader|the class)"):
+        ClientDatasets(lambda _: DataLoader(Table()) if isinstance(clients, (list, dict)) else clients, 1)
+
+
+def test_a_stream_evaluates_but_cannot_be_split() -> None:
+    class Stream(IterableDataset):
+        targets = Y
+
+        def __iter__(self):
+            return iter(zip(X, Y, strict=True))
+
+    assert len(list(set_up((X, Y), val_dataset=Stream()).val_dataloader())) == 1
+    with pytest.raises(FederatedError, match=f"got Stream, a stream: {INSTEAD}"):
+        set_up(Stream())
 
 
 def test_other_sets_may_be_arrays_too() -> None:

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lightning_fed.data.inspection import find_conversion, find_targets, find_tensors
+from lightning_fed.data.inspection import find_conversion, find_targets, find_tensors, name_kind
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["DEFAULT_CLIENTS", "ClientDatasets", "are_datasets"]
@@ -77,10 +77,8 @@ class ClientDatasets(Dataset[Any]):
                 f"Expected `--data.num_clients` to be that of the clients' data sets, {self.num_clients}, got {asked}: "
                 "leave it out, or give a `--data.partitioner`, which splits them all together anew."
             )
-        if asked not in (None, self.num_clients):  # the default, or the same number given
-            rank_zero_info(
-                f"Clients: {self.num_clients}, one for each data set, instead of `--data.num_clients` {asked}."
-            )
+        if asked not in (None, self.num_clients):  # the default, which nobody may have asked for
+            rank_zero_info(f"Clients: {self.num_clients}, one for each data set.")
         return self.num_clients
 
     def __len__(self) -> int:
@@ -109,6 +107,8 @@ def are_datasets(values: Any) -> bool:
 
 
 def _size(dataset: Any, client: int) -> int:
+    if not hasattr(type(dataset), "__getitem__"):
+        raise FederatedError(f"Expected the data set of client {client} to be a data set, got {name_kind(dataset)}.")
     size = len(dataset) if hasattr(dataset, "__len__") else None
     if not size:
         raise FederatedError(

@@ -2,16 +2,15 @@
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from lightning_fed.data.adapters.clients import ClientDatasets, are_datasets
-from lightning_fed.data.inspection import AnyDataset
+from lightning_fed.data.inspection import AnyDataset, name_kind
 from lightning_fed.errors import FederatedError
 
 __all__ = ["Columns", "are_columns", "as_dataset"]
@@ -71,7 +70,10 @@ def as_dataset(container: Any, option: str, clients: bool = False) -> AnyDataset
         return Columns({name: container[name] for name in container.columns})
     is_listed = isinstance(container, list) and len({np.shape(part) for part in container if _is_array(part)}) > 1
     is_rows = is_listed and are_columns(container)
-    if isinstance(container, (str, bytes, Path, tuple, Mapping)) or hasattr(container, "iloc") or is_rows:
+    of_sets = isinstance(container, list) and (are_datasets(container) or any(isinstance(c, type) for c in container))
+    is_stream = isinstance(container, IterableDataset) and not clients
+    is_read = container is None or is_stream or _is_read_by_number(container)
+    if not is_read or is_rows or of_sets:
         raise FederatedError(
             f"Expected `{option}` to be a data set, a tuple of arrays or a data frame, got {_described(container)}."
         )
@@ -90,8 +92,19 @@ def _described(container: Any) -> str:
     if isinstance(container, (tuple, list)):
         parts = ", ".join(sorted({type(part).__name__ for part in container}))
         hint = "of one length" if isinstance(container, tuple) else "in a tuple"
-        return f"a {kind} of {len(container)} ({parts}): give arrays {hint}, where row i of each is sample i"
-    return f"{kind}: wrap it in a torch Dataset"
+        arrays, one = f"arrays {hint}, where row i of each is sample i", "one data set, such as a torch ConcatDataset"
+        return f"a {kind} of {len(container)} ({parts}): give {arrays if any(map(_is_array, container)) else one}"
+    return name_kind(container)
+
+
+def _is_read_by_number(container: Any) -> bool:
+    """Whether samples are read by their numbers from 0 on, as Python looks it up: in the class."""
+    if isinstance(container, (str, bytes, tuple, Mapping, IterableDataset)) or hasattr(container, "iloc"):
+        return False
+    return (
+        all(hasattr(type(container), name) for name in ("__len__", "__getitem__"))
+        and getattr(container, "ndim", 1) != 0
+    )
 
 
 def _is_array(value: Any) -> bool:

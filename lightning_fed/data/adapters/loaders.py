@@ -1,6 +1,6 @@
 """What a data loader that knows nothing of clients tells: its samples, and how they become batches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -19,12 +19,12 @@ from torch.utils.data import (
 
 from lightning_fed.data.adapters.clients import ClientDatasets, are_datasets
 from lightning_fed.data.collation import Loading
-from lightning_fed.data.inspection import AnyDataset
+from lightning_fed.data.inspection import AnyDataset, length
 from lightning_fed.errors import FederatedError
 
 __all__ = ["read_loader"]
 
-_PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
+_PLAIN = (SequentialSampler, RandomSampler)
 
 
 def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
@@ -62,14 +62,12 @@ def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
 def _read_clients(loaders: Any, owner: str) -> tuple[AnyDataset, Loading]:
     """Takes the loaders or data sets of clients apart."""
     parts, loadings = [], []
-    for loader in loaders.values() if isinstance(loaders, Mapping) else loaders:
-        stream = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
-        if not isinstance(loader, DataLoader):
-            part, loading = loader, Loading()
-        elif stream:
-            part, loading = loader.dataset, _loading(loader, owner)[0]
-        else:
-            part, loading = read_loader(loader, owner)
+    for client, loader in enumerate(loaders.values() if isinstance(loaders, Mapping) else loaders):
+        part, loading = loader, Loading()
+        if isinstance(loader, DataLoader):
+            loading, sampler = _loading(loader, f"client {client} of {owner}")
+            stream = isinstance(loader.dataset, IterableDataset)
+            part = loader.dataset if stream else _sampled(loader.dataset, sampler, owner)
         parts.append(part)
         loadings.append(loading)
     sizes = sorted({loading.batch_size for loading in loadings})
@@ -94,8 +92,8 @@ def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
     if type(batches) is not BatchSampler:
         raise FederatedError(
             f"Expected the training loader of {owner} to make batches by `batch_size`, got its own "
-            f"{type(batches).__name__}, which would choose over all clients: give the data set with a "
-            "`--data.batch_size`, or each client's samples as a data set of its own whose samples are such batches."
+            f"{type(batches).__name__}, whose choice of samples is not used, as each client goes through its own "
+            "samples in random order: give the loader a `batch_size` instead."
         )
     loading = Loading().changed(
         batch_size=size if isinstance(size, int) else None,
@@ -110,9 +108,11 @@ def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
 
 def _sampled(dataset: AnyDataset, sampler: Any, owner: str) -> AnyDataset:
     """Keeps which rows a sampler takes; says that its order and frequencies are the clients' own."""
-    if isinstance(sampler, SubsetRandomSampler):
-        return Subset(dataset, [int(row) for row in sampler.indices])
-    if not isinstance(sampler, _PLAIN) or getattr(sampler, "replacement", False):
+    rows = sampler.indices if isinstance(sampler, SubsetRandomSampler) else sampler
+    if isinstance(rows, Sequence) or rows is not sampler:
+        return Subset(dataset, [int(row) for row in rows])
+    is_whole = isinstance(sampler, _PLAIN) and len(sampler) == length(dataset, "--data.train_dataset")
+    if not (is_whole or isinstance(sampler, DistributedSampler)) or getattr(sampler, "replacement", False):
         rank_zero_warn(
             f"The {type(sampler).__name__} of {owner}'s training loader is not used: each client goes through its own "
             "samples in random order."

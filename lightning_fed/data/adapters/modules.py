@@ -149,6 +149,11 @@ class SourceModule:
         with isolated_streams(self._context()[1]):
             loaders = getattr(self.module, f"{stage}_dataloader")()
         if isinstance(loaders, CombinedLoader):
+            if loaders._mode != "sequential":
+                raise FederatedError(
+                    f"Expected the {stage} loaders of {self.name} to be read one after the other, got a CombinedLoader "
+                    f'that joins their batches: give it mode="sequential" (got {loaders._mode}), or give a list.'
+                )
             loaders = loaders.iterables
         return [] if loaders is None else loaders
 
