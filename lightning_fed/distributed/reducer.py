@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_fed.core.reduction import LongSum, RoundReducer, is_averaged
-from lightning_fed.core.updates import Client, Need, ReducedUpdate
+from lightning_fed.core.reduction import RoundReducer, is_averaged
+from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.distributed.processes import Processes
 
 __all__ = ["SharedReducer", "gather_rows", "make_reducer"]
@@ -37,10 +37,6 @@ class SharedReducer(RoundReducer):
         super().__init__(*args)
         self._processes, self._averaged = processes, averaged
         self.everyone: list[list[_Entry]] = []
-        alike = [need for need in self._sums if need != Need.WEIGHTED_SIGN_SUM]  # which is wider
-        if alike:
-            self._whole = torch.stack([self._sums[need].total for need in alike])
-            self._sums.update(zip(alike, map(LongSum, self._whole), strict=True))  # parts of one vector: one reduction
 
     def entries(self) -> list[_Entry]:
         """Returns which clients of this process have entered."""
@@ -67,19 +63,14 @@ class SharedReducer(RoundReducer):
 
     def _add_up(self) -> None:
         """Adds sums and buffers over the processes; a process without a client has none of the latter yet."""
-        sums = {need: value.close() for need, value in self._sums.items()}
-        if sums.keys() - {Need.WEIGHTED_SIGN_SUM}:
-            self._processes.sum(self._whole, what=None)
-        if Need.WEIGHTED_SIGN_SUM in sums:
-            self._processes.sum(sums[Need.WEIGHTED_SIGN_SUM], what=None)
         live = self._averaged()
         added = [name for name, buffer in live.items() if is_averaged(buffer)]
-        for dtype in sorted({live[name].dtype for name in added}, key=str):
-            names = [name for name in added if live[name].dtype == dtype]
-            wider = torch.promote_types(dtype, torch.float64)
-            for name in names:
-                self._buffers.setdefault(name, torch.zeros_like(live[name], dtype=wider))
-            self._processes.sum(*(self._buffers[name] for name in names), what=None)
+        for name in added:
+            wider = torch.promote_types(live[name].dtype, torch.float64)
+            self._buffers.setdefault(name, torch.zeros_like(live[name], dtype=wider))
+        parts = [*(value.close() for value in self._sums.values()), *(self._buffers[name] for name in added)]
+        for dtype in sorted({part.dtype for part in parts}, key=str):
+            self._processes.sum(*(part for part in parts if part.dtype == dtype), what=None)
         self._take_maxima({name: buffer for name, buffer in live.items() if name not in added})
 
     def _take_maxima(self, live: dict[str, Tensor]) -> None:
