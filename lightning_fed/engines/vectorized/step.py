@@ -135,7 +135,7 @@ class StackedStep:
         self.recorder = MetricRecorder()
         self.recorder.batch_size = size
         self.touched.clear()
-        with recording(self.module, self.recorder), self.precision.forward_context(), self._restoring():
+        with recording(self.module, self.recorder), self._restoring():
             # By parameter: as parts of one vector their gradients would be joined, a matrix larger than the cache.
             pieces = tuple(self._pieces(weights))
             gradients, (self.losses, (totals, replaced)) = self._gradients(pieces, buffers, batch, batch_idx)
@@ -170,7 +170,8 @@ class StackedStep:
         for name, value in buffers.items():
             for owner, key in (self.buffer_places[name], *self.further_places.get(name, ())):
                 owner._buffers[key] = value
-        output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
+        with self.precision.forward_context():  # the backward pass is none of autocast's
+            output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
         if output is None:
             raise CannotStack("its `training_step` returns None for a batch, which many clients at once cannot skip")
         loss = loss_of(output, self.module)

@@ -194,6 +194,20 @@ def test_other_precisions(tmp_path, precision, rtol):
     assert {d.dtype for d in vectorized.deltas} == {torch.float32}
 
 
+class OutsideAutocast(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().training_step(batch, batch_idx)
+
+
+def test_the_backward_pass_is_none_of_autocasts(tmp_path):
+    sequential, vectorized = (
+        train(tmp_path, OutsideAutocast, engine, precision="bf16-mixed") for engine in ("sequential", "vectorized")
+    )
+    for a, b in zip(sequential.deltas, vectorized.deltas, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
 class Rows(Dataset):
     """Samples read one by one, as dicts."""
 
