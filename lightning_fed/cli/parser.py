@@ -22,6 +22,7 @@ from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
 from lightning_fed.cli.other_names import own_words, take_lightnings
+from lightning_fed.cli.yaml_loader import is_endless
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 
@@ -88,7 +89,7 @@ def _null(error: Exception, built: Any, options: dict[str, Any]) -> FederatedErr
 
 def _expect_no_pipe(path: str) -> None:
     """Refuses a pipe or a device, whose reading may never end."""
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+    if is_endless(path):
         raise FederatedError(f"Expected a file, got {path!r}, a pipe or a device: write what it gives into a file.")
 
 
@@ -151,6 +152,8 @@ class FederatedArgumentParser(LightningArgumentParser):
             words = with_found_configs(own_words(sys.argv[1:] if args is None else args))
             for word in words:
                 _expect_no_pipe(word.partition("=")[2] if word.startswith("-") else word)
+            for name in os.environ:
+                _expect_no_pipe(os.environ[name] if name.startswith("PL_") else "")
             config: Namespace = super().parse_args(words, *more, **kwargs)
         return config
 

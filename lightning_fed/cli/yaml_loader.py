@@ -1,12 +1,13 @@
 """YAML as a configuration means it: no key twice, no number in base 60, nothing that grows when it is read."""
 
+import os
 from typing import Any, NoReturn
 
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
 from yaml import CollectionEndEvent, CollectionStartEvent, MappingNode, Node, ScalarNode, SequenceNode, parse
 from yaml.error import MarkedYAMLError
 
-__all__ = ["ConfigLoader"]
+__all__ = ["ConfigLoader", "is_endless"]
 
 _LEVELS, _ALIASED = 100, 100_000
 _TEXT, _IN_BASE_60 = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -51,6 +52,11 @@ class ConfigLoader(_Loader):  # type: ignore[misc]  # a class made when jsonargp
         return super().construct_document(node)
 
 
+def is_endless(path: str) -> bool:
+    """Says whether a text names a pipe or a device, whose reading may never end."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
 def _measure(node: Node, sizes: dict[int, int]) -> int:
     """Returns the number of values in a node with its aliases written out, and keeps it in ``sizes``.
 
@@ -70,6 +76,8 @@ def _measure(node: Node, sizes: dict[int, int]) -> int:
         parts = node.value
     elif "\0" in node.value:
         _refuse("a null byte", node)
+    elif is_endless(node.value):
+        _refuse(f"{node.value!r}, a pipe or a device", node)
     sizes[id(node)] = 1 + sum(_measure(part, sizes) for part in parts)
     return sizes[id(node)]
 

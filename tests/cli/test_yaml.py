@@ -182,9 +182,18 @@ def test_a_pipe_is_refused_and_not_waited_for(cli, mistake, words):
     )
 
 
-def test_a_pipe_in_a_variable_is_refused_too(cli, mistake, monkeypatch):
+@pytest.mark.parametrize("text", ["trainer: pipe", "{trainer: {callbacks: [pipe]}}", "data: {init_args: {a: pipe}}"])
+@pytest.mark.parametrize("inline", [False, True])
+def test_nor_is_one_that_a_configuration_names(cli, mistake, text, inline):
     os.mkfifo(cli.folder / "pipe")
-    monkeypatch.setenv("PL_FIT__CONFIG", "pipe")
+    given = text if inline else cli.file("a.yaml", text)
+    assert "'pipe', a pipe or a device" in mistake("fit", "--model", "Plain", "--data", "Digits", f"--config={given}")
+
+
+@pytest.mark.parametrize("name", ["CONFIG", "TRAINER", "MODEL"])
+def test_a_pipe_in_a_variable_is_refused_too(cli, mistake, monkeypatch, name):
+    os.mkfifo(cli.folder / "pipe")
+    monkeypatch.setenv(f"PL_FIT__{name}", "pipe")
     assert mistake("fit", "--model", "Plain", "--data", "Digits").startswith("Expected a file, got 'pipe', ")
 
 

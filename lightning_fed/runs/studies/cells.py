@@ -72,8 +72,20 @@ def combinations(study: Study) -> Iterator[dict[str, Name]]:
 
 
 def cells_of(study: Study) -> list[Cell]:
-    """Returns the runs of a study without what is tuned, all seeds of a combination one after the other."""
-    return [make_cell(study, axes, seed, {}) for axes in combinations(study) for seed in study.seeds]
+    """Returns the runs of a study without what is tuned, all seeds of a combination one after the other.
+
+    Raises:
+        FederatedError: If two would share a folder, on a file system that takes capital letters for small ones too.
+    """
+    cells = [make_cell(study, axes, seed, {}) for axes in combinations(study) for seed in study.seeds]
+    places: dict[str, Cell] = {}
+    for cell in cells:
+        if (other := places.setdefault(cell.folder.casefold(), cell)) is not cell:
+            raise FederatedError(
+                f"Expected each run of a study to have a folder of its own, but that of {cell.label} is that of "
+                f"{other.label}: name the values of `axes` by more than small and capital letters."
+            )
+    return cells
 
 
 def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[str, Any]) -> Cell:
