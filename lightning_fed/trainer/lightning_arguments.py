@@ -79,13 +79,13 @@ def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dic
     return ours
 
 
-def with_aliases(lightning: Mapping[str, Any], of: Callable[..., Any], **own: Any) -> tuple[Any, ...]:
-    """Returns arguments of a constructor as they are given, under either name.
+def with_aliases(lightning: Mapping[str, Any], of: Callable[..., Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ours of the arguments that a constructor was given under other names.
 
     Args:
         lightning: What the constructor does not have, by name.
         of: The constructor.
-        **own: The arguments that have another name in Lightning, as they are given under ours.
+        own: Its arguments, as they are given under our names.
 
     Raises:
         FederatedError: If one is given under both names, or another has no meaning here.
@@ -97,4 +97,4 @@ def with_aliases(lightning: Mapping[str, Any], of: Callable[..., Any], **own: An
             raise FederatedError(
                 f"Expected `--trainer.{name}` under one name, got {own[name]} and {value}: leave one out."
             )
-    return tuple({**own, **renamed}.values())
+    return renamed

@@ -92,7 +92,7 @@ class RoundLoop:
             trainer.hooks("on_train_start")
         self._note(self.recorder.compute())
         # By now the module has all that it trains with.
-        self.engine = make_engine(self.state, self.options.local, trainer.hooks, self.reducer)
+        self.engine = make_engine(self.state, self.options, trainer.hooks, self.reducer)
         trainer.books.log_start(trainer, self.log)
         if trainer.round == 0 and not trainer.resumed:
             started = time.perf_counter()
@@ -126,7 +126,7 @@ class RoundLoop:
             self._seed(at=2)
             if update.num_clients:
                 self._step_server(update)
-            elif cohort.clients and not self.engine.divergence.clients and self.options.local.work is None:
+            elif cohort.clients and not self.engine.divergence.clients and self.options.work is None:
                 self._expect_training()
             self.state.load_global_model()
             self._count(cohort, update, trained)
@@ -183,13 +183,13 @@ class RoundLoop:
         return CohortDraw(
             trainer.seed,
             sizes,
-            local_steps(source, options.local, sizes),
-            local_steps(source, replace(options.local, local_epochs=1, local_steps=None), sizes),
+            local_steps(source, options, sizes),
+            local_steps(source, replace(options, local_epochs=1, local_steps=None), sizes),
             trainer.aggregator.min_clients,
             trainer.sampler,
             options.availability,
             options.stragglers,
-            options.local.work,
+            options.work,
         )
 
     @torch.no_grad()
@@ -235,7 +235,7 @@ class RoundLoop:
             "clients/diverged": float(len(left_out.clients) - len(left_out.failed)),
             "time/clients": trained,
         }
-        if self.options.local.on_client_error == "skip":
+        if self.options.on_client_error == "skip":
             counts["clients/failed"] = float(len(left_out.failed))
         self._note(LoggedMetrics({**counts, **totals}, {}, {}))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Literal, cast, get_args
+from types import UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -15,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from torch._dynamo import OptimizedModule
 
 from lightning_fed.core.describe import describe
-from lightning_fed.core.train_state import CompileMode, LocalOptions
+from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.user_code import lightning_class, overrides
 from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count, is_number
@@ -25,69 +26,50 @@ from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stra
 __all__ = ["TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
 
 
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "local_schedule": ("restart", "continue"),
-    "deterministic": (True, False, "warn"),
-    **dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "full_gradient_weight_decay"), (True, False)),
-    **dict.fromkeys(("enable_model_summary", "detect_anomaly"), (True, False)),
-    "benchmark": (True, False, None),
-    "compile": (True, False, *get_args(CompileMode)),
-    "full_gradient_mode": ("eval", "train"),
-    "on_client_error": ("raise", "skip"),
-    "engine": ("auto", "sequential", "vectorized"),
-    "memory_format": ("auto", "preserve", "channels_last"),
-    "client_states": ("device", "host", "disk"),
-    "on_write_error": ("stop", "continue"),
-}
-
-
 @dataclass(frozen=True)
-class TrainerOptions:
-    """The arguments of ``FederatedTrainer``, which documents each, as they were given.
-
-    Attributes:
-        local: Those that say how a client trains.
+class TrainerOptions(LocalOptions):
+    """The arguments of ``FederatedTrainer``, which documents each, under their names and with their defaults.
 
     Raises:
         FederatedError: On the first argument that is out of range.
     """
 
-    local: LocalOptions
-    accelerator: str
-    devices: list[int] | str | int
-    num_nodes: int
-    strategy: str
-    process_timeout: float
-    precision: str | int
-    memory_format: Literal["auto", "preserve", "channels_last"]
-    logger: Logger | list[Logger] | bool | None
-    callbacks: list[Callback] | Callback | None
-    default_root_dir: str
-    name: str | None
-    seed: int | None
-    max_rounds: int
-    clients_per_round: int | float
-    sampler: ClientSampler | None
-    availability: Availability | None
-    stragglers: Stragglers | None
-    client_states: Literal["device", "host", "disk"]
-    check_val_every_n_rounds: int
-    check_test_every_n_rounds: int | None
-    limit_val_batches: int | float
-    limit_test_batches: int | float
-    limit_predict_batches: int | float
-    fast_dev_run: bool | int
-    enable_progress_bar: bool
-    enable_checkpointing: bool
-    max_time: str | timedelta | dict[str, int] | None
-    enable_model_summary: bool
-    benchmark: bool | None
-    detect_anomaly: bool
-    on_write_error: Literal["stop", "continue"]
+    accelerator: str = "auto"
+    devices: list[int] | str | int = "auto"
+    num_nodes: int = 1
+    strategy: str = "auto"
+    process_timeout: float = 30.0
+    precision: str | int = "32-true"
+    memory_format: Literal["auto", "preserve", "channels_last"] = "auto"
+    logger: Logger | list[Logger] | bool | None = None
+    callbacks: list[Callback] | Callback | None = None
+    default_root_dir: str = "runs"
+    name: str | None = None
+    seed: int | None = None
+    max_rounds: int = 100
+    clients_per_round: int | float = 1.0
+    sampler: ClientSampler | None = None
+    availability: Availability | None = None
+    stragglers: Stragglers | None = None
+    work: ClientWork | None = None
+    client_states: Literal["device", "host", "disk"] = "device"
+    check_val_every_n_rounds: int = 1
+    check_test_every_n_rounds: int | None = None
+    limit_val_batches: int | float = 1.0
+    limit_test_batches: int | float = 1.0
+    limit_predict_batches: int | float = 1.0
+    fast_dev_run: bool | int = False
+    enable_progress_bar: bool = True
+    enable_checkpointing: bool = True
+    max_time: str | timedelta | dict[str, int] | None = None
+    enable_model_summary: bool = True
+    benchmark: bool | None = None
+    detect_anomaly: bool = False
+    on_write_error: Literal["stop", "continue"] = "stop"
 
     def __post_init__(self) -> None:
         """Checks every option."""
-        options = self._by_name()
+        options = vars(self)
         for name in ("max_rounds", "check_val_every_n_rounds", "accumulate_grad_batches", "num_nodes"):
             expect_count(f"--trainer.{name}", options[name])
         for name in (
@@ -98,16 +80,15 @@ class TrainerOptions:
         for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
             _expect_share(name, options[name], smallest=0)
         _expect_share("clients_per_round", self.clients_per_round, smallest=1)
-        if self.local.gradient_clip_algorithm is not None:
-            expect_choice("--trainer.gradient_clip_algorithm", self.local.gradient_clip_algorithm, ("norm", "value"))
-        for name, known in _CHOICES.items():
-            expect_choice(f"--trainer.{name}", options[name], known)
-        share = self.local.max_diverged
+        for name, hint in get_type_hints(type(self)).items():
+            if (known := _choices(hint)) is not None:
+                expect_choice(f"--trainer.{name}", options[name], known)
+        share = self.max_diverged
         if not is_number(share, least=0, below=1):
             raise _error("max_diverged", "a share in [0, 1)", share)
-        if self.local.on_client_error == "skip" and not share:
+        if self.on_client_error == "skip" and not share:
             raise _error("max_diverged", "above 0 with `--trainer.on_client_error skip`, which it bounds", share)
-        if self.local.local_epochs is not None and self.local.local_steps is not None:
+        if self.local_epochs is not None and self.local_steps is not None:
             raise FederatedError(
                 "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
             )
@@ -118,30 +99,35 @@ class TrainerOptions:
         if self.max_time is not None:
             _expect_duration(self.max_time)
 
-    def _by_name(self) -> dict[str, Any]:
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "local"}
-        return {**own, **vars(self.local)}
-
     def describe(self) -> dict[str, Any]:
         """Returns the options as primitives, by name."""
-        return {name: describe(value) for name, value in self._by_name().items()}
-
-    def changed(self, **options: Any) -> TrainerOptions:
-        """Returns the options with other values for some, which are checked."""
-        local = {name: options.pop(name) for name in vars(self.local).keys() & options.keys()}
-        return replace(self, local=replace(self.local, **local), **options)
+        return {name: describe(value) for name, value in vars(self).items()}
 
     def shortened(self) -> TrainerOptions:
         """Returns the options cut to a few rounds of as many steps and batches, if ``fast_dev_run`` asks for it."""
         count = int(self.fast_dev_run)
         if not count:
             return self
-        steps = min(count, self.local.local_steps or count)
-        limits = dict.fromkeys(("limit_val_batches", "limit_test_batches", "limit_predict_batches"), count)
-        return self.changed(
-            max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False,
+        steps = min(count, self.local_steps or count)
+        limits: dict[str, Any] = dict.fromkeys(
+            ("limit_val_batches", "limit_test_batches", "limit_predict_batches"), count
+        )
+        return replace(
+            self, max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False,
             availability=None, stragglers=None, work=None, **limits,
         )  # fmt: skip
+
+
+def _choices(hint: Any) -> tuple[Any, ...] | None:
+    """Returns the values that a type hint of truth values and literals allows; None of any other."""
+    if hint is bool:
+        return True, False
+    if hint is type(None):
+        return (None,)
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    parts = [_choices(part) for part in get_args(hint)] if get_origin(hint) in (Union, UnionType) else [None]
+    return None if None in parts else tuple(value for part in parts for value in part or ())
 
 
 def known_length(loader: Any) -> int | None:

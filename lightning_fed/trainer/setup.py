@@ -192,7 +192,7 @@ def set_up_training(
 
 def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
     model = trainer.lightning_module
-    optimizer = LocalOptimizer(model, restart=trainer.options.local.local_schedule == "restart")
+    optimizer = LocalOptimizer(model, restart=trainer.options.local_schedule == "restart")
     with unfrozen(trainer.callbacks, model):
         vector = ParameterVector(model)
     weights = vector.data.to(torch.promote_types(vector.dtype, torch.float32), copy=True)

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,7 +21,7 @@ from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.train_state import CompileMode, LocalOptions, TrainState
+from lightning_fed.core.train_state import CompileMode, TrainState
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 from lightning_fed.hooks import HookCaller
@@ -171,34 +172,9 @@ class FederatedTrainer(LightningNames):
         on_write_error: Literal["stop", "continue"] = "stop",
         **lightning: Any,
     ) -> None:
-        max_rounds, check_val_every_n_rounds = with_aliases(
-            lightning,
-            FederatedTrainer.__init__,
-            max_rounds=max_rounds,
-            check_val_every_n_rounds=check_val_every_n_rounds,
-        )
-        local = LocalOptions(
-            engine=engine, chunk_size=chunk_size, compile=compile, local_epochs=local_epochs,
-            local_steps=local_steps, local_schedule=local_schedule, max_diverged=max_diverged,
-            on_client_error=on_client_error, full_gradient_mode=full_gradient_mode,
-            full_gradient_batch_size=full_gradient_batch_size,
-            full_gradient_weight_decay=full_gradient_weight_decay, gradient_clip_val=gradient_clip_val,
-            gradient_clip_algorithm=gradient_clip_algorithm, accumulate_grad_batches=accumulate_grad_batches,
-            deterministic=deterministic, work=work,
-        )  # fmt: skip
-        given = TrainerOptions(
-            local, accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy,
-            process_timeout=process_timeout, precision=precision, memory_format=memory_format, logger=logger,
-            callbacks=callbacks, default_root_dir=default_root_dir, name=name, seed=seed, max_rounds=max_rounds,
-            clients_per_round=clients_per_round, sampler=sampler, availability=availability, stragglers=stragglers,
-            client_states=client_states,
-            check_val_every_n_rounds=check_val_every_n_rounds, check_test_every_n_rounds=check_test_every_n_rounds,
-            limit_val_batches=limit_val_batches, limit_test_batches=limit_test_batches,
-            limit_predict_batches=limit_predict_batches, fast_dev_run=fast_dev_run,
-            enable_progress_bar=enable_progress_bar, enable_checkpointing=enable_checkpointing, max_time=max_time,
-            enable_model_summary=enable_model_summary, benchmark=benchmark, detect_anomaly=detect_anomaly,
-            on_write_error=on_write_error,
-        )  # fmt: skip
+        passed = {**locals()}
+        passed.update(with_aliases(lightning, FederatedTrainer.__init__, passed))
+        given = TrainerOptions(**{field.name: passed[field.name] for field in fields(TrainerOptions)})
         self.options = given.shortened()
         self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision, process_timeout)
         set_determinism(deterministic, benchmark)

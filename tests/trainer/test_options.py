@@ -1,9 +1,10 @@
 """Every bad argument of the trainer ends with one sentence that names the option."""
 
 import math
+from dataclasses import fields
 from datetime import timedelta
 from inspect import signature
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
@@ -12,7 +13,7 @@ from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork, UniformSampler
-from lightning_fed.trainer.options import batch_limit
+from lightning_fed.trainer.options import TrainerOptions, batch_limit
 
 COUNT = [0, -1, 1.5, "3", True, 2**63]
 SHARE = [-1, -0.1, 1.5, "all", None, True, math.nan]
@@ -146,3 +147,14 @@ def test_batch_limit(limit: int | float, total: int | None, expected: int | None
 def test_a_share_that_comes_to_no_batch_is_refused(limit: float, total: int | None) -> None:
     with pytest.raises(FederatedError, match=r"--trainer\.limit_val_batches.*give a count"):
         batch_limit(limit, total)
+
+
+def test_the_signature_is_that_of_the_options() -> None:
+    """An option is one field and its docstring: editors and LightningCLI read the signature, the rest the field."""
+    parameters = dict(signature(FederatedTrainer.__init__).parameters)
+    del parameters["self"], parameters["lightning"]
+    hints, fields_hints = get_type_hints(FederatedTrainer.__init__), get_type_hints(TrainerOptions)
+    assert {name: (hints[name], given.default) for name, given in parameters.items()} == {
+        field.name: (fields_hints[field.name], field.default) for field in fields(TrainerOptions)
+    }
+    assert all(f"        {name}: " in str(FederatedTrainer.__doc__) for name in parameters)

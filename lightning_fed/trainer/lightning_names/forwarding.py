@@ -1,9 +1,10 @@
 """How a name of the trainer is made: read of one of its parts, an option, always the same, or refused."""
 
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_fed.core.train_state import LocalOptions, TrainState
+from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
 
 __all__ = ["AbsentNameError", "Refused", "RefusedBut", "fixed", "forwarded", "option"]
@@ -37,12 +38,11 @@ def option(name: str, at: str | None = None) -> Any:
         name: The option.
         at: Where to read it, if not under its name.
     """
-    local = "local." if name in LocalOptions.__dataclass_fields__ else ""
 
     def change(trainer: Any, value: Any) -> None:
-        trainer.options = trainer.options.changed(**{name: value})
+        trainer.options = replace(trainer.options, **{name: value})
 
-    return property(attrgetter(at or f"options.{local}{name}"), change, doc=f"The option ``{name}``.")
+    return property(attrgetter(at or f"options.{name}"), change, doc=f"The option ``{name}``.")
 
 
 def fixed(value: Any, doc: str) -> Any:
