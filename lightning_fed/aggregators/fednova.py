@@ -7,7 +7,6 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.functional.fednova import optimizer_distance
-from lightning_fed.functional.server import fednova_step
 
 __all__ = ["FedNova"]
 
@@ -15,7 +14,8 @@ __all__ = ["FedNova"]
 class FedNova(Aggregator):
     """Averages updates per unit of distance: w <- w + η_g (Σ p_i a_i) Σ p_i δ_i / a_i.
 
-    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
+    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
+    eq. 6 and Algorithm 1.
     a_i is what client i's own optimizer does in its K_i steps to a scalar whose gradient is always 1 (K_i times the
     learning rate for plain SGD), so that a client with more steps does not pull harder. Equal a_i give FedAvg, to
     rounding. Only SGD has such a distance; other optimizers are refused.
@@ -31,4 +31,4 @@ class FedNova(Aggregator):
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns (Σ p_i a_i) Σ p_i δ_i / a_i, shape (d,)."""
-        return fednova_step(update.normalized_mean, update.mean_distance)
+        return update.normalized_mean * update.mean_distance

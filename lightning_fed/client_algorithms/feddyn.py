@@ -8,7 +8,7 @@ from lightning_fed.aggregators.feddyn import FedDynServer
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.functional.local import proximal_gradient
+from lightning_fed.functional.local import difference
 from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedDyn"]
@@ -50,7 +50,7 @@ class FedDyn(ClientAlgorithm):
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds α (w_i - w) - h_i."""
         own = self.scratch("own", trainer.weights)
-        term = proximal_gradient(trainer.vector.data, trainer.origin, self.scratch("term", own))
+        term = difference(trainer.vector.data, trainer.origin, self.scratch("term", own))
         trainer.vector.add_to_gradient(term.mul_(self._alpha).sub_(own))
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:

@@ -9,7 +9,7 @@ from torch.optim import ASGD, Adafactor
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.updates import Client, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice, is_count, is_number
-from lightning_fed.functional.local import alignment
+from lightning_fed.functional.local import difference
 from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedGA"]
@@ -71,7 +71,7 @@ class FedGA(ClientAlgorithm):
     def shift(self, trainer: TrainerLike, client: Client, out: Tensor) -> Tensor:
         """Computes β v_i, shape (d,)."""
         start = trainer.start_gradients
-        return alignment(start.mean, start.gradient, out).mul_(self.beta_at(client.round))
+        return difference(start.mean, start.gradient, out).mul_(self.beta_at(client.round))
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Displaces the start, or has every gradient taken at a displaced point."""

@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.errors import expect_number
-from lightning_fed.functional.local import proximal_gradient
+from lightning_fed.functional.local import difference
 from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedProx"]
@@ -39,5 +39,5 @@ class FedProx(ClientAlgorithm):
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds the proximal term."""
         if self.mu > 0:
-            term = proximal_gradient(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))
+            term = difference(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))
             trainer.vector.add_to_gradient(term, alpha=self.mu)

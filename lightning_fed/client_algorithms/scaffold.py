@@ -12,7 +12,7 @@ from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
-from lightning_fed.functional.local import alignment, control_variate, proximal_gradient
+from lightning_fed.functional.local import control_variate, difference
 from lightning_fed.hooks import TrainerLike
 
 __all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]
@@ -106,7 +106,7 @@ class SCAFFOLD(_Corrected):
         if self.option == "I":
             new.copy_(trainer.start_gradients.gradient)
         else:  # what local steps moved, whatever others have made of the update since
-            moved = proximal_gradient(trainer.vector.data, trainer.origin, new)
+            moved = difference(trainer.vector.data, trainer.origin, new)
             control_variate(correction, moved, update.distance, new)
         trainer.client_states.store("SCAFFOLD", update.client.id, new)
         share = trainer.update_weight(update.client) / self._whole
@@ -141,4 +141,4 @@ class StatelessSCAFFOLD(_Corrected):
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Computes c - c_i."""
         start = trainer.start_gradients
-        alignment(start.mean, start.gradient, self.scratch("correction", trainer.weights))
+        difference(start.mean, start.gradient, self.scratch("correction", trainer.weights))

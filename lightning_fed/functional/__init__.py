@@ -6,7 +6,7 @@ from lightning_fed.functional.comparison import PairedDifference, average_ranks,
 from lightning_fed.functional.dissimilarity import GradientSpread, gradient_spread
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
 from lightning_fed.functional.inner_products import gram_matrix, squared_distances
-from lightning_fed.functional.local import alignment, control_variate, linear_scaling_shift, proximal_gradient
+from lightning_fed.functional.local import control_variate, difference, linear_scaling_shift
 from lightning_fed.functional.masks import (
     agreement,
     gradient_and_mask,
@@ -30,7 +30,6 @@ from lightning_fed.functional.server import (
     fedadam_step,
     fedavgm_step,
     feddyn_step,
-    fednova_step,
     fedyogi_step,
 )
 
@@ -39,7 +38,6 @@ __all__ = [
     "GradientSpread",
     "PairedDifference",
     "agreement",
-    "alignment",
     "attack_figures",
     "average_ranks",
     "best_threshold",
@@ -48,11 +46,11 @@ __all__ = [
     "control_variate",
     "coordinate_median",
     "corrective_weights",
+    "difference",
     "fedadagrad_step",
     "fedadam_step",
     "fedavgm_step",
     "feddyn_step",
-    "fednova_step",
     "fedyogi_step",
     "geometric_median",
     "gradient_and_mask",
@@ -67,7 +65,6 @@ __all__ = [
     "magnitude_agreement_mask",
     "optimizer_distance",
     "paired_difference",
-    "proximal_gradient",
     "roc_curve",
     "sand_mask",
     "sgd_distance",

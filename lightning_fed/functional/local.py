@@ -7,11 +7,11 @@ its data, g̅ = Σ p_i g_i. Results go to ``out``, which is returned.
 import torch
 from torch import Tensor
 
-__all__ = ["alignment", "control_variate", "difference", "linear_scaling_shift", "proximal_gradient"]
+__all__ = ["control_variate", "difference", "linear_scaling_shift"]
 
 
 def difference(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Computes left - right in the precision of ``out``.
+    """Computes left - right in the precision of ``out``, as g̅ - g_i, or w_i - w, the gradient of ½ ‖w_i - w‖².
 
     Args:
         left: A vector.
@@ -21,30 +21,6 @@ def difference(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     if left.dtype == right.dtype == out.dtype:
         return torch.sub(left, right, out=out)  # one pass over the memory instead of two
     return out.copy_(left).sub_(right)
-
-
-def proximal_gradient(weights: Tensor, origin: Tensor, out: Tensor) -> Tensor:
-    """Computes w_i - w, the gradient of ½ ‖w_i - w‖² (Li et al., MLSys 2020, eq. 2, without its factor μ).
-
-    Args:
-        weights: w_i.
-        origin: w.
-        out: Receives the result, in a dtype at least as wide.
-    """
-    return difference(weights, origin, out)
-
-
-def alignment(mean: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
-    """Computes v_i = g̅ - g_i (Dandi, Barba, Jaggi, AAAI 2022, Algorithm 2); weighted with p_i they sum to zero.
-
-    The same vector is what the stateless form of SCAFFOLD adds to every local gradient (Algorithm 4).
-
-    Args:
-        mean: g̅.
-        gradient: g_i.
-        out: Receives the result.
-    """
-    return difference(mean, gradient, out)
 
 
 def linear_scaling_shift(mean: Tensor, gradient: Tensor, num_clients: int, lr: float, out: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ left as they are. Δ is the pseudo-gradient Σ p_i δ_i in the server's directio
 
 from torch import Tensor
 
-__all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step", "fednova_step", "fedyogi_step"]
+__all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step", "fedyogi_step"]
 
 
 def fedavgm_step(mean: Tensor, momentum: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -76,21 +76,6 @@ def fedyogi_step(
     square = mean.square()
     second = second - square * (second - square).sign() * (1 - beta2)
     return first / (second.sqrt() + epsilon), first, second
-
-
-def fednova_step(normalized_mean: Tensor, mean_distance: float) -> Tensor:
-    """Computes u = (Σ p_i a_i) Σ p_i δ_i / a_i (Wang et al., NeurIPS 2020, eq. 6 and Algorithm 1).
-
-    Equal a_i give Δ, to rounding.
-
-    Args:
-        normalized_mean: Σ p_i δ_i / a_i, shape (d,), floating.
-        mean_distance: Σ p_i a_i; see ``sgd_distance``.
-
-    Returns:
-        u, shape (d,), in the dtype of ``normalized_mean``.
-    """
-    return normalized_mean * mean_distance
 
 
 def feddyn_step(

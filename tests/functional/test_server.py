@@ -16,7 +16,6 @@ from lightning_fed.functional import (
     fedadam_step,
     fedavgm_step,
     feddyn_step,
-    fednova_step,
     fedyogi_step,
 )
 
@@ -163,7 +162,7 @@ def test_coordinates_that_nobody_moved_stay() -> None:
         v = torch.full((3,), start)
         for u in (fedadagrad_step(zero, v, 1e-3)[0], fedadam_step(zero, zero, v, 0.9, 0.99, 1e-3)[0],
                   fedyogi_step(zero, zero, v, 0.9, 0.99, 1e-3)[0], fedavgm_step(zero, zero, 0.9)[0],
-                  feddyn_step(zero, zero, 0.1, 2, 5)[0], fednova_step(zero, 3.0)):  # fmt: skip
+                  feddyn_step(zero, zero, 0.1, 2, 5)[0]):  # fmt: skip
             assert torch.equal(u, zero)
 
 
@@ -174,21 +173,6 @@ def test_momentum_zero_is_the_update_to_the_bit(deltas: np.ndarray) -> None:
     for delta in torch.from_numpy(deltas):
         u, momentum = fedavgm_step(delta, momentum, 0.0)
         assert torch.equal(u, delta)
-
-
-@given(
-    deltas=arrays(np.float64, (4, 3), elements=values),
-    distances=st.lists(st.floats(0.01, 100), min_size=4, max_size=4),
-    sizes=st.lists(st.integers(1, 50), min_size=4, max_size=4),
-)
-@settings(deadline=None)
-def test_fednova_weighs_by_distance(deltas: np.ndarray, distances: list[float], sizes: list[int]) -> None:
-    p, a = np.array(sizes) / sum(sizes), np.array(distances)
-    ours = fednova_step(torch.from_numpy((p / a) @ deltas), float(p @ a))
-    expected = sum(p[i] * a[i] for i in range(4)) * sum(p[i] * deltas[i] / a[i] for i in range(4))
-    np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-9, atol=1e-9)
-    equal = fednova_step(torch.from_numpy((p / 0.37) @ deltas), float(p.sum() * 0.37))
-    np.testing.assert_allclose(equal.numpy(), p @ deltas, rtol=1e-12, atol=1e-11)
 
 
 @given(
