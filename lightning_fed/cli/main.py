@@ -122,8 +122,9 @@ def _imports_of(names: list[str] | None) -> Iterator[None]:
     _make_working_folder_importable()
     allowed = {**_own_classes(), **{name: _named(name) for name in names}}
     allowed.update({f"{found.__module__}.{found.__qualname__}": found for found in list(allowed.values())})
-    # What is below an allowed class are its methods, which would run, such as one that loads a file.
-    methods = [f"{path}.{name}" for path, found in allowed.items() if isinstance(found, type) for name in dir(found)]
+    # What is below an allowed class are methods, which would run, such as one that loads a file.
+    classes = [(path, found) for path, found in allowed.items() if isinstance(found, type)]
+    methods = [f"{path}.{name}" for path, found in classes for name in {*dir(found), *dir(type)}]
     former = dict(_common.parsing_settings)
     set_parsing_settings(
         import_path_denylist=["*", *methods],

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
@@ -461,6 +462,9 @@ class BundledDataModule(FederatedDataModule, ABC):
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        known = signature(FederatedDataModule.__init__).parameters
+        for name in kwargs.keys() - known:
+            raise FederatedError(f"Expected options that {type(self).__name__} has, got `{name}`: leave it out.")
         super().__init__(
             None, val_dataset=None, test_dataset=None, predict_dataset=None, targets=None, users=None,
             source=None, **kwargs,

@@ -207,3 +207,9 @@ def test_no_seed_is_one_sentence(cli, mistake):
     file = cli.file("null.yaml", "seed_everything: null\n")
     said = mistake("fit", "--model", "Plain", "--data", "Digits", "--config", file, code=1)
     assert said == "Expected `--seed_everything` to be in [0, 4294967295], got null."
+
+
+def test_a_bundled_data_module_takes_no_unknown_options(cli, mistake):
+    file = cli.file("d.yaml", "data: {class_path: Digits, dict_kwargs: {nothing: 3}}")
+    said = mistake("fit", "--model", "Plain", "--config", file, code=1)
+    assert said == "Expected options that Digits has, got `nothing`: leave it out."

@@ -14,7 +14,7 @@ import yaml
 from docstring_parser import parse
 
 from lightning_fed.cli.configs_command import find_config
-from lightning_fed.cli.yaml_loader import ConfigLoader
+from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.studies.cells import combinations
 from lightning_fed.runs.studies.published import read_published
@@ -71,6 +71,8 @@ def load_study(name: str, profile: str = "full") -> Study:
 
 
 def _find(name: str) -> Path:
+    if is_endless(name):
+        raise FederatedError(f"Expected the YAML file of a study, got {name}, a pipe or a device.")
     if Path(name).is_file():
         return Path(name)
     shipped = name.removeprefix("configs/").removeprefix("studies/")

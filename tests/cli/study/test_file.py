@@ -1,5 +1,6 @@
 """The file of a study: read into dataclasses, or refused in one sentence that names file and place."""
 
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -208,3 +209,9 @@ def test_every_key_is_explained() -> None:
     for kind in (Study, AxisValue, Tune, Space, Report, Profile):
         for one in fields(kind):
             assert re.search(rf"^  {one.name}: \w", text, re.MULTILINE), one.name
+
+
+def test_a_pipe_is_no_study(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FederatedError, match="Expected the YAML file of a study, got .*pipe, a pipe or a device"):
+        load_study(str(tmp_path / "pipe"))
