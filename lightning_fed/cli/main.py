@@ -4,8 +4,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pydoc import ErrorDuringImport, locate
@@ -36,7 +36,7 @@ def main(args: list[str] | None = None) -> None:
     Args:
         args: Words of the command line, None for those of the process. ``--debug`` anywhere, or the variable
             ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes; ``--safe_imports NAMES`` anywhere lets options
-            name these classes and functions and this package's own alone.
+            name these classes and functions and this package's own alone, in this process from then on.
 
     Raises:
         SystemExit: With 2 after a mistake on the command line or in a config file, 1 after one found later, 130 after
@@ -47,11 +47,12 @@ def main(args: list[str] | None = None) -> None:
     with debug_mode("--debug" in words), output_is_written(), mistakes_in_one_sentence():
         _expect_text(words)
         words, names = _without_safe_imports([word for word in words if word != "--debug"])
-        with _imports_of(names):
-            _run(words, partial(_imports_of, names))
+        guard = partial(_restrict_imports, names)
+        guard()
+        _run(words, guard)
 
 
-def _run(words: list[str], guard: Callable[[], AbstractContextManager[None]]) -> None:
+def _run(words: list[str], guard: Callable[[], None]) -> None:
     if words[:1] == ["report"]:
         from lightning_fed.cli.report_command import main as report
 
@@ -108,16 +109,14 @@ def _without_safe_imports(words: list[str]) -> tuple[list[str], list[str] | None
     return kept, names
 
 
-@contextmanager
-def _imports_of(names: list[str] | None) -> Iterator[None]:
-    """Refuses, while open, options that name anything but these classes and functions and our own, before its import.
+def _restrict_imports(names: list[str] | None) -> None:
+    """Lets options of this process name nothing but these classes and functions and our own, refused before its import.
 
     Nothing is built where an option takes any value, as no class is expected there.
     """
     if names is None:
-        yield
         return
-    from jsonargparse import _common, set_parsing_settings
+    from jsonargparse import set_parsing_settings
 
     _make_working_folder_importable()
     allowed = {**_own_classes(), **{name: _named(name) for name in names}}
@@ -125,16 +124,11 @@ def _imports_of(names: list[str] | None) -> Iterator[None]:
     # What is below an allowed class are methods, which would run, such as one that loads a file.
     classes = [(path, found) for path, found in allowed.items() if isinstance(found, type)]
     methods = [f"{path}.{name}" for path, found in classes for name in {*dir(found), *dir(type)}]
-    former = dict(_common.parsing_settings)
     set_parsing_settings(
         import_path_denylist=["*", *methods],
         import_path_allowlist=list(allowed),
         instantiate_subclass_spec_in_any=False,
     )
-    try:
-        yield
-    finally:
-        _common.parsing_settings.update(former)
 
 
 def _own_classes() -> dict[str, Any]:

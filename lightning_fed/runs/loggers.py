@@ -125,6 +125,8 @@ class RoundCSVLogger(Logger):
         return whole
 
     def _rewrite(self, columns: list[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        with writing(self.path):
+            self.path.parent.stat()  # a removed run folder is not made again: no start could tell whose it is
         write_atomically(self.path, _csv(columns, rows, header=True))
         self._columns = columns
 

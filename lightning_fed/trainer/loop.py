@@ -248,13 +248,14 @@ class RoundLoop:
             for result in results:
                 self._note(result)
                 self._warn_of_nan(result.logged)
+            self._expect_global_model("the hooks of validation")
         every = self.options.check_test_every_n_rounds
         if every is not None and trainer.round % every == 0:
             for result in evaluate(
                 trainer, trainer.test_loaders, RunningStage.TESTING, self.options.limit_test_batches
             ):
                 self._note(result)
-        self._expect_global_model("the hooks of evaluation")
+            self._expect_global_model("the hooks of testing")
 
     def _warn_of_nan(self, metrics: dict[str, float]) -> None:
         """Says, once in a run, that a validation gives no number."""

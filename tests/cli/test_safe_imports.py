@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from jsonargparse import _common
 
 from tests.parts import quick_first
 
@@ -13,9 +14,11 @@ FEDERATED = ("--data", "lightning_fed.data.FederatedDataModule")
 
 @pytest.fixture(autouse=True)
 def untrusted(cli):
-    """A module ``untrusted``, which would notice that it is imported."""
+    """A module ``untrusted``, which would notice that it is imported; afterwards all may be imported again."""
     cli.file("untrusted.py", "from lightning_fed.aggregators import FedAvg\nclass Thing(FedAvg): pass\n")
+    former = dict(_common.parsing_settings)
     yield
+    _common.parsing_settings.update(former)
     assert sys.modules.pop("untrusted", None) is None
 
 
@@ -124,9 +127,9 @@ def test_what_is_allowed(cli):
     assert cli.run(f"--safe_imports={NAMES}", "--model.optimizer", "Adam", "--trainer.callbacks", "UpdateAgreement")
 
 
-def test_one_command_says_nothing_about_the_next(cli, mistake):
-    mistake(*BASE, "--aggregator", "tests_of_others.Thing")
-    assert "can be imported" in mistake(*BASE[:-2], "--aggregator", "tests_of_others.Thing")
+def test_the_option_holds_for_all_commands_of_a_process(cli, mistake):
+    mistake(*BASE, "--aggregator", "untrusted.Thing")
+    assert "that `--safe_imports` names" in mistake(*BASE[:-2], "--aggregator", "untrusted.Thing")
 
 
 @pytest.mark.parametrize("words", [["--safe_imports"], ["--safe_imports="], ["--safe_imports", "a-b,c"]])

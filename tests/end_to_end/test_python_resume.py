@@ -1,13 +1,18 @@
 """Resuming from Python, where the config is described from objects."""
 
+from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree, rmtree
+from typing import Any
 
 import pytest
 import torch
 
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.data import Digits
+from lightning_fed.hooks import FederatedCallback
 from lightning_fed.models import MLP, ImageClassifier
+from lightning_fed.trainer import checkpointing
 from tests.end_to_end.command import short_trainer
 
 
@@ -31,6 +36,52 @@ def test_a_longer_run_continues_in_the_same_folder_with_the_same_bits(tmp_path: 
     assert torch.equal(_weights(model), _weights(whole))
     assert resuming.round == 5
     assert len(list((tmp_path / "parts").glob("*/version_*"))) == 1
+
+
+class ActsOnce(FederatedCallback):
+    """Does something with the run's folder in the first hook of a kind."""
+
+    def __init__(self, hook: str, act: Callable[[Path], None]) -> None:
+        self.acts = [act]
+        setattr(self, hook, lambda trainer, *rest: self.acts and self.acts.pop()(trainer.run.path))
+
+
+@pytest.mark.parametrize("which", ["the run", "its name"])
+@pytest.mark.parametrize("hook", ["on_train_start", "on_round_start", "on_train_epoch_end"])
+def test_a_folder_that_is_removed_while_a_run_trains_is_not_in_the_way_of_the_next(
+    tmp_path: Path, hook: str, which: str
+) -> None:
+    whole, again = _model(), _model()
+    short_trainer(tmp_path / "whole", 3).fit(whole, Digits())
+    trainer = short_trainer(tmp_path, 3)
+    trainer.callbacks.append(ActsOnce(hook, lambda path: rmtree(path if which == "the run" else path.parent)))
+    with pytest.raises(FederatedError, match="the system refuses"):
+        trainer.fit(_model(), Digits(), ckpt_path="last")
+    assert not trainer.run.path.exists()
+    short_trainer(tmp_path, 3).fit(again, Digits(), ckpt_path="last")
+    assert torch.equal(_weights(again), _weights(whole))
+
+
+def test_a_kill_between_the_first_row_and_the_first_checkpoint_leaves_no_folder_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, again = _model(), _model()
+    killed = tmp_path / "run" / "version_0"  # as it is on the disk before the first checkpoint is written
+    write = checkpointing.save_checkpoint
+
+    def keep_and_write(content: Any, path: Path) -> None:
+        if not killed.exists():
+            copytree(path.parents[1], killed)
+        write(content, path)
+
+    monkeypatch.setattr(checkpointing, "save_checkpoint", keep_and_write)
+    short_trainer(tmp_path / "whole", 3).fit(whole, Digits(), ckpt_path="last")
+    assert len((killed / "metrics.csv").read_text().splitlines()) == 2
+    assert not any(killed.glob("checkpoints/*"))
+    resuming = short_trainer(tmp_path, 3)
+    resuming.fit(again, Digits(), ckpt_path="last")
+    assert [path.name for path in tmp_path.glob("run/*")] == ["version_0"]
+    assert torch.equal(_weights(again), _weights(whole))
 
 
 def test_another_learning_rate_is_refused_instead_of_ignored(tmp_path: Path) -> None:

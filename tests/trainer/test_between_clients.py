@@ -51,7 +51,7 @@ def test_writes_to_the_module_between_clients_are_refused(tmp_path: Path, hook: 
 @pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_batch_end", "on_validation_epoch_end"])
 def test_so_are_those_of_an_evaluation(tmp_path: Path, hook: str, act: Any) -> None:
     trainer = federated_trainer(tmp_path, Calls(hook, act))
-    with pytest.raises(FederatedError, match=r"Expected the hooks of evaluation to leave .* `trainer.weights`"):
+    with pytest.raises(FederatedError, match=r"Expected the hooks of validation to leave .* `trainer.weights`"):
         trainer.fit(built(Classifier), federated_data(12, 9))
 
 

@@ -12,7 +12,7 @@ from lightning_fed.cli.study.file import help_on_keys, load_study
 from lightning_fed.cli.study.pool import Outcome, Pool
 from lightning_fed.cli.study.record import LOG, Guard, done_run
 from lightning_fed.cli.study.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
-from lightning_fed.cli.study.tuning import Group, groups_of, tune, with_choices
+from lightning_fed.cli.study.tuning import Group, groups_of, key_of, tune, tuned_per, with_choices
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.runs.studies.cells import Cell, cells_of, chosen_by
 from lightning_fed.runs.studies.study import Study
@@ -54,7 +54,7 @@ def main(argv: list[str], guard: Guard) -> int:
     root = study_folder(options.output, study.name, options.profile)
     cells = chosen_by(cells_of(study), options.only)
     executor = _executor(root, options)
-    per = _per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
+    per = tuned_per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
     cells = _share(cells, options.shard, per)
     groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
     _expect_writable(root, makes=bool(groups) and not options.dry_run)  # where trials are written down
@@ -166,11 +166,6 @@ def _parser() -> _Parser:
     return parser
 
 
-def _per(study: Study) -> list[str]:
-    """Returns the axes whose combinations are tuned by themselves."""
-    return list(study.axes) if study.tune.per is None else study.tune.per
-
-
 def _share(cells: list[Cell], shard: str | None, per: Sequence[str]) -> list[Cell]:
     """Returns a share of the runs; those that agree in some axes are in the same one."""
     if shard is None:
@@ -185,7 +180,7 @@ def _share(cells: list[Cell], shard: str | None, per: Sequence[str]) -> list[Cel
 
 def _keys(cells: Sequence[Cell], per: Sequence[str]) -> list[_Key]:
     """Returns for each run what those of its share agree in."""
-    return [tuple(str({**cell.axes, "seed": cell.seed}[axis]) for axis in per) for cell in cells]
+    return [key_of({**cell.axes, "seed": cell.seed}, per) for cell in cells]
 
 
 def telling_runs(cells: Sequence[Cell]) -> Iterator[Cell]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -78,11 +79,17 @@ def rounds_of(cell: Cell) -> int:
         option, _, value = word.partition("=")
         given: dict[str, object] = {}
         if word == "--config":
-            config = yaml.safe_load(Path(find_config(next(words))).read_text()) or {}
-            given = config.get("trainer") or {}
+            given = _trainer_of(next(words))
         elif option == "--trainer":
             given = yaml.safe_load(value) or {}
-        elif option.startswith("--trainer."):
-            given = {option.removeprefix("--trainer."): yaml.safe_load(value)}
+        elif (name := option.removeprefix("--trainer.")) in _NAMES:
+            given = {name: yaml.safe_load(value)}
         rounds = next((int(str(given[name])) for name in _NAMES if name in given), rounds)
     return rounds
+
+
+@cache
+def _trainer_of(name: str) -> dict[str, object]:
+    """Returns what a configuration says of the trainer; read once, as a study may have 100,000 runs of it."""
+    config = yaml.safe_load(Path(find_config(name)).read_text()) or {}
+    return config.get("trainer") or {}

@@ -5,7 +5,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -24,8 +23,8 @@ __all__ = [
     "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "has_diverged", "hash_of", "read_run", "write_record",
 ]  # fmt: skip
 
-Guard = Callable[[], AbstractContextManager[None]]
-"""What restricts the imports of a command, as ``--safe_imports`` asks for."""
+Guard = Callable[[], None]
+"""What restricts the imports of a process, as ``--safe_imports`` asks for."""
 
 HELD = 75
 """Exit code of a process whose run another process trains."""

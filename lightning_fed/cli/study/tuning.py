@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -25,7 +25,7 @@ from lightning_fed.runs.studies.study import Name, Parameters, Space, Study
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Attempt", "Group", "groups_of", "tune", "value_of", "with_choices"]
+__all__ = ["Attempt", "Group", "groups_of", "key_of", "tune", "tuned_per", "value_of", "with_choices"]
 
 _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 
@@ -45,18 +45,17 @@ class Group:
     Args:
         study: The study, in the size of a profile.
         values: The values that they share.
+        members: The combinations that its trials are runs of.
         root: Folder of the study's runs.
         writes: Whether trials are written down; else it asks in a copy of those that are.
     """
 
-    def __init__(self, study: Study, values: dict[str, Name], root: Path, writes: bool = True) -> None:
-        self.values, self._study, self._root, self._writes = values, study, root, writes
-        self._parameters: Parameters = dict(study.tune.parameters)
-        for axis, by in study.tune.by.items():
-            self._parameters |= by.get(values.get(axis, ""), {})
-        kept = {**study.tune.at, **values}
-        self._members = [axes for axes in combinations(study) if kept.items() <= axes.items()]
-        if not self._members:
+    def __init__(
+        self, study: Study, values: dict[str, Name], members: list[dict[str, Name]], root: Path, writes: bool = True
+    ) -> None:
+        self.values, self._study, self._members, self._root, self._writes = values, study, members, root, writes
+        self._parameters = _parameters_of(study, values)
+        if not members:
             raise FederatedError(
                 f"Expected `tune.at` to leave combinations of {folder_of(values)} that are not in `without`, got none."
             )
@@ -105,7 +104,8 @@ class Group:
         values = {attempt.number: value_of(self._study, self._root, attempt) for attempt in self.asked()}
         sign = -1 if lower_is_better(self._study.tune.metric) else 1
         done = {number: sign * value for number, value in values.items() if value is not None and math.isfinite(value)}
-        return next((one for one in self.asked() if done and one.number == max(done, key=done.__getitem__)), None)
+        best = max(done, key=done.__getitem__, default=None)
+        return next((one for one in self.asked() if one.number == best), None)
 
     def _attempt(self, trial: "optuna.trial.FrozenTrial") -> Attempt:
         values = {name: trial.params[name] for name in self._parameters}
@@ -164,15 +164,6 @@ class Group:
     def _storage(self) -> str:
         return self._study.tune.storage or str(self._root / _JOURNAL)
 
-    @property
-    def tunes(self) -> bool:
-        """Whether there is anything to choose."""
-        return bool(self._parameters)
-
-    def holds(self, cell: Cell) -> bool:
-        """Whether a run is of one of its combinations."""
-        return self.values.items() <= cell.axes.items()
-
 
 def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
     """Fills a study in memory with the trials of that name in a database or journal, as far as there are any."""
@@ -184,10 +175,32 @@ def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
 
 def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = True) -> list[Group]:
     """Returns the groups that some runs of a study are in, none of those for which nothing is tuned."""
-    per = study.axes if study.tune.per is None else study.tune.per
-    shared = dict.fromkeys(tuple((axis, cell.axes[axis]) for axis in study.axes if axis in per) for cell in cells)
-    groups = [Group(study, dict(values), root, writes) for values in shared]
-    return [group for group in groups if group.tunes]
+    per, at = tuned_per(study), study.tune.at.items()
+    shared = {key_of(cell.axes, per): cell for cell in cells if _parameters_of(study, cell.axes)}
+    members: dict[tuple[str, ...], list[dict[str, Name]]] = {key: [] for key in shared}
+    for axes in combinations(study) if shared else ():
+        if at <= axes.items() and (key := key_of(axes, per)) in members:
+            members[key].append(axes)
+    values = {key: {axis: cell.axes[axis] for axis in per} for key, cell in shared.items()}
+    return [Group(study, values[key], members[key], root, writes) for key in shared]
+
+
+def tuned_per(study: Study) -> list[str]:
+    """Returns the axes for each of whose combinations there is a choice of its own, in the order of the file."""
+    return [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]
+
+
+def key_of(values: Mapping[str, object], per: Iterable[str]) -> tuple[str, ...]:
+    """Returns what runs of one group agree in."""
+    return tuple(str(values[axis]) for axis in per)
+
+
+def _parameters_of(study: Study, values: Mapping[str, Name]) -> Parameters:
+    """Returns what is tuned for some values of axes."""
+    parameters = dict(study.tune.parameters)
+    for axis, by in study.tune.by.items():
+        parameters |= by.get(values.get(axis, ""), {})
+    return parameters
 
 
 Train = Callable[[Sequence[Cell], Callable[[Cell, bool], object]], Outcome]
@@ -227,12 +240,13 @@ def _fresh(group: Group, at: int, seen: set[tuple[int, int]], jobs: int) -> list
 
 def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -> tuple[list[Cell], list[Cell]]:
     """Returns runs with what tuning has chosen for them, and apart those for which it has chosen nothing."""
-    choices = [group.choice() for group in groups]
+    per = tuned_per(study)
+    choices = {key_of(group.values, per): group.choice() for group in groups}
     tuned, undecided = [], []
     for cell in cells:
-        at = next((at for at, group in enumerate(groups) if group.holds(cell)), None)
-        choice = None if at is None else choices[at]
-        if at is None:
+        key = key_of(cell.axes, per)
+        choice = choices.get(key)
+        if key not in choices:
             tuned.append(cell)
         elif choice is None:
             undecided.append(cell)

@@ -44,7 +44,8 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
             threading.Thread(target=_end_with_parent, daemon=True).start()
             torch.set_num_threads(1)
             hash_of(cell)  # keeps what the files say now: who edits one while the run trains makes another run
-            with guard(), mistakes_in_one_sentence():
+            with mistakes_in_one_sentence():
+                guard()
                 _train(root, cell)
 
 
@@ -129,7 +130,8 @@ def parse_cells(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, No
     _write_to(Path(os.devnull))
     said = sys.stderr = StringIO()
     try:
-        with guard(), mistakes_in_one_sentence():
+        with mistakes_in_one_sentence():
+            guard()
             seen: dict[str, Cell] = {}
             for cell in cells:
                 config = json.dumps(_Parsed(list(cell.words)).config_dump, default=str, sort_keys=True)

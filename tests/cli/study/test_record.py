@@ -1,12 +1,11 @@
 """A run of a study is done while its words, the files that these name and its folder are as they were."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lightning_fed.cli.study import record, worker
+from lightning_fed.cli.study import estimate, record, worker
 from lightning_fed.cli.study.collect import collect
 from lightning_fed.cli.study.command import main
 from lightning_fed.cli.study.estimate import rounds_of
@@ -40,6 +39,7 @@ def train(root: Path, cell: Cell) -> RunFolder:
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     record._values_of.cache_clear()
+    estimate._trainer_of.cache_clear()
 
 
 def test_what_is_done_is_found_while_nothing_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +111,13 @@ def test_rounds_are_what_the_words_say_last(tmp_path: Path) -> None:
     assert rounds_of(cells_of(Study("T"))[0]) == 100
 
 
+def test_the_configuration_of_many_runs_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, read = cells_of(study(tmp_path, rounds=7)), list[Path]()
+    monkeypatch.setattr(estimate.Path, "read_text", lambda path: read.append(path) or path.read_bytes().decode())
+    assert [rounds_of(cell) for cell in cells] == [7, 7]
+    assert [path.name for path in read] == ["base.yaml"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -135,7 +142,7 @@ def test_an_output_that_is_a_file_is_said_before_any_run(tmp_path: Path, tuning:
     with pytest.raises(
         FederatedError, match="Expected `--output` to be where the folder taken/one can be made.* is a file"
     ):
-        main(["one.yaml", "--output", "taken", *looks], nullcontext)
+        main(["one.yaml", "--output", "taken", *looks], lambda: None)
 
 
 def test_a_file_that_is_edited_while_a_run_trains_makes_another_run(
@@ -155,7 +162,7 @@ def test_a_file_that_is_edited_while_a_run_trains_makes_another_run(
     monkeypatch.setattr(worker.torch, "set_num_threads", lambda count: None)
     before = record.hash_of(cell)
     record._values_of.cache_clear()  # as in a process that has just been forked
-    worker.train_cell(root, cell, nullcontext)
+    worker.train_cell(root, cell, lambda: None)
     written = record._record(root, cell)
     assert written is not None
     assert written.words == before

@@ -1,7 +1,7 @@
 """Tuning: trials by Optuna's samplers, the choice by the mean of what decides, and the runs with what is chosen."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fed.cli.study import command, record
+from lightning_fed.cli.study import command, record, tuning
 from lightning_fed.cli.study.collect import collect
 from lightning_fed.cli.study.pool import Outcome
 from lightning_fed.cli.study.record import done_run, read_run, write_record
@@ -18,7 +18,7 @@ from lightning_fed.cli.study.tuning import groups_of, tune, with_choices
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import create_run
 from lightning_fed.runs.lock import RunLock
-from lightning_fed.runs.studies.cells import Cell, cells_of, make_cell
+from lightning_fed.runs.studies.cells import Cell, cells_of, combinations, make_cell
 from lightning_fed.runs.studies.study import AxisValue, Name, Space, Study, Tune
 
 RULES = {"A": AxisValue(), "B": AxisValue(set={"x": 1})}
@@ -35,8 +35,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record._values_of.cache_clear()
 
 
-def study(tuning: Tune = GRID) -> Study:
-    return Study("T", "t", axes={"rule": RULES, "mask": MASKS}, seeds=[0, 1], tune=tuning)
+def study(tune: Tune = GRID) -> Study:
+    return Study("T", "t", axes={"rule": RULES, "mask": MASKS}, seeds=[0, 1], tune=tune)
 
 
 def trainer(
@@ -214,8 +214,8 @@ def test_what_a_sampler_proposes_twice_is_one_trial_of_the_table(tmp_path: Path)
 )
 def test_trials_with_another_aim_are_others(tmp_path: Path, change: dict[str, Any]) -> None:
     grid = Tune(parameters={"lr": [0.1, 1.0]}, statistic="final")
-    for tuning, count in ((grid, 2), (replace(grid, **change), 0), (grid, 2)):
-        one = Study("T", "t", axes={}, tune=tuning)
+    for aim, count in ((grid, 2), (replace(grid, **change), 0), (grid, 2)):
+        one = Study("T", "t", axes={}, tune=aim)
         (group,) = groups_of(one, cells_of(one), tmp_path)
         if not (tmp_path / "tuning.log").exists():
             tune([group], trainer(tmp_path, lambda cell: 1.0), 1)
@@ -293,3 +293,18 @@ def test_what_decides_must_have_been_measured(tmp_path: Path) -> None:
 def test_nothing_is_tuned_where_there_are_no_parameters(tmp_path: Path) -> None:
     assert groups_of(study(Tune()), cells_of(study()), tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
+
+
+def test_the_runs_of_a_large_study_are_laid_out_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {str(number): AxisValue() for number in range(40)}
+    large = Study("T", "t", axes={"a": values, "b": values}, tune=replace(GRID, by={}, per=None, at={}))
+    yielded = 0
+
+    def counted(of: Study) -> Iterator[dict[str, Name]]:
+        nonlocal yielded
+        for axes in combinations(of):
+            yielded += 1
+            yield axes
+
+    monkeypatch.setattr(tuning, "combinations", counted)
+    assert len(groups_of(large, cells_of(large), tmp_path)) == yielded == 1600
