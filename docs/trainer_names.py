@@ -8,7 +8,7 @@ import inspect
 import re
 from pathlib import Path
 
-from lightning_fed.hooks import TrainerLike
+from lightning_fed.core.hooks import TrainerLike
 
 __all__ = ["main", "table", "written"]
 

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_fed.core.hooks import FederatedCallback
     from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
     from lightning_fed.errors import FederatedError
-    from lightning_fed.hooks import FederatedCallback
     from lightning_fed.trainer import FederatedTrainer
 
 __all__ = [

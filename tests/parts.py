@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, TensorDataset
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.partitioners import Partitioner
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.trainer import FederatedTrainer
 
 FEATURES, CLASSES, SEED = 5, 3, 0

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, StartGradient
 from lightning_fed.errors import FederatedError, expect_choice, expect_number
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 from lightning_fed.masks import Mask
 
 __all__ = ["Aggregator"]

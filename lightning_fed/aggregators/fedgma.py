@@ -7,10 +7,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.masks import gradient_and_mask
-from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedGMA"]
 

@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
 from lightning_fed.core.files import WriteError
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["FederatedCheckpoint"]
 

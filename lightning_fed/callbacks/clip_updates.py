@@ -3,10 +3,10 @@
 import torch
 from lightning.pytorch import LightningModule
 
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Update
 from lightning_fed.errors import expect_number
 from lightning_fed.functional.inner_products import wide_dtype
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["ClipUpdates"]
 

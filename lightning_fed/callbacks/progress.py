@@ -6,8 +6,8 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from tqdm import tqdm
 
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["FederatedProgressBar"]
 

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fed.core.files import WriteError
+from lightning_fed.core.hooks import FederatedCallback, is_stock
 from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback, is_stock
 
 __all__ = ["StockCallbacks", "unfrozen"]
 

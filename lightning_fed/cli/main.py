@@ -17,6 +17,13 @@ from lightning_fed.errors import FederatedError, expect_variables
 __all__ = ["main"]
 
 _SAFE_IMPORTS = "--safe_imports"
+# Where commands are, by name: loaded when they are asked for, so that training loads nothing of the lab.
+_WITHOUT_TRAINER = {
+    "report": "lightning_fed.lab.report_command",
+    "dashboard": "lightning_fed.lab.dashboard_command",
+    "configs": "lightning_fed.cli.configs_command",
+}
+_WITH_TRAINER = {"data": "lightning_fed.cli.data_command", "attack": "lightning_fed.lab.attack.command"}
 # Rooms whose public classes any configuration may name.
 _OURS = (
     "aggregators",
@@ -53,37 +60,22 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _run(words: list[str], guard: Callable[[], None]) -> None:
-    if words[:1] == ["report"]:
-        from lightning_fed.cli.report_command import main as report
-
-        raise SystemExit(report(words[1:]))
-    if words[:1] == ["dashboard"]:
-        from lightning_fed.cli.dashboard.command import main as dashboard
-
-        raise SystemExit(dashboard(words[1:]))
-    if words[:1] == ["configs"]:
-        from lightning_fed.cli.configs_command import main as configs
-
-        raise SystemExit(configs(words[1:]))
+    command = words[0] if words else ""
+    if command in _WITHOUT_TRAINER:
+        raise SystemExit(_load(_WITHOUT_TRAINER[command])(words[1:]))
     # Lightning reads them when it is imported.
     expect_variables("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
     _hide_parser_deprecations()
     _make_working_folder_importable()
-    if words[:1] == ["study"]:
-        from lightning_fed.cli.study.command import main as study
+    if command in _WITH_TRAINER:
+        raise SystemExit(_load(_WITH_TRAINER[command])(words[1:]))
+    if command == "study":
+        raise SystemExit(_load("lightning_fed.lab.runner.command")(words[1:], guard))
+    _load("lightning_fed.cli.federated_cli", "FederatedCLI")(words)
 
-        raise SystemExit(study(words[1:], guard))
-    if words[:1] == ["data"]:
-        from lightning_fed.cli.data_command import main as data
 
-        raise SystemExit(data(words[1:]))
-    if words[:1] == ["attack"]:
-        from lightning_fed.cli.attack.command import main as attack
-
-        raise SystemExit(attack(words[1:]))
-    from lightning_fed.cli.federated_cli import FederatedCLI
-
-    FederatedCLI(words)
+def _load(module: str, name: str = "main") -> Any:
+    return getattr(import_module(module), name)
 
 
 def _expect_text(words: list[str]) -> None:

@@ -6,8 +6,8 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["ClientAlgorithm"]
 

@@ -6,10 +6,10 @@ from lightning.pytorch import LightningModule
 
 from lightning_fed.aggregators.feddyn import FedDynServer
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import difference
-from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedDyn"]
 

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.optim import ASGD, Adafactor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice, is_count, is_number
 from lightning_fed.functional.local import difference
-from lightning_fed.hooks import TrainerLike
 
 __all__ = ["FedGA"]
 

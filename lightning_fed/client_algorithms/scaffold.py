@@ -8,12 +8,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient, Update
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.local import control_variate, difference
-from lightning_fed.hooks import TrainerLike
 
 __all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]
 

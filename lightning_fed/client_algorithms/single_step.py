@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightning_fed.client_algorithms.fedga import FedGA
+from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.local import linear_scaling_shift
-from lightning_fed.hooks import TrainerLike
 
 __all__ = ["GradAlign", "LinearScaling"]
 

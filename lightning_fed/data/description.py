@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.core.describe import describe
+from lightning_fed.core.user_code import describe
 from lightning_fed.data.division import Division
 from lightning_fed.data.skews import FeatureSkew, SkewedSets
 

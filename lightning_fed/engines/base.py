@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
@@ -22,7 +23,6 @@ from lightning_fed.engines.start_gradients import ComputedStartGradients, asks_f
 from lightning_fed.engines.watch import ModuleWatch
 from lightning_fed.errors import FederatedError, add_note
 from lightning_fed.functional.fednova import optimizer_distance
-from lightning_fed.hooks import HookCaller
 
 __all__ = ["Engine"]
 

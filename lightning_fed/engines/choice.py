@@ -6,6 +6,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from lightning_fed.core.hooks import FederatedCallback, HookCaller, is_stock
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import LocalOptions, TrainState
@@ -20,7 +21,6 @@ from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.step import CannotStack, first_sentence, refusal
 from lightning_fed.engines.watch import ModuleWatch
-from lightning_fed.hooks import FederatedCallback, HookCaller, is_stock
 
 __all__ = ["make_engine"]
 

@@ -10,11 +10,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import LBFGS
 
+from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import outside_graphs
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.user_code import accepts, overrides
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import HookCaller
 
 __all__ = ["LocalStep", "loss_of"]
 

@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.hooks import FederatedCallback, HookCaller
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Need
 from lightning_fed.core.user_code import accepts
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback, HookCaller
 
 __all__ = ["ManualStep"]
 

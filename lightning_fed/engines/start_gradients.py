@@ -6,13 +6,13 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.hooks import FederatedCallback, HookCaller
 from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Client, Cohort, Need, StartGradient
 from lightning_fed.distributed.reducer import gather_rows
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.full_gradient import FullGradient
-from lightning_fed.hooks import FederatedCallback, HookCaller
 
 __all__ = ["ComputedStartGradients", "asks_for_full_gradients"]
 

@@ -2,7 +2,6 @@
 
 from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.clients import ClientSummary, summarize_clients
-from lightning_fed.functional.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
 from lightning_fed.functional.dissimilarity import GradientSpread, gradient_spread
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
 from lightning_fed.functional.inner_products import gram_matrix, squared_distances
@@ -16,14 +15,6 @@ from lightning_fed.functional.masks import (
     sign_agreement_mask,
     vote_threshold,
 )
-from lightning_fed.functional.membership import (
-    attack_figures,
-    best_threshold,
-    bootstrap_interval,
-    confidences,
-    logistic_scores,
-    roc_curve,
-)
 from lightning_fed.functional.robust import coordinate_median, geometric_median, krum_scores, krum_select, trimmed_mean
 from lightning_fed.functional.server import (
     fedadagrad_step,
@@ -36,13 +27,7 @@ from lightning_fed.functional.server import (
 __all__ = [
     "ClientSummary",
     "GradientSpread",
-    "PairedDifference",
     "agreement",
-    "attack_figures",
-    "average_ranks",
-    "best_threshold",
-    "bootstrap_interval",
-    "confidences",
     "control_variate",
     "coordinate_median",
     "corrective_weights",
@@ -56,16 +41,12 @@ __all__ = [
     "gradient_and_mask",
     "gradient_spread",
     "gram_matrix",
-    "holm_adjusted",
     "krum_scores",
     "krum_select",
     "linear_scaling_shift",
-    "logistic_scores",
     "magnitude_agreement",
     "magnitude_agreement_mask",
     "optimizer_distance",
-    "paired_difference",
-    "roc_curve",
     "sand_mask",
     "sgd_distance",
     "sign_agreement_mask",

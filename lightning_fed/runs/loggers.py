@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.core.files import WriteError, append_whole, write_atomically, writing
 from lightning_fed.runs.folder import RunFolder, read_rows
-from lightning_fed.runs.report.statistics import LAST, run_statistic
+from lightning_fed.runs.statistics import LAST, run_statistic
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "logged_in", "show_picture"]
 

@@ -13,8 +13,8 @@ from typing import Any
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lightning_fed.core.describe import describe
 from lightning_fed.core.files import WriteError, write_atomically
+from lightning_fed.core.user_code import describe
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import find_checkpoint, find_to_train
 from lightning_fed.runs.folder import RunFolder, create_run, fingerprint

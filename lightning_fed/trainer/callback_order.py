@@ -11,9 +11,9 @@ from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.hooks import ONCE_A_ROUND, is_stock
 from lightning_fed.core.user_code import lightning_class
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import ONCE_A_ROUND, is_stock
 
 __all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "order_callbacks"]
 

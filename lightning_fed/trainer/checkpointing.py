@@ -15,9 +15,9 @@ from torch import Tensor
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.client_states import FOLDER
 from lightning_fed.core.files import WriteError
+from lightning_fed.core.hooks import is_stock
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import is_stock
 from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
 from lightning_fed.runs.folder import LAST_GOOD, RunFolder
 from lightning_fed.runs.layout import FORMAT, seal_of

@@ -18,6 +18,7 @@ from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.devices import same_values
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate
@@ -34,7 +35,6 @@ from lightning_fed.distributed.reducer import make_reducer
 from lightning_fed.engines import make_engine
 from lightning_fed.engines.client_batches import local_steps
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.runs.log import RunLog
 from lightning_fed.sampling import CohortDraw
 from lightning_fed.trainer.bookkeeping import going_on

@@ -15,9 +15,8 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from torch._dynamo import OptimizedModule
 
-from lightning_fed.core.describe import describe
 from lightning_fed.core.train_state import LocalOptions
-from lightning_fed.core.user_code import lightning_class, overrides
+from lightning_fed.core.user_code import describe, lightning_class, overrides
 from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count, is_number
 from lightning_fed.runs.folder import is_below

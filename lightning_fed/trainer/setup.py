@@ -13,6 +13,7 @@ from lightning_fed.callbacks.stock import unfrozen
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
+from lightning_fed.core.hooks import is_stock
 from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import run_seed
@@ -22,7 +23,6 @@ from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.consistency import expect_same_data, share_model
 from lightning_fed.distributed.logs import sync_metrics
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import is_stock
 from lightning_fed.runs.checkpoints import read_checkpoint, records_of_checkpoints
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.layout import expect_layout

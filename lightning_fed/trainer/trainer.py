@@ -19,12 +19,12 @@ from torch.autograd import set_detect_anomaly
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import CompileMode, TrainState
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import HookCaller
 from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.log import RunLog

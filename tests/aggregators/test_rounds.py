@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvg
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, generator_for
 from lightning_fed.core.updates import Client
 from lightning_fed.data import FederatedDataModule, Partitioner
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 from lightning_fed.sampling import WeightedSampler
 

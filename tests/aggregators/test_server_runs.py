@@ -21,8 +21,8 @@ from lightning_fed.aggregators import (
     FedYogi,
     ServerOptimizer,
 )
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import IID, Digits, FederatedDataModule, Partitioner
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import MLP, ImageClassifier
 

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 from torch.utils.data import DataLoader
 
 from lightning_fed.client_algorithms import SCAFFOLD
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.runs.folder import read_rows
 from tests.parts import FEATURES, Classifier, built, federated_data, federated_trainer, lightning_trainer, points
 

@@ -144,7 +144,7 @@ def test_a_signal_ends_the_program_as_a_signal_does(cli, capsys):
 
 
 def test_report_is_dispatched_with_its_words_and_code(monkeypatch):
-    import lightning_fed.cli.report_command as command
+    import lightning_fed.lab.report_command as command
 
     seen = []
     monkeypatch.setattr(command, "main", lambda words: seen.append(words) or 3)

@@ -8,9 +8,9 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.client_algorithms import SCAFFOLD
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.updates import Cohort, Update
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import ClientSampler
 from tests.client_algorithms.known_clients import Problem
 from tests.parts import BySizes

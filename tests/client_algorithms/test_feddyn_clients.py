@@ -11,7 +11,7 @@ from lightning_fed import FederatedError
 from lightning_fed.aggregators import FedAvg, FedDynServer
 from lightning_fed.callbacks import ClipUpdates
 from lightning_fed.client_algorithms import FedDyn
-from lightning_fed.hooks import FederatedCallback
+from lightning_fed.core.hooks import FederatedCallback
 from tests.client_algorithms.client_runs import Kept, fit
 from tests.client_algorithms.hand_loops import FedProxByHand
 from tests.client_algorithms.known_clients import Linear, LinearModule, Logistic, Quadratic

@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.hooks import FederatedCallback
 from tests.client_algorithms.client_runs import Given, Kept, Tape, fit, make_trainer
 from tests.client_algorithms.known_clients import LR, Linear, LinearModule, Quadratic
 from tests.parts import BySizes

@@ -11,7 +11,7 @@ from lightning_fed import FederatedError
 from lightning_fed.aggregators import FedAvg, FedDynServer, FedGMA
 from lightning_fed.callbacks import ClipUpdates
 from lightning_fed.client_algorithms import SCAFFOLD, FedDyn, FedGA, StatelessSCAFFOLD
-from lightning_fed.hooks import FederatedCallback
+from lightning_fed.core.hooks import FederatedCallback
 from tests.client_algorithms.client_runs import Kept, fit
 from tests.client_algorithms.known_clients import LR, Linear, LinearModule, Logistic, Quadratic
 

@@ -13,7 +13,7 @@ from lightning_fed import FederatedError
 from lightning_fed.aggregators import FedAvg, FedGMA, FedNova
 from lightning_fed.callbacks.diagnostics import GradientDissimilarity
 from lightning_fed.client_algorithms import FedGA, GradAlign, LinearScaling
-from lightning_fed.hooks import FederatedCallback
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 from tests.client_algorithms.client_runs import Tape, fit, make_data, make_trainer
 from tests.client_algorithms.known_clients import LR, Linear, LinearModule, Logistic, Quadratic

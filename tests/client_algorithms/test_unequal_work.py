@@ -9,8 +9,8 @@ from torch.optim import ASGD, SGD, Rprop
 
 from lightning_fed.aggregators import FedAvg, FedDynServer, FedNova
 from lightning_fed.client_algorithms import SCAFFOLD, FedDyn, FedGA, FedProx, GradAlign, LinearScaling
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import ClientWork, UnequalWork
 from tests.client_algorithms import hand_loops as hand
 from tests.client_algorithms.client_runs import Given, fit, make_data, make_trainer

@@ -8,8 +8,8 @@ import torch
 
 from lightning_fed import FederatedTrainer, aggregators
 from lightning_fed.aggregators import Aggregator, FedAvg
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import Mask, SANDMask
 from tests.composition.composition_parts import (
     LIMITS,

@@ -19,8 +19,8 @@ from lightning_fed.client_algorithms import (
     LinearScaling,
     StatelessSCAFFOLD,
 )
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.trainer import checkpointing
 from tests.parts import Classifier, federated_data, federated_trainer
 

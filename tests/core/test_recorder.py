@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchmetrics import MaxMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.logged_values import scalar
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.parts import CLASSES, Classifier, federated_data, federated_trainer, points
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.cli import main
-from lightning_fed.cli.study.file import load_study
+from lightning_fed.lab.runner.file import load_study
 from tests.docs.pages import REPOSITORY, Block
 
 SHORT = ["--trainer.max_rounds", "2"]

@@ -3,8 +3,8 @@
 import pytest
 
 from docs.trainer_names import table, written
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 from tests.parts import Classifier, federated_data, federated_trainer
 
 NAMES = sorted({*TrainerLike.__annotations__, *(name for name in vars(TrainerLike) if name[0] != "_")})

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lightning_fed import FederatedError, FederatedTrainer
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import Digits
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.models import MLP, ImageClassifier
 from lightning_fed.trainer import checkpointing
 from tests.end_to_end.command import short_trainer

@@ -14,13 +14,13 @@ import pytest
 
 from lightning_fed.cli import FederatedCLI
 from lightning_fed.cli.configs_command import find_config
-from lightning_fed.cli.study.command import telling_runs
-from lightning_fed.cli.study.file import load_study
-from lightning_fed.cli.study.pool import Pool
-from lightning_fed.runs.studies.cells import Cell, cells_of, combinations, make_cell
-from lightning_fed.runs.studies.results import StudyResults, StudyRun
-from lightning_fed.runs.studies.study import Name, Study
-from lightning_fed.runs.studies.table import study_table
+from lightning_fed.lab.runner.command import telling_runs
+from lightning_fed.lab.runner.file import load_study
+from lightning_fed.lab.runner.pool import Pool
+from lightning_fed.lab.studies.cells import Cell, cells_of, combinations, make_cell
+from lightning_fed.lab.studies.results import StudyResults, StudyRun
+from lightning_fed.lab.studies.study import Name, Study
+from lightning_fed.lab.studies.table import study_table
 from lightning_fed.trainer import FederatedTrainer
 from tests.end_to_end.test_configs import CONFIGS, STUDIES, find_data
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed import FederatedTrainer
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.hooks import FederatedCallback
 from tests.parts import BySizes
 
 FEATURES, CLASSES = 6, 3

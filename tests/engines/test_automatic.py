@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from lightning_fed.core import seeding
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import trial
 from lightning_fed.engines.automatic import engine as automatic_engine
 from lightning_fed.engines.automatic import rule
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train, vectors
 from tests.engines.pretended_device import DEVICE
 from tests.parts import BySizes

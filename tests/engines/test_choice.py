@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fed.client_algorithms import ClientAlgorithm, FedProx
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.engines import SequentialEngine, choice
 from lightning_fed.engines.automatic import AutomaticEngine, rule
 from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.trainer import FederatedTrainer
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train
 

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import IID, FederatedDataModule
-from lightning_fed.hooks import FederatedCallback
 
 NOTES = pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes, they are printed")
 

@@ -16,13 +16,13 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, seeds_for
 from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import client_batches
 from lightning_fed.engines.client_batches import ClientOrders
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import ImageClassifier, LeNet, LogisticRegression
 from tests.engines.pretended_device import DEVICE, PretendedDevice

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import Aggregator, FedAvg
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import IID, FederatedDataModule
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.data import FederatedDataModule, TensorSource
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, both, data, train, vectors
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.faults.counts import Counts, Outcome
 from tests.faults.tiny import fit, is_sentence, same, versions
 

@@ -80,10 +80,10 @@ def make_trial(seed: int, number: int) -> tuple[bytes, list[str], bool, str]:
 def judge(folder: Path, seed: int, number: int) -> tuple[Outcome, str]:
     """Plans a study in the working folder, which is `folder/here`, and looks at what it would train, and where."""
     from lightning_fed.cli import main
-    from lightning_fed.cli.study.command import study_folder
-    from lightning_fed.cli.study.file import load_study
     from lightning_fed.errors import FederatedError
-    from lightning_fed.runs.studies.cells import cells_of
+    from lightning_fed.lab.runner.command import study_folder
+    from lightning_fed.lab.runner.file import load_study
+    from lightning_fed.lab.studies.cells import cells_of
 
     text, words, refused, done = make_trial(seed, number)
     Path("t.yaml").write_bytes(text)
@@ -119,7 +119,7 @@ def judge(folder: Path, seed: int, number: int) -> tuple[Outcome, str]:
 @contextlib.contextmanager
 def _without_processes() -> Any:
     """Leaves out what other processes do: the look at each run's words, which is another campaign's, and the times."""
-    from lightning_fed.cli.study import command
+    from lightning_fed.lab.runner import command
 
     former = command.Pool.mistake, command.time_needed
     command.Pool.mistake, command.time_needed = lambda *args: "", lambda *args: ""

@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning_fed.aggregators import FedAvg, Krum
 from lightning_fed.callbacks.diagnostics import GradientDissimilarity
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.updates import Client
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import (
     Availability,
     BernoulliAvailability,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.parts import Classifier, built, federated_data, federated_trainer
 
 HOOKS = (

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.parts import Classifier, federated_data, federated_trainer
 
 

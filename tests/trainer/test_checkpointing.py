@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvgM
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, points
 
 

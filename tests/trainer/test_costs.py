@@ -21,7 +21,7 @@ from lightning_fed.client_algorithms import (
     LinearScaling,
     StatelessSCAFFOLD,
 )
-from lightning_fed.hooks import FederatedCallback
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 from lightning_fed.sampling import ClientSampler
 from lightning_fed.trainer import FederatedTrainer

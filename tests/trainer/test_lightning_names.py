@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.user_code import batch_transfer
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
 
 

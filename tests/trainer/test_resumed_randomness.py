@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.hooks import FederatedCallback
+from lightning_fed.core.hooks import FederatedCallback
 from tests.parts import Classifier, built, federated_data, federated_trainer
 
 

@@ -6,10 +6,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import expect_count, expect_number
 from lightning_fed.functional.masks import agreement, sign_agreement_mask
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["UpdateAgreement"]
 

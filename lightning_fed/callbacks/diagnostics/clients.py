@@ -10,13 +10,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.callbacks.diagnostics.round_table import csv_text
 from lightning_fed.core.files import WriteError, write_atomically
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Cohort
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.clients import summarize_clients
-from lightning_fed.hooks import FederatedCallback, TrainerLike
-from lightning_fed.runs.report.statistics import lower_is_better
+from lightning_fed.runs.statistics import lower_is_better
 
 __all__ = ["ClientEvaluation"]
 

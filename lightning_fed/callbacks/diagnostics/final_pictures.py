@@ -16,10 +16,10 @@ from lightning_fed.callbacks.diagnostics.agreement import UpdateAgreement
 from lightning_fed.callbacks.diagnostics.predictions import Predictions
 from lightning_fed.callbacks.diagnostics.round_table import csv_text
 from lightning_fed.core.files import write_atomically
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.errors import FederatedError, expect_count
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.runs.log import keep_picture
 
 __all__ = ["FinalPictures"]

@@ -4,8 +4,8 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["DistributionGap"]
 

@@ -8,10 +8,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.callbacks.diagnostics.round_table import RoundTable
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.functional.geometry import direction_cosines
-from lightning_fed.hooks import FederatedCallback, TrainerLike
 
 __all__ = ["UpdateGeometry"]
 

@@ -6,13 +6,13 @@ import numpy as np
 from torch import nn
 from torchmetrics import Metric
 
+from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.user_code import OwnCode, is_own
 from lightning_fed.data import TensorSource
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.engines.vectorized.step import CannotStack
-from lightning_fed.hooks import HookCaller
 
 __all__ = ["LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
 

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
+from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.train_state import CompileMode, TrainState
@@ -33,7 +34,6 @@ from lightning_fed.distributed.processes import Processes
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import HookCaller
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
 from lightning_fed.trainer.lightning_names.forwarding import Refused, RefusedBut, fixed, forwarded, option
 from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length

@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from lightning_fed.callbacks.diagnostics import ClientEvaluation
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.skews import ClientColors
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.models import Classifier as LightningClassifier
 from lightning_fed.models import ImageClassifier, LogisticRegression
 from tests.callbacks.diagnostics.parts import Correct, Net, columns, net_data, trainer_for

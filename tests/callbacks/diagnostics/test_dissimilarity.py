@@ -12,10 +12,10 @@ from lightning_fed.aggregators import CGW, Aggregator, FedAvg
 from lightning_fed.callbacks.diagnostics import GradientDissimilarity
 from lightning_fed.cli import FederatedCLI, main
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import gradient_spread
-from lightning_fed.hooks import FederatedCallback
 from tests.aggregators.quadratic import LR, Quadratic
 from tests.callbacks.diagnostics.parts import (
     SIZES,

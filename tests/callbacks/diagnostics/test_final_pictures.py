@@ -22,10 +22,10 @@ from lightning_fed.callbacks.diagnostics import (
 )
 from lightning_fed.callbacks.diagnostics.predictions import Predictions
 from lightning_fed.core.files import WriteError, writing
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.data import IID, FederatedDataModule
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.callbacks.diagnostics.parts import columns, trainer_for
 from tests.parts import CLASSES, Classifier, OneByOne, federated_data, points
 

@@ -14,9 +14,9 @@ from lightning_fed.aggregators import CGW, FedAdam, FedAvg
 from lightning_fed.callbacks.diagnostics import UpdateAgreement, UpdateGeometry, round_table
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.core.files import WriteError
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.geometry import direction_cosines
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.masks import SignAgreement
 from tests.callbacks.diagnostics.parts import Net, net_data, trainer_for
 from tests.callbacks.diagnostics.test_dissimilarity import columns

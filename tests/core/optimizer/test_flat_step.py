@@ -15,8 +15,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import CyclicLR, StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.optimizer.flat_step import FlatStep
-from lightning_fed.hooks import FederatedCallback
 from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer
 
 STEPS = 2 * 3 * 3  # two rounds of three clients of 20 samples in batches of 8

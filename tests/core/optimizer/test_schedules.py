@@ -7,9 +7,9 @@ import torch
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import UnequalWork
 from tests.parts import Classifier, federated_data, federated_trainer
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 from lightning_fed.engines.vectorized.constants import Constants
 from lightning_fed.engines.vectorized.step import CannotTrace
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, compiled_agrees, data, train
 from tests.parts import quick_first
 

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from lightning_fed.aggregators import FedGMA
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, generator_for
 from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.vectorized import engine as vectorized
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.errors import FederatedError
-from lightning_fed.hooks import FederatedCallback
 from lightning_fed.sampling import ClientSampler
 from tests.engines.parts import CLASSES, FEATURES, SIZES, Model, agree, data, train
 

@@ -1,1 +1,0 @@
-"""The command that arranges runs at Weights & Biases."""

@@ -1,0 +1,1 @@
+"""What works on finished runs: studies, reports, the dashboard, an attack. Nothing but the command line loads it."""

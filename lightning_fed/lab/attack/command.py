@@ -1,0 +1,219 @@
+"""``lightning-fed attack --ckpt_path RUN_OR_FILE``: membership inference against the model of a run."""
+
+import argparse
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LightningArgumentParser
+from torch import Tensor
+
+from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.cli.parser import FederatedArgumentParser
+from lightning_fed.core.files import write_atomically
+from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.lab.attack.figure import roc_figure
+from lightning_fed.lab.attack.figures import (
+    attack_figures,
+    best_threshold,
+    bootstrap_interval,
+    confidences,
+    logistic_scores,
+)
+from lightning_fed.lab.attack.outputs import Draw, Outputs, read_outputs
+from lightning_fed.lab.attack.shadows import Build, shadow_confidences
+from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.trainer.options import expect_datamodule
+
+__all__ = ["main"]
+
+_DESCRIPTION = (
+    "Tells training samples from test samples by the outputs of a trained classifier. Data, model and trainer are "
+    "those of the run's config.yaml; options of fit change them."
+)
+_LEVELS = {"TPR at 1 % FPR": 0.01, "TPR at 0.1 % FPR": 0.001}
+_FIGURES = {"accuracy": "accuracy", "AUC": "auc", **{title: f"tpr_at_{level}" for title, level in _LEVELS.items()}}
+
+
+class _Attack(NamedTuple):
+    """Scores of the samples to audit, shape (n,) of members and of others, and from which on one is called a member."""
+
+    members: Tensor
+    others: Tensor
+    threshold: float
+
+
+class _AttackParser(FederatedArgumentParser):
+    """The parser of ``fit`` under another name."""
+
+    command = "attack"
+
+
+class _AttackCLI(FederatedCLI):
+    """Parses what ``fit`` parses, and builds what ``test`` builds."""
+
+    def __init__(self, words: list[str]) -> None:
+        parser = {"prog": "lightning-fed attack", "description": _DESCRIPTION, "default_env": False}
+        super().__init__(words, run=False, parser_class=_AttackParser, parser_kwargs=parser, save_config_callback=None)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds all that ``fit`` takes, and the options of the attack."""
+        super().add_arguments_to_parser(parser)
+        parser.add_method_arguments(FederatedTrainer, "fit", skip=set(self.subcommands()["fit"]))
+        parser.add_argument("--test_set", type=str | None, help="Name of the test set, where the data have several.")
+        parser.add_argument("--samples", type=int | None, help="Most training, and test, samples (default: all).")
+        parser.add_argument("--draw_seed", type=int, default=0, help="Seed of the draws: samples, halves, bootstrap.")
+        parser.add_argument("--shadows", type=int, default=0, help="Shadow models to train for the calibrated attack.")
+        parser.add_argument("--bootstrap", type=int, default=1000, help="Draws that the intervals are made of.")
+        parser.add_argument(
+            "--output", type=str | None, help="Folder for attack.csv and attack.png (default: the run's)."
+        )
+
+    def after_instantiate_classes(self) -> None:
+        """Leaves out what is told to a trainer that makes or finds runs."""
+
+    @property
+    def options(self) -> Namespace:
+        """The options of the command."""
+        return self._options(self.config)
+
+
+def main(words: list[str]) -> int:
+    """Prints the table of attacks, writes it as CSV and draws their ROC curves; returns 0.
+
+    Raises:
+        FederatedError: If there is no checkpoint or no test set, the model is no classifier, or the output cannot be
+            written.
+        SystemExit: With 2 after a mistake on the command line or in a file.
+    """
+    checkpoint, config = _find(words)
+    words = [*(["--config", str(config)] if config is not None else []), *words]
+    cli = _AttackCLI(words)
+    options = _checked(cli.options)
+    draw = Draw(options["test_set"], options["samples"], options["draw_seed"])
+    data = expect_datamodule(cli.model, cli.datamodule, train=None)
+    members, others = read_outputs(cli.trainer, cli.model, data, checkpoint, draw)
+    attacks = _attacks(members, others)
+    if options["shadows"]:
+        with TemporaryDirectory() as runs:
+            build = _builder(words, cli.trainer.seed, runs)
+            expected = shadow_confidences(build, data, options["shadows"], draw, options["weights"])
+        attacks["calibrated"] = _by_threshold(_confident(members) - expected[0], _confident(others) - expected[1])
+    if not cli.trainer.is_global_zero:
+        return 0
+    rows = {name: _figures(attack, options["bootstrap"], options["draw_seed"]) for name, attack in attacks.items()}
+    folder = Path(options["output"] or (config.parent if config is not None else "."))
+    print(f"membership inference on {checkpoint}: {len(members.labels)} training and as many test samples\n")
+    print(_table(rows))
+    print(f"\n{_note(len(attacks['loss'].others))}")
+    print("\nwritten: " + ", ".join(str(path) for path in _write(attacks, rows, folder)))
+    return 0
+
+
+def _find(words: list[str]) -> tuple[Path, Path | None]:
+    """Finds the checkpoint among the words of the command line, and the config of its run, None if there is none."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    finder.add_argument("--ckpt_path", nargs="?", type=Path)
+    given: Path | None = finder.parse_known_args(words)[0].ckpt_path
+    if given is None:
+        if {"-h", "--help"}.intersection(words):
+            return Path(), None
+        raise FederatedError("Expected the folder of a run, or a checkpoint, as `--ckpt_path`, got none.")
+    checkpoint = given / "checkpoints" / "last.ckpt" if given.is_dir() else given
+    if not checkpoint.is_file():
+        raise FederatedError(
+            f"Expected `--ckpt_path` to be the folder of a run, or a checkpoint, got {given}: there is no {checkpoint}."
+        )
+    config = checkpoint.absolute().parent.parent / "config.yaml"
+    if not config.is_file() and not any(word.partition("=")[0] in ("--config", "-c") for word in words):
+        raise FederatedError(
+            f"Expected the run's {config}, which says what its model and data are, but there is no such file: give "
+            "one as `--config`."
+        )
+    return checkpoint, config if config.is_file() else None
+
+
+def _checked(options: Namespace) -> Namespace:
+    for name, least in (("bootstrap", 1), ("samples", 2), ("draw_seed", 0), ("shadows", 0)):
+        if options[name] is not None:
+            expect_count(f"--{name}", options[name], least)
+    if options["shadows"] % 2:
+        raise FederatedError(f"Expected `--shadows` to be even, for they come in pairs, got {options['shadows']}.")
+    return options
+
+
+def _builder(words: list[str], first: int, runs: str) -> Build:
+    """Returns what builds a shadow model: the same configuration under another seed, with its runs elsewhere."""
+
+    def build(number: int) -> tuple[FederatedTrainer, LightningModule]:
+        seed = (first + 1 + number) % 2**32
+        quiet = ("--trainer.logger=false", "--trainer.enable_model_summary=false", f"--trainer.default_root_dir={runs}")
+        shadow = _AttackCLI([*words, *quiet, f"--seed_everything={seed}", f"--trainer.seed={seed}"])
+        return shadow.trainer, shadow.model
+
+    return build
+
+
+def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
+    """Fits attackers on one half of the samples, and scores the other."""
+    half = len(members.labels) // 2
+    found = [
+        logistic_scores(members.logits[:half], others.logits[:half], side.logits[half:]) for side in (members, others)
+    ]
+    return {
+        "logistic regression": _Attack(found[0], found[1], 0.0),
+        "loss": _by_threshold(_confident(members), _confident(others)),
+    }
+
+
+def _confident(side: Outputs) -> Tensor:
+    return confidences(side.logits, side.labels)
+
+
+def _by_threshold(members: Tensor, others: Tensor) -> _Attack:
+    """Takes scores as they are, with the threshold that is best on the attackers' half."""
+    half = len(members) // 2
+    return _Attack(members[half:], others[half:], best_threshold(members[:half], others[:half]))
+
+
+def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
+    """Returns value, lower and upper end of each figure."""
+    levels = tuple(_LEVELS.values())
+    ends = bootstrap_interval(*attack, levels, repeats, torch.Generator().manual_seed(seed))
+    return torch.cat([attack_figures(*attack, levels)[None], ends]).T.tolist()
+
+
+def _table(rows: Mapping[str, list[list[float]]]) -> str:
+    lines = [["attack", *_FIGURES]]
+    lines += [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _note(count: int) -> str:
+    note = f"Of the {count} training and {count} test samples that no attacker was fitted on, with 95 % intervals."
+    few = [title for title, level in _LEVELS.items() if count * level < 1]
+    return note if not few else f"{note} With so few, {few[0]} and below are rates without any false positive."
+
+
+def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> Iterator[Path]:
+    text, picture = io.StringIO(), io.BytesIO()
+    writer = csv.writer(text)
+    columns = [name + end for name in _FIGURES.values() for end in ("", "_low", "_high")]
+    writer.writerow(["attack", "members", "others", *columns])
+    for name, row in rows.items():
+        counts = [len(attacks[name].members), len(attacks[name].others)]
+        writer.writerow([name, *counts, *(value for figure in row for value in figure)])
+    roc_figure({name: attack[:2] for name, attack in attacks.items()}).savefig(picture, format="png", dpi=150)
+    for path, content in (
+        (folder / "attack.csv", text.getvalue().encode()),
+        (folder / "attack.png", picture.getvalue()),
+    ):
+        write_atomically(path, content, "--output")
+        yield path

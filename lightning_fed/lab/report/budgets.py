@@ -1,0 +1,83 @@
+"""What a run has spent, what it reaches within a budget, and what a target costs it."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report.load import MeasuredRun, Method
+from lightning_fed.runs.statistics import first_as_good
+
+__all__ = ["X_SUMS", "at_budget", "derived_columns", "is_measured", "spent", "to_target"]
+
+# What is no column of its own, as the columns that it is the sum of.
+X_SUMS = {"comm/bytes": ("comm/bytes_down", "comm/bytes_up"), "time": ("time/round",)}
+
+# What a target is counted in, besides what was asked for, where every run measured it.
+_COSTS = ("round", "comm/bytes", "gradients", "time")
+
+
+def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
+    """Returns what a run has spent by the end of some rounds.
+
+    Args:
+        run: The run.
+        x: ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column.
+        rounds: The rounds.
+
+    Raises:
+        FederatedError: If the run did not measure it.
+    """
+    if x == "round":
+        return [float(at) for at in rounds]
+    totals = np.zeros(len(rounds))
+    for column in X_SUMS.get(x, (x,)):
+        if column not in run.columns:
+            raise FederatedError(
+                f"Expected `--x` to name a column that every run measured, got {x!r}, missing in {run.path}."
+            )
+        values = list(run.columns[column].values())
+        cumulative = [0.0, *(accumulate(values) if x == "time" else values)]
+        # Cumulative counts stand still in rounds without training, and start from nothing.
+        totals += np.array(cumulative)[np.searchsorted(list(run.columns[column]), list(rounds), side="right")]
+    places: list[float] = totals.tolist()
+    return places
+
+
+def is_measured(methods: Sequence[Method], x: str) -> bool:
+    """Tells whether every run can be drawn against it."""
+    columns = X_SUMS.get(x, (x,))
+    return x == "round" or all(column in run.columns for m in methods for run in m.runs for column in columns)
+
+
+def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
+    """Returns the metric at the last evaluation within a budget; NaN if there is none."""
+    curve = run.columns[metric]
+    within = [value for value, cost in zip(curve.values(), spent(run, x, list(curve)), strict=True) if cost <= budget]
+    return within[-1] if within else math.nan
+
+
+def to_target(run: MeasuredRun, metric: str, x: str, target: float) -> float:
+    """Returns what the run has spent at the first evaluation that is as good as the target; NaN if none is."""
+    reached = first_as_good(run.columns[metric], metric, target)
+    return math.nan if reached is None else spent(run, x, [reached])[0]
+
+
+def derived_columns(
+    methods: Sequence[Method], metric: str, x: str, budget: float | None, target: float | None
+) -> dict[str, Callable[[MeasuredRun], float]]:
+    """Names the columns that a budget in units of x and a target of the metric add to the table.
+
+    Returns:
+        The value of each for one run; those that begin with ``at`` are in the unit of the metric.
+    """
+    columns: dict[str, Callable[[MeasuredRun], float]] = {}
+    if budget is not None:
+        columns[f"at {x} {budget:g}"] = partial(at_budget, metric=metric, x=x, budget=budget)
+    if target is not None:
+        costs = [x, *(cost for cost in _COSTS if cost != x and is_measured(methods, cost))]
+        columns |= {f"{cost} to {target:g}": partial(to_target, metric=metric, x=cost, target=target) for cost in costs}
+    return columns

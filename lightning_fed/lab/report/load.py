@@ -1,0 +1,127 @@
+"""Reads run folders (``run.json`` and ``metrics.csv``) and groups them into methods."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report.text import one_line
+from lightning_fed.runs.folder import RunFolder, read_rows, read_run
+
+__all__ = ["Columns", "Method", "MeasuredRun", "group_runs", "load_runs", "read_metrics"]
+
+Columns = dict[str, dict[int, float]]
+"""Measured values by column and round; a round without a measurement has no entry."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun(RunFolder):
+    """A run folder and what was measured in it."""
+
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class Method:
+    """The runs of one configuration, one for each seed, in ascending order of seed."""
+
+    label: str
+    runs: tuple[MeasuredRun, ...]
+
+
+def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
+    """Reads every run at or below some folders.
+
+    Returns:
+        The runs that measured anything, and a sentence for each that cannot be used.
+
+    Raises:
+        FederatedError: If a folder is missing or there is no run to use.
+    """
+    runs, notes = [], []
+    folders = list(folders)
+    for path in _run_folders(folders):
+        try:
+            run = read_run(path)
+            shown = {"label": one_line(run.label), "name": one_line(run.name)}
+            runs.append(MeasuredRun(**{**vars(run), **shown}, columns=read_metrics(run.metrics)))
+        except (OSError, ValueError, TypeError) as error:
+            notes.append(f"Left out {path}, which cannot be read ({type(error).__name__}: {error}).")
+    measured = [run for run in runs if run.columns]
+    notes += [f"Left out {run.path}, which holds no measurement yet." for run in runs if not run.columns]
+    if not measured:
+        where = ", ".join(str(folder) for folder in folders)
+        reason = f" ({notes[0]})" if notes else ""
+        raise FederatedError(
+            f"Expected folders of runs to report on, found no run with measurements in {where}{reason}: "
+            "name the folder given as `--trainer.default_root_dir` to `lightning-fed fit`, or one below it."
+        )
+    return measured, notes
+
+
+def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], list[str]]:
+    """Groups runs by configuration, keeping the newest run for each seed among those that measured a metric.
+
+    Two configurations with the same label are told apart by the name of their runs, or else by their hash.
+
+    Returns:
+        The methods in order of their first run, and a sentence for each thing left out.
+
+    Raises:
+        FederatedError: If no run measured the metric.
+    """
+    usable = [run for run in runs if metric in run.columns]
+    if not usable:
+        columns = ", ".join(sorted({column for run in runs for column in run.columns}))
+        raise FederatedError(f"Expected `--metric` to be one of the measured columns ({columns}), got {metric!r}.")
+    notes = [f"Left out {run.path}, which did not measure {metric}." for run in runs if metric not in run.columns]
+    newest: dict[tuple[str, int], MeasuredRun] = {}
+    for run in sorted(usable, key=lambda run: run.created):
+        newest[run.group, run.seed] = run
+    if len(newest) < len(usable):
+        notes.append(f"Left out {len(usable) - len(newest)} older run(s) of the same configuration and seed.")
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run in newest.values():
+        groups.setdefault(run.group, []).append(run)
+    labels = _unique_labels([members[-1] for members in groups.values()])
+    order = [tuple(sorted(members, key=lambda run: run.seed)) for members in groups.values()]
+    return [Method(label, members) for label, members in zip(labels, order, strict=True)], notes
+
+
+def read_metrics(path: Path) -> Columns:
+    """Returns the measured cells of a ``metrics.csv``; of two rows for one round the later counts."""
+    columns: Columns = {}
+    for row in read_rows(path):
+        at = int(row.pop("round"))
+        for name, cell in row.items():
+            with suppress(ValueError):  # an empty cell was not measured
+                columns.setdefault(name, {})[at] = float(cell)
+    return {one_line(name): dict(sorted(values.items())) for name, values in columns.items()}
+
+
+def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
+    seen = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise FederatedError(f"Expected a folder of runs to report on, got {folder}, which is none.")
+        for at, below, files in os.walk(folder):
+            below.sort()
+            if "run.json" in files:
+                below.clear()
+                if (resolved := Path(at).resolve()) not in seen:
+                    seen.add(resolved)
+                    yield Path(at)
+
+
+def _unique_labels(runs: Sequence[MeasuredRun]) -> list[str]:
+    labels = [run.label for run in runs]
+    for additions in ([run.name for run in runs], [run.group[:8] for run in runs]):
+        counts = Counter(labels)
+        labels = [
+            f"{label} ({addition})" if counts[label] > 1 and addition else label
+            for label, addition in zip(labels, additions, strict=True)
+        ]
+    return labels

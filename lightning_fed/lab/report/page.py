@@ -1,0 +1,159 @@
+"""The report as one HTML page, which needs neither a network nor another file."""
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from html import escape
+from statistics import fmean
+
+from lightning_fed.lab.report.budgets import is_measured
+from lightning_fed.lab.report.contents import client_table, config_differences, split_pictures
+from lightning_fed.lab.report.interactive import curves_html, import_plotly
+from lightning_fed.lab.report.load import Method
+from lightning_fed.lab.report.plots import X_LABELS
+from lightning_fed.lab.report.tables import Row, table_cells
+
+__all__ = ["html_table", "report_page", "whole_page"]
+
+_AGREEMENT = ("agreement/", "mask/")
+_MOST_CLIENTS = 5000
+
+# The browser itself refuses whatever a name from a config might make the page fetch.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
+.wide { overflow: auto; max-height: 34rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
+th, td { padding: 0.3rem 0.9rem 0.3rem 0; text-align: left; border-bottom: 1px solid #eee; vertical-align: top; }
+thead th { position: sticky; top: 0; background: #fff; border-bottom: 2px solid #888; white-space: nowrap; }
+th button { all: unset; cursor: pointer; font-weight: 600; } th button:focus-visible { outline: 2px solid #0072B2; }
+th button::after { content: " \\2195"; color: #999; }
+th[aria-sort=ascending] button::after { content: " \\2191"; color: inherit; }
+th[aria-sort=descending] button::after { content: " \\2193"; color: inherit; }
+.sortable td { white-space: nowrap; }
+.main { height: 30rem; } .curves { display: grid; } .curves > div { height: 24rem; min-width: 0; }
+@media (min-width: 50rem) { .curves { grid-template-columns: 1fr 1fr; } }
+img { max-width: 100%; } figure, details { margin: 1rem 0; } summary { cursor: pointer; font-weight: 600; }
+"""
+
+# Cells that begin with a number are sorted by it, other cells come after them by their text.
+_SORT = """
+for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
+  const head = button.parentElement, body = head.closest("table").tBodies[0];
+  const sign = head.ariaSort === "ascending" ? -1 : 1;
+  const text = row => row.cells[head.cellIndex].textContent;
+  const number = row => text(row) ? Number(text(row).split(" ± ")[0]) : NaN;
+  const compare = (a, b) => {
+    const [x, y] = [number(a), number(b)];
+    if (isNaN(x) && isNaN(y)) return sign * text(a).localeCompare(text(b));
+    return isNaN(x) ? 1 : isNaN(y) ? -1 : sign * (x - y);
+  };
+  for (const other of head.parentElement.cells) other.ariaSort = null;
+  head.ariaSort = sign > 0 ? "ascending" : "descending";
+  for (const row of [...body.rows].sort(compare)) body.append(row);
+});
+"""
+
+
+def report_page(
+    methods: Sequence[Method], rows: Sequence[Row], metric: str, x: str, others: Sequence[str], notes: Sequence[str]
+) -> str:
+    """Makes the page.
+
+    Args:
+        methods: The methods.
+        rows: The table over them.
+        metric: What they are compared by.
+        x: What the curves are drawn against at first.
+        others: Further metrics that every run measured, to be drawn below.
+        notes: Sentences on what was left out.
+
+    Raises:
+        FederatedError: If plotly is not installed, or a run did not measure ``x``.
+    """
+    axes = [x, *(name for name in X_LABELS if name != x and is_measured(methods, name))]
+    agreement = sorted({c for m in methods for run in m.runs for c in run.columns if c.startswith(_AGREEMENT)})
+    layers = [column for column in agreement if column.count("/") > 1]
+    overall = [column for column in agreement if column not in layers]
+    differences = config_differences(methods)
+    body = (
+        f"<h1>{escape(metric)}, mean ± std over seeds</h1>",
+        html_table(table_cells(rows, metric), sortable=True),
+        *(f"<p>{escape(note)}</p>" for note in notes),
+        f'<div class="main">{curves_html(methods, metric, axes, "curves")}</div>',
+        *_curves(methods, others, axes, "others"),
+        _section("Agreement", [*_curves(methods, overall, axes, "agreement"), *_by_layer(methods, layers)]),
+        _section("What differs between the methods", [html_table(differences)] if differences else []),
+        _section("Clients", _clients(methods)),
+        _section("Split", _split(methods)),
+    )
+    return whole_page(metric, body)
+
+
+def whole_page(title: str, body: Iterable[str]) -> str:
+    """Makes a page of its parts, with the scripts that sorted tables and curves need.
+
+    Raises:
+        FederatedError: If plotly is not installed.
+    """
+    plotly_js = import_plotly().offline.get_plotlyjs()
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n<script>{plotly_js}</script>\n</head>\n<body>",
+            *body,
+            f"<script>{_SORT}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _section(title: str, parts: Sequence[str]) -> str:
+    return "\n".join([f"<h2>{title}</h2>", *parts]) if parts else ""
+
+
+def _curves(methods: Sequence[Method], metrics: Sequence[str], axes: Sequence[str], name: str) -> list[str]:
+    figures = (curves_html(methods, metric, axes, f"{name}-{i}") for i, metric in enumerate(metrics))
+    return ['<div class="curves">', *(f"<div>{figure}</div>" for figure in figures), "</div>"] if metrics else []
+
+
+def _by_layer(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
+    """A table in place of curves, which there would be a hundred of: the last value of each, mean over seeds."""
+    lines = [["at the last measurement", *(method.label for method in methods)]]
+    for column in columns:
+        lasts = [[list(run.columns[column].values())[-1] for run in m.runs if column in run.columns] for m in methods]
+        lines.append([column, *(f"{fmean(last):.4g}" if last else "" for last in lasts)])
+    return [html_table(lines, sortable=True)] if columns else []
+
+
+def html_table(lines: Sequence[Sequence[str]], sortable: bool = False) -> str:
+    """Writes a header and lines, which a click on a column sorts if asked for."""
+    heads = (f"<button>{escape(cell)}</button>" if sortable else escape(cell) for cell in lines[0])
+    head = "".join(f'<th scope="col">{cell}</th>' for cell in heads)
+    body = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines[1:])
+    rows = "\n".join(f"<tr>{cells}</tr>" for cells in body)
+    kind = ' class="sortable"' if sortable else ""
+    return f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
+
+
+def _clients(methods: Sequence[Method]) -> list[str]:
+    parts: list[str] = []
+    for method in methods:
+        run = method.runs[0]
+        if lines := client_table(run.path / "clients.csv"):
+            clients = f"{len(lines) - 1} clients"
+            if len(lines) - 1 > _MOST_CLIENTS:
+                clients = f"the first {_MOST_CLIENTS} of {clients}"
+            title = f"<summary>{escape(method.label)}, seed {run.seed}: {clients}</summary>"
+            table = html_table(lines[: _MOST_CLIENTS + 1], sortable=True)
+            parts.append(f"<details{'' if parts else ' open'}>{title}{table}</details>")
+    return parts
+
+
+def _split(methods: Sequence[Method]) -> list[str]:
+    return [
+        f'<figure><img alt="The split over clients" src="data:image/png;base64,{b64encode(picture).decode()}">'
+        f"<figcaption>{escape('; '.join(shown))}</figcaption></figure>"
+        for picture, shown in split_pictures(methods).items()
+    ]

@@ -1,0 +1,156 @@
+"""The picture: a metric against rounds (or communication, or time), a line per method, a band over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fed.lab.report.budgets import spent
+from lightning_fed.lab.report.load import Method
+from lightning_fed.lab.report.tables import is_share
+from lightning_fed.lab.report.text import no_mathematics
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["curve", "curves_figure", "panels_figure"]
+
+# The colours of Okabe and Ito, "Color universal design" (2008), which readers with any colour vision tell apart; the
+# yellow, too pale for a line on white, is left out. Beyond seven methods the line style changes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", ":", "-.")
+X_LABELS = {
+    "round": "round",
+    "time": "training time",
+    "samples": "training samples seen",
+    "gradients": "gradient evaluations, samples",
+    "comm/rounds": "communication rounds",
+    "comm/bytes": "sent both ways",
+    "comm/bytes_up": "sent by the clients",
+    "comm/bytes_down": "sent to the clients",
+    "simulated/time": "simulated time",
+}
+X_UNITS = {
+    "time": "s",
+    "simulated/time": "s",
+    "comm/bytes": "B",
+    "comm/bytes_up": "B",
+    "comm/bytes_down": "B",
+    "samples": "",
+    "gradients": "",
+}
+
+Vector = NDArray[np.float64]
+
+
+def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector, Vector | None]:
+    """Computes the curve of a method over the rounds that all its seeds evaluated.
+
+    Args:
+        method: Runs of one method, S seeds.
+        metric: A column.
+        x: ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column such as
+            ``comm/rounds``.
+
+    Returns:
+        Mean over seeds of x and of the metric, and the metric's sample standard deviation (None for one seed), each of
+        shape (R,) for R common rounds.
+    """
+    rounds = sorted(set.intersection(*(set(run.columns[metric]) for run in method.runs)))
+    values = np.array([[run.columns[metric][at] for at in rounds] for run in method.runs], dtype=np.float64)
+    places = np.array([spent(run, x, rounds) for run in method.runs], dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # a diverged run makes the deviation NaN, and the band ends there
+        std = values.std(axis=0, ddof=1) if len(values) > 1 else None
+    return places.mean(axis=0), values.mean(axis=0), std
+
+
+def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> Figure:
+    """Draws one line per method and, from two seeds on, a band of one standard deviation to either side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    banded = _panel(axes, dict(enumerate(methods)), metric, x)
+    axes.legend(title="mean ± std over seeds" if banded else None, frameon=False)
+    return figure
+
+
+def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
+    """Draws such curves side by side, three or five in a row, under one legend.
+
+    Args:
+        panels: By title and metric the methods by number, which gives a method the same colour everywhere.
+        x: What they are drawn against.
+    """
+    from matplotlib.figure import Figure
+
+    across = max(1, min(3 if len(panels) <= 12 else 5, len(panels)))  # one place for no panel, where all have diverged
+    down = max(1, -(-len(panels) // across))
+    wide, high = (3.6, 3.2) if across <= 3 else (2.6, 2.3)
+    figure = Figure(figsize=(max(7.0, wide * across), 0.8 + high * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flat
+    banded = False
+    handles: dict[str, Artist] = {}
+    for ((title, metric), methods), axes in zip(panels.items(), grid, strict=False):
+        banded |= _panel(axes, methods, metric, x)
+        axes.set_title(no_mathematics(fill(title, int(10 * wide))), fontsize="medium")
+        lines, labels = axes.get_legend_handles_labels()
+        handles = {**dict(zip(labels, lines, strict=True)), **handles}
+    for axes in grid:
+        axes.remove()
+    names = "mean ± std over seeds" if banded else None
+    lines, labels = list(handles.values()), list(handles)
+    figure.legend(lines, labels, loc="outside lower center", ncols=min(3, across), title=names, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, methods: Mapping[int, Method], metric: str, x: str) -> bool:
+    """Draws the curves of methods by number, and tells whether one has a band."""
+    curves = {index: curve(method, metric, x) for index, method in methods.items()}
+    percent = is_share(metric, [value for _, mean, _ in curves.values() for value in mean.tolist()])
+    scale = 100.0 if percent else 1.0
+    for index, (places, mean, std) in curves.items():
+        _draw(axes, index, methods[index], places, scale * mean, None if std is None else scale * std)
+    _label(axes, metric + (" (%)" if percent else ""), x)
+    return any(std is not None for _, _, std in curves.values())
+
+
+def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: Vector | None) -> None:
+    colour = COLOURS[index % len(COLOURS)]
+    style = STYLES[index // len(COLOURS) % len(STYLES)]
+    seeds = len(method.runs)
+    axes.plot(
+        x,
+        mean,
+        style,
+        color=colour,
+        linewidth=1.6,
+        marker="o" if len(x) <= 20 else None,
+        markersize=3.5,
+        label=no_mathematics(f"{method.label} ({seeds} seed{'s' if seeds > 1 else ''})"),
+        zorder=3,
+    )
+    if std is not None:
+        axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.22, linewidth=0)
+        for edge in (mean - std, mean + std):
+            axes.plot(x, edge, color=colour, alpha=0.45, linewidth=0.6)
+
+
+def _label(axes: Axes, y_label: str, x: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.set_xlabel(no_mathematics(X_LABELS.get(x, x)))
+    axes.set_ylabel(no_mathematics(y_label))
+    if x in X_UNITS:
+        axes.xaxis.set_major_formatter(EngFormatter(unit=X_UNITS[x]))
+    elif x == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)

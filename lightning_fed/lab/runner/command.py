@@ -1,0 +1,217 @@
+"""The command ``lightning-fed study FILE [--jobs N] [--profile NAME] [--only AXIS=PATTERN,...] [--dry_run]``."""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.lab.runner.estimate import time_needed
+from lightning_fed.lab.runner.file import help_on_keys, load_study
+from lightning_fed.lab.runner.pool import Outcome, Pool
+from lightning_fed.lab.runner.record import LOG, Guard, done_run
+from lightning_fed.lab.runner.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
+from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, tuned_per, with_choices
+from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
+from lightning_fed.lab.studies.study import Study
+
+if TYPE_CHECKING:
+    import submitit
+
+__all__ = ["main", "study_folder", "telling_runs"]
+
+_RUNS = Path("runs/studies")
+_DESCRIPTION = "Runs what is missing of a study: the product of its axes, for each seed, in several processes."
+
+_Key = tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one sentence, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise FederatedError(f"Expected `{self.prog} FILE` with options that `{self.prog} --help` lists: {message}.")
+
+
+def main(argv: list[str], guard: Guard) -> int:
+    """Trains the runs of a study that are not done yet; returns 0 if all are.
+
+    Args:
+        argv: Words of the command line.
+        guard: What restricts the imports of runs.
+
+    Returns:
+        1 if a run failed, 128 + the signal's number if one stopped the program.
+
+    Raises:
+        FederatedError: If the file, an option or the words of a run are wrong.
+    """
+    options = _parser().parse_args(argv)
+    expect_count("--jobs", options.jobs)
+    study = load_study(options.file, options.profile)
+    root = study_folder(options.output, study.name, options.profile)
+    cells = chosen_by(cells_of(study), options.only)
+    executor = _executor(root, options)
+    per = tuned_per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
+    cells = _share(cells, options.shard, per)
+    groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
+    _expect_writable(root, makes=bool(groups) and not options.dry_run)  # where trials are written down
+    plan = partial(_plan, study, cells, groups, root, options.jobs)
+    planned, missing = plan()
+    trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
+    tuning = f", {trials} of them to tune" if trials else ""
+    print(f"{study.title}: {len(planned)} runs in {root}{tuning}; {len(planned) - len(missing)} are done.")
+    if missing and (mistake := pool.mistake(list(telling_runs(missing)))):
+        raise FederatedError(f"In {options.file}: {mistake}")
+    tasks = _tasks(argv, guard, _keys(cells, per), _keys(missing, per), options.jobs)
+    if options.dry_run:
+        for cell in missing:
+            print(f"  {cell.label}")
+        print(
+            f"{len(missing)} runs are missing, for which {len(tasks)} tasks would be submitted, with {options.slurm}."
+            if executor
+            else time_needed(root, planned, missing, options.jobs, guard)
+        )
+        return 0
+    _expect_writable(root, makes=True)
+    if executor is not None:
+        return _tell(train_in_tasks(executor, tasks, plan), root, options)
+    return _tell(_train(study, cells, groups, pool, options.jobs), root, options)
+
+
+def _plan(
+    study: Study, cells: Sequence[Cell], groups: Sequence[Group], root: Path, jobs: int
+) -> tuple[list[Cell], list[Cell]]:
+    """Returns the runs that there are to be, as far as is known before all is tuned, and those that are not done."""
+    trials = [cell for group in groups for attempt in group.planned(jobs) for cell in attempt.cells]
+    tuned, undecided = with_choices(study, cells, groups)
+    planned = list({cell.folder: cell for cell in (*trials, *tuned, *undecided)}.values())
+    return planned, [cell for cell in planned if done_run(root, cell) is None]
+
+
+def _executor(root: Path, options: argparse.Namespace) -> "submitit.SlurmExecutor | None":
+    """Returns what submits to SLURM, None if runs are trained here."""
+    if options.launcher == "slurm":
+        if options.shard is not None:
+            raise FederatedError(
+                "Expected `--shard` without `--launcher slurm`, which makes a share for each of its `--jobs`, got both."
+            )
+        return make_executor(root, options.slurm)
+    if options.slurm:
+        raise FederatedError(f"Expected `--launcher slurm` with `--slurm {options.slurm}`, got `--launcher local`.")
+    return None
+
+
+def _tasks(argv: list[str], guard: Guard, keys: Sequence[_Key], missing: Sequence[_Key], jobs: int) -> list[Task]:
+    """Returns what the tasks of a job do: this command, each with a share in which runs are missing."""
+    order = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+    shares = sorted({order[key] % jobs + 1 for key in missing})
+    here = ("--launcher=local", "--slurm=", "--jobs=1")
+    return [Task(partial(main, [*argv, *here, f"--shard={share}/{jobs}"], guard)) for share in shares]
+
+
+def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: Pool, jobs: int) -> Outcome:
+    """Tunes, and trains the runs with what is chosen."""
+    tuning = tune(groups, pool.train, jobs) if groups else Outcome()
+    if tuning.signum is not None:
+        return tuning
+    tuned, undecided = with_choices(study, cells, groups)
+    if undecided:
+        print(f"{len(undecided)} runs are left out, as every trial of their options has failed or diverged.")
+    outcome = pool.train(tuned)
+    return Outcome([*tuning.failed, *undecided, *outcome.failed], outcome.signum)
+
+
+def study_folder(output: Path, name: str, profile: str) -> Path:
+    """Returns the folder of a study's runs in the size of a profile."""
+    return output / (name if profile == "full" else f"{name}-{profile}")
+
+
+def _expect_writable(root: Path, makes: bool) -> None:
+    """Refuses a folder of runs that is a file or in one, and makes it if asked to."""
+    try:
+        there = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"{there} is a file")
+        if makes:
+            root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FederatedError(
+            f"Expected `--output` to be where the folder {root} can be made, but it cannot: {error}."
+        ) from error
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="lightning-fed study", description=_DESCRIPTION, epilog=help_on_keys(),
+                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+    parser.add_argument("file", metavar="FILE", help="YAML file of the study, or the name of one that is shipped")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, of one thread each")
+    parser.add_argument("--profile", default="full", metavar="NAME", help="size of the study (default: %(default)s)")
+    parser.add_argument("--only", metavar="AXIS=PATTERN,...", help="runs whose values fit, as in `rule=Fed*,seed=0`")
+    parser.add_argument("--shard", metavar="K/N", help="the K-th of N shares of the runs, one for each machine")
+    parser.add_argument(
+        "--launcher", choices=("local", "slurm"), default="local",
+        help="what trains: processes here, or N tasks of a job on a SLURM cluster (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--slurm", default="", metavar="KEY=VALUE,...", help="of a task, as in `time=240,partition=gpu`"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="say what would run, and run nothing")
+    parser.add_argument(
+        "--output", type=Path, default=_RUNS, metavar="DIR",
+        help="where NAME-PROFILE is made, the folder of the runs (default: %(default)s)",
+    )  # fmt: skip
+    return parser
+
+
+def _share(cells: list[Cell], shard: str | None, per: Sequence[str]) -> list[Cell]:
+    """Returns a share of the runs; those that agree in some axes are in the same one."""
+    if shard is None:
+        return cells
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+    if match is None or int(match[1]) > int(match[2]):
+        raise FederatedError(f"Expected `--shard` as `3/8`, the third of eight shares, got {shard!r}.")
+    keys = _keys(cells, per)
+    chosen = set(list(dict.fromkeys(keys))[int(match[1]) - 1 :: int(match[2])])
+    return [cell for cell, key in zip(cells, keys, strict=True) if key in chosen]
+
+
+def _keys(cells: Sequence[Cell], per: Sequence[str]) -> list[_Key]:
+    """Returns for each run what those of its share agree in."""
+    return [key_of({**cell.axes, "seed": cell.seed}, per) for cell in cells]
+
+
+def telling_runs(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Yields few runs whose words show the mistakes of all.
+
+    Every value of an axis, and of a tuned option, that occurs at all occurs in them: in the run that differs from the
+    first one in that alone, where there is one.
+    """
+    near = [cell for cell in cells if sum(value != cells[0].axes[axis] for axis, value in cell.axes.items()) < 2]
+    seen: set[tuple[str, str]] = set()
+    for cell in (*near, *cells):
+        values = {(name, str(value)) for name, value in {**cell.axes, **cell.options}.items()}
+        if not seen.issuperset(values) or cell is cells[0]:
+            seen |= values
+            yield cell
+
+
+def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
+    """Says how the runs ended, and returns the exit code."""
+    if outcome.failed:
+        logs = [path for cell in outcome.failed if (path := root / cell.folder / LOG).exists()]
+        ended = "failed" if options.launcher == "local" else "are not done"
+        logs += [] if options.launcher == "local" else [root / TASK_LOGS]
+        print(
+            f"\n{len(outcome.failed)} runs {ended}; start again to train them once more" + (", or see" if logs else ".")
+        )
+        print(*(f"  {path}\n" for path in logs), sep="", end="")
+    if outcome.signum is not None:
+        print("\nStopped: the same command goes on from the last checkpoints.")
+        return 128 + outcome.signum
+    profile = "" if options.profile == "full" else f" --profile {options.profile}"
+    runs = "" if options.output == _RUNS else f" {options.output}"
+    print(f"\nto see what they came to:\n  lightning-fed report --study {options.file}{runs}{profile}")
+    return 1 if outcome.failed else 0

@@ -1,0 +1,198 @@
+"""The file of a study, read by the types of its dataclasses: every mistake in one sentence that names file and place.
+
+jsonargparse reads such dataclasses too, but passes over keys that a dataclass within a mapping does not have.
+"""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from docstring_parser import parse
+
+from lightning_fed.cli.configs_command import find_config
+from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.studies.cells import combinations
+from lightning_fed.lab.studies.published import read_published
+from lightning_fed.lab.studies.study import (
+    AxisValue,
+    Name,
+    Profile,
+    Report,
+    Space,
+    Study,
+    Tune,
+    apply_profile,
+    expect_sound,
+    name_of,
+    reported_axes,
+)
+
+__all__ = ["help_on_keys", "load_study"]
+
+_SHORT = {"option", "values"}
+_PARTS = {"A study": Study, "A value of `axes`": AxisValue, "`tune`": Tune, "A range in `tune.parameters`": Space,
+          "`report`": Report, "A profile in `profiles`": Profile}  # fmt: skip
+_WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+
+
+def load_study(name: str, profile: str = "full") -> Study:
+    """Reads a study and checks it in all its profiles.
+
+    Args:
+        name: Its file, or its name among those that come with the package, such as ``studies/quickstart``.
+        profile: The size of the study that is returned.
+
+    Raises:
+        FederatedError: If the file cannot be read or is wrong somewhere, or there is no such profile.
+    """
+    path = _find(name)
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=ConfigLoader)
+        study: Study = _read(Study, _in_long_form({"name": _name(path), **_mapping(raw, "")}), "")
+        for each in ("full", *study.profiles):
+            expect_sound(sized := apply_profile(study, each))
+            if next(combinations(sized), None) is None:
+                raise FederatedError("Expected `without` to leave some combinations of `axes`, got none.")
+        if study.report.published:
+            read_published(study.report.published, reported_axes(study))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise FederatedError(
+            f"Expected {name} to be the YAML file of a study, but it cannot be read: {reason}."
+        ) from error
+    except FederatedError as error:
+        raise FederatedError(f"{str(error).removesuffix('.')}, in {path}.") from error
+    return apply_profile(study, profile)
+
+
+def _find(name: str) -> Path:
+    if is_endless(name):
+        raise FederatedError(f"Expected the YAML file of a study, got {name}, a pipe or a device.")
+    if Path(name).is_file():
+        return Path(name)
+    shipped = name.removeprefix("configs/").removeprefix("studies/")
+    return Path(find_config(f"studies/{shipped}"))
+
+
+def _name(path: Path) -> str:
+    """Returns the name of a study: that of its file, with the folders below ``studies`` if it lies in one."""
+    parts = path.absolute().with_suffix("").parts
+    return "/".join(parts[len(parts) - parts[::-1].index("studies") :]) if "studies" in parts[:-1] else parts[-1]
+
+
+def _in_long_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """Writes axes of one option as all others are."""
+    axes = raw.get("axes")
+    if not isinstance(axes, dict):
+        return raw
+    return {**raw, "axes": {name: _long_axis(name, axis) for name, axis in axes.items()}}
+
+
+def _long_axis(name: str, axis: Any) -> Any:
+    if not isinstance(axis, dict) or set(axis) != _SHORT:
+        return axis
+    option, values = _read(str, axis["option"], f"axes.{name}.option"), axis["values"]
+    if not isinstance(values, list):
+        raise _wrong(f"axes.{name}.values", "a list", values)
+    axis = {name_of(value): {"set": {option: value}} for value in values}
+    if len(axis) < len(values):
+        raise FederatedError(f"Expected `axes.{name}.values` to be different values, got {values}.")
+    return axis
+
+
+def _read(hint: Any, value: Any, place: str) -> Any:
+    """Makes of a value what a type hint says.
+
+    Raises:
+        FederatedError: If it is something else, named by its place in the file.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _read_part(hint, _mapping(value, place), place)
+    if hint is Any or hint is Name:
+        try:
+            name = name_of(value)
+        except TypeError:  # a date, bytes or a set
+            raise _wrong(place, "text, a number or a list or mapping of such", value) from None
+        if hint is Name and isinstance(value, (list, dict)):
+            raise _wrong(place, "one value", value)
+        return value if hint is Any else name
+    if origin is dict:
+        return {name_of(key): _read(arguments[1], v, _at(place, key)) for key, v in _mapping(value, place).items()}
+    if origin is list:
+        if arguments == (Name,) and not isinstance(value, (list, dict)):
+            value = [value]  # one name needs no brackets
+        if not isinstance(value, list):
+            raise _wrong(place, "a list", value)
+        return [_read(arguments[0], one, f"{place}[{index}]") for index, one in enumerate(value)]
+    if origin in (Union, UnionType):
+        return _read_one_of(arguments, value, place)
+    if origin is Literal:
+        if value not in arguments:
+            raise _wrong(place, f"one of {', '.join(arguments)}", value)
+        return value
+    right = (int, float) if hint is float else hint
+    if not isinstance(value, right) or (isinstance(value, bool) and hint is not bool):
+        raise _wrong(place, _WORDS.get(hint, "text"), value)
+    return value
+
+
+def _read_one_of(hints: tuple[Any, ...], value: Any, place: str) -> Any:
+    """Reads null as None, a mapping as the dataclass among some types, and all else as the other."""
+    if value is None and type(None) in hints:
+        return None
+    hints = tuple(hint for hint in hints if hint is not type(None))
+    chosen = next((hint for hint in hints if is_dataclass(hint) == isinstance(value, dict)), hints[0])
+    return _read(chosen, value, place)
+
+
+def _read_part(kind: type, raw: dict[str, Any], place: str) -> Any:
+    hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}
+    for key in raw:
+        if key not in known:
+            close = get_close_matches(str(key), known, 1)
+            meant = f"; did you mean `{_at(place, close[0])}`?" if close else ""
+            raise FederatedError(f"There is no key `{_at(place, key)}`, only {', '.join(known)}{meant}")
+    for name, one in known.items():
+        if name not in raw and _default(one) is MISSING:
+            raise FederatedError(f"Expected `{_at(place, name)}`, got none.")
+    return kind(**{key: _read(hints[key], value, _at(place, key)) for key, value in raw.items()})
+
+
+def _default(one: "Field[Any]") -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def _mapping(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(place, "a mapping", value)
+    return value
+
+
+def _at(place: str, key: Any) -> str:
+    return f"{place}.{key}" if place else str(key)
+
+
+def _wrong(place: str, expected: str, value: Any) -> FederatedError:
+    what = f"`{place}`" if place else "a study"
+    return FederatedError(f"Expected {what} to be {expected}, got {'null' if value is None else repr(value)}.")
+
+
+def help_on_keys() -> str:
+    """Describes every key of the file, from the documentation of the dataclasses."""
+    return "\n".join(line for title, kind in _PARTS.items() for line in _help_on(title, kind))
+
+
+def _help_on(title: str, kind: type) -> Iterator[str]:
+    told = parse(kind.__doc__ or "")
+    texts = {one.arg_name: " ".join((one.description or "").split()) for one in told.params}
+    yield f"\n{title}: {told.short_description}"
+    for one in fields(kind):
+        default = _default(one)
+        shown = "" if is_dataclass(default) or default in ([], {}, None, "") else f" (default: {default})"
+        yield f"  {one.name}: {texts[one.name]}" + (" (required)" if default is MISSING else shown)

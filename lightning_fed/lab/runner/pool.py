@@ -1,0 +1,177 @@
+"""Trains runs in several processes at a time, with one display for all; nothing is lost when it is stopped."""
+
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run
+from lightning_fed.lab.studies.cells import Cell
+from lightning_fed.runs.lock import RunLock
+
+__all__ = ["Outcome", "Pool"]
+
+_LOOK_S = 1.0
+
+
+@dataclass
+class Outcome:
+    """How a set of runs ended.
+
+    Attributes:
+        failed: Those that failed.
+        signum: The signal that stopped the program, None if none did.
+    """
+
+    failed: list[Cell] = field(default_factory=list)
+    signum: int | None = None
+
+
+class Pool:
+    """Processes that train runs, forked from one that has loaded what they need, with one thread each.
+
+    Args:
+        root: Folder of the study's runs.
+        jobs: Runs at a time.
+        guard: What restricts the imports of a run.
+        say: Prints how each run has ended.
+    """
+
+    def __init__(self, root: Path, jobs: int, guard: Guard, say: Callable[[str], object] = tqdm.write) -> None:
+        self._root, self._jobs, self._guard, self._say = root, jobs, guard, say
+        os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(["lightning_fed.lab.runner.worker"])
+        self._running: dict[BaseProcess, tuple[Cell, float]] = {}
+        self._outcome = Outcome()
+        self._ended: Callable[[Cell, bool], object] = lambda cell, early: None
+
+    def mistake(self, cells: Sequence[Cell]) -> str:
+        """Returns what is wrong with the command line of the first of some runs that has a mistake, else nothing."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_parse, args=(cells, self._guard, theirs))
+        process.start()
+        theirs.close()
+        try:
+            return str(ours.recv())
+        except EOFError:
+            return "The program that reads the options of runs ended."
+        finally:
+            process.join()
+
+    def train(self, cells: Sequence[Cell], ended: Callable[[Cell, bool], object] = lambda cell, early: None) -> Outcome:
+        """Trains those of some runs that are not done, waiting for those that other programs train.
+
+        Args:
+            cells: The runs.
+            ended: Called with each run that has ended, and whether it was ended early.
+        """
+        self._outcome, self._ended = Outcome(), ended
+        open_runs = [cell for cell in cells if done_run(self._root, cell) is None]
+        waiting, held = deque(open_runs), list[Cell]()
+        bar = tqdm(total=len(cells), initial=len(cells) - len(open_runs), desc="Runs", unit="run",
+                   disable=not sys.stderr.isatty())  # fmt: skip
+        with self._signals(), bar:
+            while self._running or ((waiting or held) and self._outcome.signum is None):
+                self._start(waiting)
+                bar.set_postfix(running=len(self._running), elsewhere=len(held), failed=len(self._outcome.failed))
+                self._wait()
+                for process in [process for process in self._running if not process.is_alive()]:
+                    self._end(process, held, bar)
+                if not waiting:  # and so only now look at what others had
+                    waiting.extend(cell for cell in held if _is_free(self._root / cell.folder))
+                    held = [cell for cell in held if cell not in waiting]
+        return self._outcome
+
+    def _start(self, waiting: "deque[Cell]") -> None:
+        while waiting and len(self._running) < self._jobs and self._outcome.signum is None:
+            cell = waiting.popleft()
+            process = self._context.Process(target=_train, args=(self._root, cell, self._guard))
+            process.start()
+            self._running[process] = cell, time.monotonic()
+        if self._outcome.signum is not None:  # one that came while a process was started
+            self._terminate()
+
+    def _wait(self) -> None:
+        if self._running:
+            wait([process.sentinel for process in self._running], _LOOK_S)
+        else:
+            time.sleep(_LOOK_S)
+
+    def _end(self, process: BaseProcess, held: list[Cell], bar: Any) -> None:
+        """Tells how a run ended."""
+        cell, started = self._running.pop(process)
+        process.join()
+        if process.exitcode == HELD:
+            held.append(cell)
+            return
+        if process.exitcode in (0, DIVERGED):
+            bar.update()
+            how = "diverged after" if process.exitcode else "done in"
+            self._say(f"{cell.label}: {how} {time.monotonic() - started:.0f} s")
+            self._ended(cell, False)
+        elif process.exitcode == PRUNED:
+            bar.update()
+            self._say(f"{cell.label}: ended early, as others are better")
+            self._ended(cell, True)
+        elif self._outcome.signum is None:
+            self._outcome.failed.append(cell)
+            self._say(f"{cell.label}: failed, see {self._root / cell.folder / LOG}")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Passes Ctrl-C and SIGTERM on within the block: runs end after their round, with a checkpoint."""
+        former: dict[signal.Signals, Any] = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        if self._outcome.signum is None:
+            sys.stderr.write("\nStopping after the rounds that are trained; press Ctrl-C again to stop at once.\n")
+        self._outcome.signum = signum
+        self._terminate()
+
+    def _terminate(self) -> None:
+        for process in list(self._running):
+            process.terminate()
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no process trains in a folder at the moment."""
+    with RunLock() as lock:
+        try:
+            lock.take(folder)
+        except FederatedError:
+            return False
+    return True
+
+
+# Loaded in the processes alone: the program itself needs neither torch nor Lightning.
+
+
+def _train(root: Path, cell: Cell, guard: Guard) -> None:
+    from lightning_fed.lab.runner.worker import train_cell
+
+    train_cell(root, cell, guard)
+
+
+def _parse(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, None]") -> None:
+    from lightning_fed.lab.runner.worker import parse_cells
+
+    parse_cells(cells, guard, answer)

@@ -1,0 +1,141 @@
+"""What says that a run of a study is done: a record beside its run folder, with a hash of all that its words name."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_fed.cli.configs_command import find_config
+from lightning_fed.core.files import write_atomically
+from lightning_fed.lab.report.load import Columns, read_metrics
+from lightning_fed.lab.studies.cells import Cell
+from lightning_fed.runs.folder import RunFolder, open_run
+
+__all__ = [
+    "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "has_diverged", "hash_of", "read_run", "write_record",
+]  # fmt: skip
+
+Guard = Callable[[], None]
+"""What restricts the imports of a process, as ``--safe_imports`` asks for."""
+
+HELD = 75
+"""Exit code of a process whose run another process trains."""
+
+PRUNED = 76
+"""Exit code of a process whose run was ended early, as others are better."""
+
+DIVERGED = 77
+"""Exit code of a process whose run has diverged."""
+
+LOG = "log.txt"
+"""The file beside a run folder that has what its process printed."""
+
+_RECORD = "done.json"
+_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The end of a run.
+
+    Attributes:
+        words: Hash of its words with what their files say.
+        run: Name of its folder.
+        fingerprint: That of the run.
+        diverged: Whether it has ended by losses or updates that are not finite.
+        rounds: How many it was to have, fewer than it has if they were more before; None where nobody wrote them down.
+    """
+
+    words: str
+    run: str
+    fingerprint: str
+    diverged: bool = False
+    rounds: int | None = None
+
+
+def done_run(root: Path, cell: Cell) -> RunFolder | None:
+    """Returns the folder of the run that has been trained to its end with the words of today, None if there is none."""
+    record = _record(root, cell)
+    run = None if record is None else open_run(root / cell.folder / record.run)
+    if record is None or run is None:
+        return None
+    return run if record == replace(record, words=hash_of(cell), fingerprint=run.fingerprint) else None
+
+
+def has_diverged(root: Path, cell: Cell) -> bool:
+    """Tells whether a run that is done has ended by losses or updates that are not finite."""
+    record = _record(root, cell)
+    return record is not None and record.diverged
+
+
+def read_run(root: Path, cell: Cell) -> Columns | None:
+    """Returns the columns of a run that is done, None if it is not; those of one that diverged end with NaN."""
+    run, record = done_run(root, cell), _record(root, cell)
+    if run is None or record is None:
+        return None
+    most = math.inf if record.rounds is None else record.rounds
+    found = read_metrics(run.metrics).items()
+    columns = {name: {at: value for at, value in column.items() if at <= most} for name, column in found}
+    if has_diverged(root, cell):
+        end = 1 + max((at for column in columns.values() for at in column), default=0)
+        return {name: {**column, end: math.nan} for name, column in columns.items()}
+    return columns
+
+
+def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False, rounds: int | None = None) -> None:
+    """Records that a run has been trained to its end, or as far as it could be."""
+    record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds)
+    write_atomically(root / cell.folder / _RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
+
+
+def _record(root: Path, cell: Cell) -> _Record | None:
+    try:
+        return _Record(**json.loads((root / cell.folder / _RECORD).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def hash_of(cell: Cell) -> str:
+    """Hashes what the run's configuration is made of: its words, what the files say that these name, and variables."""
+    variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PL_FIT__"))
+    named = [word for before, word in pairwise(cell.words) if before == "--config"]
+    named += [value for word in cell.words if (value := word.partition("=")[2]).endswith(_ENDINGS)]
+    parts = [*cell.words, *variables, *(values for name in named for values in _values_of(name))]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+@cache
+def _values_of(name: str) -> tuple[Any, ...]:
+    """Returns what a file says and those that its values name, () if there is none."""
+    return tuple(_walk(find_config(name), set()))
+
+
+def _walk(path: str, seen: set[str]) -> Iterator[Any]:
+    if path in seen or not os.path.isfile(path):
+        return
+    seen.add(path)
+    content = Path(path).read_bytes()
+    try:
+        values = yaml.safe_load(content)
+    except yaml.YAMLError:  # which the parser of the run will tell
+        values = content
+    yield values
+    for text in _texts(values):
+        if text.endswith(_ENDINGS):
+            yield from _walk(text, seen)
+
+
+def _texts(values: Any) -> Iterator[str]:
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, (dict, list)):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _texts(value)

@@ -1,0 +1,124 @@
+"""The command ``lightning-fed report --study FILE [RUNS] [--profile NAME] [--output DIR] [--from DIR]``."""
+
+import argparse
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_fed.core.files import write_atomically
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.runner.collect import collect
+from lightning_fed.lab.runner.command import study_folder
+from lightning_fed.lab.runner.file import load_study
+from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
+from lightning_fed.lab.studies.formats import as_csv, as_latex, as_markdown
+from lightning_fed.lab.studies.picture import study_figure, study_page
+from lightning_fed.lab.studies.published import read_published
+from lightning_fed.lab.studies.results import StudyResults, read_results, write_results
+from lightning_fed.lab.studies.study import Study, reported_axes
+from lightning_fed.lab.studies.table import study_table
+
+__all__ = ["main"]
+
+_DESCRIPTION = (
+    "Tables and curves of a study as its file asks for them: results.csv, curves.csv, table.md, table.csv, table.tex "
+    "and curves.png in the folder of its runs."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one sentence, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise FederatedError(f"Expected `{self.prog} FILE` with options that it lists with `--help`: {message}.")
+
+
+def main(argv: list[str]) -> int:
+    """Writes the tables and pictures of a study, prints the first of them and returns 0.
+
+    Raises:
+        FederatedError: If the study, its runs or an option are wrong, or a file cannot be written.
+    """
+    options = _parser().parse_args(argv)
+    # Where the file is not in the size that was run, all its axes may be named beside published figures.
+    whole = load_study(options.study)
+    study, results, folder = _from_tables(options) if options.source else _from_runs(options)
+    folder = options.output or folder
+    written = []
+    for name, content in _files(study, whole, results, options.format):
+        write_atomically(folder / name, content, "--output")
+        written.append(folder / name)
+        if name == "table.md":
+            print(content.decode())
+    print("written: " + ", ".join(str(path) for path in written))
+    return 0
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="lightning-fed report --study", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument(
+        "--study", required=True, metavar="FILE", help="YAML file of the study, or a shipped one's name"
+    )
+    parser.add_argument(
+        "runs", nargs="?", type=Path, default=Path("runs/studies"), metavar="RUNS",
+        help="folder given as `--output` to `lightning-fed study` (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--profile", metavar="NAME", help="size of the study (default: full, or that of --from)")
+    parser.add_argument(
+        "--format", choices=("md", "csv", "tex", "png", "html"), help="one file (default: all but html)"
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (default: where the runs lie)")
+    parser.add_argument(
+        "--from",
+        type=Path,
+        metavar="DIR",
+        dest="source",
+        help="draw results.csv and curves.csv of DIR again, without runs",
+    )
+    return parser
+
+
+def _from_runs(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
+    profile = options.profile or "full"
+    study = load_study(options.study, profile)
+    root = study_folder(options.runs, study.name, profile)
+    folder = options.output or root
+    write_results(collect(study, profile, root)[0], folder)
+    # What is drawn is what is in the files: whoever has them alone draws the same.
+    return study, read_results(folder), folder
+
+
+def _from_tables(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
+    results = read_results(options.source)
+    if options.profile not in (None, results.profile):
+        raise FederatedError(
+            f"Expected `--profile` to be {results.profile}, which {options.source} holds, got {options.profile!r}."
+        )
+    study = load_study(options.study, results.profile)
+    if study.name != results.name:
+        raise FederatedError(
+            f"Expected `--study` to be {results.name}, whose results {options.source} holds, got {study.name!r}."
+        )
+    return study, results, options.source
+
+
+def _files(study: Study, whole: Study, results: StudyResults, only: str | None) -> Iterator[tuple[str, bytes]]:
+    """Yields the names and contents of what is asked for."""
+    named = study.report.published
+    published = read_published(named, reported_axes(whole)) if named else None
+    table = study_table(study, results, published)
+    blocks = study_blocks(study, results, table, published.table if published else "")
+    text = heading(study, results)
+    if only in (None, "md"):
+        yield "table.md", as_markdown(text, blocks, table.notes).encode()
+    if only in (None, "csv"):
+        yield "table.csv", as_csv(table_lines(table)).encode()
+    if only in (None, "tex"):
+        yield "table.tex", as_latex(text, blocks, table.notes).encode()
+    if only in (None, "png"):
+        drawn = io.BytesIO()
+        study_figure(table, study.report.x).savefig(drawn, format="png", dpi=150)
+        yield "curves.png", drawn.getvalue()
+    if only == "html":
+        yield "report.html", study_page(text, blocks, table.notes, table, study.report.x).encode()

@@ -1,0 +1,182 @@
+"""A study on a SLURM cluster: each task of one job array trains a share of the runs, as the command does by itself."""
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from lightning_fed.cli.exits import mistakes_in_one_sentence
+from lightning_fed.errors import FederatedError, is_count
+from lightning_fed.lab.runner.pool import Outcome
+from lightning_fed.lab.studies.cells import Cell
+
+if TYPE_CHECKING:
+    import submitit
+
+__all__ = ["TASK_LOGS", "Task", "make_executor", "train_in_tasks"]
+
+TASK_LOGS = "slurm/*_log.out"
+"""The files in the folder of a study that have what its tasks printed."""
+
+_LOOK_S, _LOOKS = 10.0, 6
+_EXAMPLE = "as in `--slurm time=240,partition=gpu`"
+_LINES = ("setup", "teardown", "srun_args")
+# A second process would train the same share once more.
+_FIXED = {
+    "additional_parameters", "job_name", "nodes", "ntasks_per_node", "num_gpus", "stderr_to_stdout", "use_srun"
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task of the array does; SLURM starts it again where its time was short or others took its place.
+
+    Attributes:
+        start: The study command with a share of the runs, which returns its exit code.
+    """
+
+    start: Callable[[], int]
+
+    def __call__(self) -> int:
+        """Trains the share; SLURM shows the task as failed if that fails."""
+        for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
+            os.environ.pop(name, None)  # by which Lightning takes a run for one of several processes of one training
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the server inherits that forks the processes of runs
+        with mistakes_in_one_sentence():
+            if code := self.start():
+                raise SystemExit(code)
+        return 0
+
+    def checkpoint(self) -> "submitit.helpers.DelayedSubmission":
+        """Returns what a task whose time has run out does next: the same, from the last checkpoints."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
+    """Makes what submits to SLURM, with options such as ``time=240,partition=gpu``.
+
+    Args:
+        root: Folder of the study's runs.
+        given: SLURM's own options, without dashes before them, each as submitit calls it.
+
+    Raises:
+        FederatedError: If submitit or SLURM is not there, an option is none, or the time of a task is not given.
+    """
+    try:
+        import submitit
+    except ImportError:
+        raise FederatedError(
+            "Expected submitit for `--launcher slurm`: install it with `pip install 'lightning_fed[study]'`."
+        ) from None
+    if missing := [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]:
+        raise FederatedError(
+            f"Expected a machine from which jobs are submitted to SLURM, but there is no `{missing[0]}`: log in to "
+            "one, or leave out `--launcher slurm`."
+        )
+    for place, text in (("--slurm", given), ("--output", str(root.absolute()))):
+        if not text.isprintable():  # a line of it would be one of the script
+            raise FederatedError(f"Expected `{place}` on one line, without control characters, got {text!r}.")
+    options: dict[str, Any] = {}
+    for name, value in map(_option, re.split(r",(?=\w+=)", given) if given else ()):
+        if name in options and name not in _LINES:
+            raise FederatedError(f"Expected `--slurm` to give each key once, got {name!r} twice.")
+        options[name] = options.get(name, []) + value if name in _LINES else value
+    known = submitit.SlurmExecutor._valid_parameters() - _FIXED
+    if unknown := [name for name in options if name not in known]:
+        raise FederatedError(f"Expected `--slurm` with keys among {', '.join(sorted(known))}, got {unknown[0]!r}.")
+    if not is_count(options.get("time")):
+        raise FederatedError(
+            f"Expected `--slurm` to say how many minutes a task may take, {_EXAMPLE}, got {options.get('time')!r}."
+        )
+    executor = submitit.SlurmExecutor(root / Path(TASK_LOGS).parent)
+    place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:8]
+    name = re.sub(r"[^\w.-]", "_", root.name)
+    executor.update_parameters(**options, job_name=f"{name}-{place}", stderr_to_stdout=True)
+    return executor
+
+
+def _option(word: str) -> tuple[str, Any]:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise FederatedError(f"Expected `--slurm` as KEY=VALUE,..., {_EXAMPLE}, got {word!r}.")
+    if name in _LINES:
+        return name, [value]
+    return name, int(value) if value.isdecimal() else value == "true" or value
+
+
+def train_in_tasks(
+    executor: "submitit.SlurmExecutor", tasks: Sequence[Task], plan: Callable[[], tuple[list[Cell], list[Cell]]]
+) -> Outcome:
+    """Submits tasks as one job array, unless those of a former start are in the queue, and waits until none is.
+
+    Args:
+        executor: What submits them.
+        tasks: What they do.
+        plan: Returns the runs that there are to be, and those that are not done.
+
+    Returns:
+        What is not done then, as it has failed, was cancelled or ran out of time.
+
+    Raises:
+        FederatedError: If SLURM refuses them.
+        SystemExit: After Ctrl-C, which ends the waiting alone.
+    """
+    if not tasks:
+        return Outcome()
+    name = executor.parameters["job_name"]
+    try:
+        if states := _states(name):
+            print(f"No further tasks are submitted, as job {name} has {states.total()} in the queue.")
+        else:
+            executor.submit_array(tasks)
+            print(f"Submitted {len(tasks)} tasks of job {name}; Ctrl-C leaves them in the queue.")
+    except RuntimeError as error:
+        raise FederatedError(f"Expected SLURM to take the job, but it says: {' '.join(str(error).split())}") from None
+    try:
+        return Outcome(_wait(name, plan))
+    except KeyboardInterrupt:
+        print(f"\nThe tasks go on: the same command waits for them again, `scancel --name {name}` ends them.")
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _wait(name: str, plan: Callable[[], tuple[list[Cell], list[Cell]]]) -> list[Cell]:
+    """Waits until no task is in the queue, with one display, and returns the runs that are not done."""
+    states, left = Counter(submitted=1), _LOOKS
+    with tqdm(desc="Runs", unit="run", disable=not sys.stderr.isatty()) as bar:
+        while True:
+            planned, missing = plan()
+            bar.n, bar.total = len(planned) - len(missing), len(planned)
+            bar.set_postfix(states)
+            with suppress(FederatedError):  # it may be busy
+                states = _states(name)
+            left = _LOOKS if states else left - 1  # what other machines have written may be seen late
+            if not states and (not left or not missing):
+                return missing
+            time.sleep(_LOOK_S)
+
+
+def _states(name: str) -> Counter[str]:
+    """Counts the tasks of a job in the queue by what they do there.
+
+    Raises:
+        FederatedError: If SLURM does not answer.
+    """
+    command = ["squeue", "--me", "--noheader", "--array", f"--name={name}", "--format=%T"]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    if answer.returncode:
+        raise FederatedError(f"Expected SLURM to answer `squeue`, but it says: {' '.join(answer.stderr.split())}")
+    return Counter(answer.stdout.lower().split())

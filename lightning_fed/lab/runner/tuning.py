@@ -1,0 +1,298 @@
+"""Tuning by Optuna: trials are runs of the study like others, and a validation metric chooses among them."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.runner.pool import Outcome
+from lightning_fed.lab.runner.pruning import optuna_storage
+from lightning_fed.lab.runner.record import done_run, has_diverged, read_run
+from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
+from lightning_fed.lab.studies.study import Name, Parameters, Space, Study
+from lightning_fed.runs.statistics import lower_is_better, run_statistic
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Attempt", "Group", "groups_of", "key_of", "tune", "tuned_per", "value_of", "with_choices"]
+
+_JOURNAL, _LOCK = "tuning.log", "tuning.lock"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A trial: its number in Optuna's study, what it sets, and its runs."""
+
+    number: int
+    options: dict[str, Any]
+    cells: tuple[Cell, ...]
+
+
+class Group:
+    """Combinations of a study for which one choice is made.
+
+    Args:
+        study: The study, in the size of a profile.
+        values: The values that they share.
+        members: The combinations that its trials are runs of.
+        root: Folder of the study's runs.
+        writes: Whether trials are written down; else it asks in a copy of those that are.
+    """
+
+    def __init__(
+        self, study: Study, values: dict[str, Name], members: list[dict[str, Name]], root: Path, writes: bool = True
+    ) -> None:
+        self.values, self._study, self._members, self._root, self._writes = values, study, members, root, writes
+        self._parameters = _parameters_of(study, values)
+        if not members:
+            raise FederatedError(
+                f"Expected `tune.at` to leave combinations of {folder_of(values)} that are not in `without`, got none."
+            )
+
+    def asked(self) -> list[Attempt]:
+        """Returns the trials that there have been, without those that were ended early or wait to be asked for."""
+        states = ("WAITING", "PRUNED")
+        return [self._attempt(trial) for trial in self._optuna.trials if trial.state.name not in states]
+
+    def planned(self, most: int) -> list[Attempt]:
+        """Returns the trials that there have been, or the first ones."""
+        if not self.asked():
+            self.ask(most)
+        return self.asked()
+
+    def ask(self, most: int) -> None:
+        """Asks the sampler for further trials, as many as are left of the grid, or at most a number at a time."""
+        tuning, choices = self._study.tune, [v for v in self._parameters.values() if isinstance(v, list)]
+        grid = math.prod(map(len, choices)) if len(choices) == len(self._parameters) else None
+        if (limit := tuning.trials or grid) is None:
+            raise FederatedError(
+                "Expected `tune.trials` with ranges to draw from, which have no end of their own, got none."
+            )
+        lock = FileLock(self._root / _LOCK) if self._writes else nullcontext()
+        with lock:  # who starts the study a second time meanwhile would ask for the same ones
+            left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)
+            if tuning.sampler == "grid":  # in the order of the file; Optuna's own would end its study with the last
+                for values in product(*map(_texts, choices)):
+                    self._optuna.enqueue_trial(dict(zip(self._parameters, values, strict=True)), skip_if_exists=True)
+            for _ in range(left if tuning.sampler == "grid" else min(left, most)):
+                # By how many there are: a program that goes on asks for what one that was never stopped asks for.
+                self._optuna.sampler = _import().samplers.TPESampler(seed=self._seed + len(self._optuna.trials))
+                self._optuna.ask(self._distributions())
+
+    def tell(self, attempt: Attempt, early: bool = False) -> None:
+        """Tells the sampler what a trial came to; one that failed stays open, to be tried again."""
+        if early:
+            self._optuna.tell(attempt.number, state=_import().trial.TrialState.PRUNED, skip_if_finished=True)
+            return
+        value = value_of(self._study, self._root, attempt)
+        if value is not None and math.isfinite(value):
+            self._optuna.tell(attempt.number, value, skip_if_finished=True)
+
+    def choice(self) -> Attempt | None:
+        """Returns the trial that is best by the mean of its runs, the first of equals; None if none is done."""
+        values = {attempt.number: value_of(self._study, self._root, attempt) for attempt in self.asked()}
+        sign = -1 if lower_is_better(self._study.tune.metric) else 1
+        done = {number: sign * value for number, value in values.items() if value is not None and math.isfinite(value)}
+        best = max(done, key=done.__getitem__, default=None)
+        return next((one for one in self.asked() if one.number == best), None)
+
+    def _attempt(self, trial: "optuna.trial.FrozenTrial") -> Attempt:
+        values = {name: trial.params[name] for name in self._parameters}
+        options = {name: json.loads(value) if isinstance(value, str) else value for name, value in values.items()}
+        seeds = self._study.tune.seeds
+        cells = [make_cell(self._study, axes, seed, options) for axes in self._members for seed in seeds]
+        if self._study.tune.pruner == "median" and trial.state.name == "RUNNING":
+            storage, name = self._storage, self._optuna.study_name
+            cells = [
+                replace(cell, watch=Watch(storage, name, trial.number, at, self._study.tune.metric))
+                for at, cell in enumerate(cells)
+            ]
+        return Attempt(trial.number, options, tuple(cells))
+
+    def _distributions(self) -> "dict[str, optuna.distributions.BaseDistribution]":
+        from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+        return {
+            option: FloatDistribution(one.low, one.high, log=one.log)
+            if isinstance(one, Space)
+            else CategoricalDistribution(_texts(one))
+            for option, one in self._parameters.items()
+        }
+
+    @cached_property
+    def _optuna(self) -> "optuna.Study":
+        """Optuna's study: another space, aim, or study of this package in one database has another."""
+        module, tuning = _import(), self._study.tune
+        place = f"{self._study.name}/{self._root.name}/" if tuning.storage else ""
+        aim = _number_of([tuning.metric, tuning.statistic, tuning.seeds, tuning.pruner])
+        open_in = partial(
+            module.create_study,
+            study_name=f"{place}{folder_of(self.values)}-{self._seed:08x}-{aim:08x}",
+            direction="minimize" if lower_is_better(tuning.metric) else "maximize",
+            load_if_exists=True,
+        )
+        try:
+            if not self._writes:
+                return _copied(module, open_in(storage=None), self._storage)
+            self._root.mkdir(parents=True, exist_ok=True)
+            found: optuna.Study = open_in(storage=optuna_storage(self._storage))
+        except Exception as error:  # each database has its own
+            if tuning.storage is None:
+                raise
+            raise FederatedError(
+                "Expected `tune.storage` to be the URL of a database that Optuna reaches, such as "
+                f"`postgresql://user@host/name`, got {tuning.storage!r}: {error}"
+            ) from error
+        return found
+
+    @property
+    def _seed(self) -> int:
+        return _number_of(self._parameters)
+
+    @property
+    def _storage(self) -> str:
+        return self._study.tune.storage or str(self._root / _JOURNAL)
+
+
+def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
+    """Fills a study in memory with the trials of that name in a database or journal, as far as there are any."""
+    if "://" in place or Path(place).exists():
+        with suppress(KeyError):  # what Optuna raises where no study has the name
+            empty.add_trials(module.load_study(study_name=empty.study_name, storage=optuna_storage(place)).trials)
+    return empty
+
+
+def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = True) -> list[Group]:
+    """Returns the groups that some runs of a study are in, none of those for which nothing is tuned."""
+    per, at = tuned_per(study), study.tune.at.items()
+    shared = {key_of(cell.axes, per): cell for cell in cells if _parameters_of(study, cell.axes)}
+    members: dict[tuple[str, ...], list[dict[str, Name]]] = {key: [] for key in shared}
+    for axes in combinations(study) if shared else ():
+        if at <= axes.items() and (key := key_of(axes, per)) in members:
+            members[key].append(axes)
+    values = {key: {axis: cell.axes[axis] for axis in per} for key, cell in shared.items()}
+    return [Group(study, values[key], members[key], root, writes) for key in shared]
+
+
+def tuned_per(study: Study) -> list[str]:
+    """Returns the axes for each of whose combinations there is a choice of its own, in the order of the file."""
+    return [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]
+
+
+def key_of(values: Mapping[str, object], per: Iterable[str]) -> tuple[str, ...]:
+    """Returns what runs of one group agree in."""
+    return tuple(str(values[axis]) for axis in per)
+
+
+def _parameters_of(study: Study, values: Mapping[str, Name]) -> Parameters:
+    """Returns what is tuned for some values of axes."""
+    parameters = dict(study.tune.parameters)
+    for axis, by in study.tune.by.items():
+        parameters |= by.get(values.get(axis, ""), {})
+    return parameters
+
+
+Train = Callable[[Sequence[Cell], Callable[[Cell, bool], object]], Outcome]
+"""What trains runs, and calls a function with each that has ended and whether early."""
+
+
+def tune(groups: Sequence[Group], train: Train, jobs: int) -> Outcome:
+    """Trains the trials of all groups until none of their samplers has another, and tells these what they came to."""
+    seen, failed = set[tuple[int, int]](), list[Cell]()
+    while True:
+        tried = [(at, one) for at, group in enumerate(groups) for one in _fresh(group, at, seen, jobs)]
+        if not tried:
+            return Outcome(failed)
+        trials = {cell.folder: (groups[at], attempt) for at, attempt in tried for cell in attempt.cells}
+        outcome = train([cell for _, attempt in tried for cell in attempt.cells], partial(_tell_of, trials))
+        failed += outcome.failed
+        for at, attempt in tried:
+            seen.add((at, attempt.number))
+            groups[at].tell(attempt)
+        if outcome.signum is not None:
+            return Outcome(failed, outcome.signum)
+
+
+def _tell_of(trials: dict[str, tuple[Group, Attempt]], cell: Cell, early: bool) -> None:
+    """Tells at once, so that the trials that still run are compared with it."""
+    group, attempt = trials[cell.folder]
+    group.tell(attempt, early)
+
+
+def _fresh(group: Group, at: int, seen: set[tuple[int, int]], jobs: int) -> list[Attempt]:
+    for _ in range(2):
+        if fresh := [attempt for attempt in group.asked() if (at, attempt.number) not in seen]:
+            return fresh
+        group.ask(jobs)
+    return []
+
+
+def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -> tuple[list[Cell], list[Cell]]:
+    """Returns runs with what tuning has chosen for them, and apart those for which it has chosen nothing."""
+    per = tuned_per(study)
+    choices = {key_of(group.values, per): group.choice() for group in groups}
+    tuned, undecided = [], []
+    for cell in cells:
+        key = key_of(cell.axes, per)
+        choice = choices.get(key)
+        if key not in choices:
+            tuned.append(cell)
+        elif choice is None:
+            undecided.append(cell)
+        else:
+            tuned.append(make_cell(study, cell.axes, cell.seed, choice.options))
+    return tuned, undecided
+
+
+def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
+    """Returns the mean over a trial's runs of what decides, None if one of them is not done, NaN if one diverged.
+
+    Raises:
+        FederatedError: If they have not measured it.
+    """
+    values = []
+    for cell in attempt.cells:
+        run = done_run(root, cell)
+        if run is None:
+            return None
+        if has_diverged(root, cell):
+            return math.nan
+        columns = read_run(root, cell) or {}
+        if study.tune.metric not in columns:
+            measured = ", ".join(sorted(columns))
+            raise FederatedError(
+                f"Expected `tune.metric` to be a column of {run.metrics} ({measured}), got {study.tune.metric!r}."
+            )
+        values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric))
+    return fmean(values)
+
+
+def _texts(values: Sequence[Any]) -> list[str]:
+    return [json.dumps(value) for value in values]
+
+
+def _number_of(values: Any) -> int:
+    """Hashes values of a study's file, as a number below 2^32."""
+    return int(hashlib.sha256(json.dumps(values, default=vars).encode()).hexdigest()[:8], 16)
+
+
+def _import() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise FederatedError(
+            "Expected Optuna for a study that is tuned: install it with `pip install 'lightning_fed[study]'`."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

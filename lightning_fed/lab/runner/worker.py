@@ -1,0 +1,151 @@
+"""One run of a study in a process of its own, forked from one that has loaded everything and done nothing yet."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from io import StringIO
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import parent_process
+from pathlib import Path
+
+import torch
+
+import lightning_fed
+from lightning_fed.cli.exits import mistakes_in_one_sentence
+from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.errors import Diverged, FederatedError
+from lightning_fed.lab.runner.pruning import Pruning
+from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, hash_of, write_record
+from lightning_fed.lab.studies.cells import Cell
+from lightning_fed.runs.lock import RunLock
+
+__all__ = ["parse_cells", "train_cell"]
+
+
+def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
+    """Trains a run to its end, from its last checkpoint if it has one, and records it.
+
+    Raises:
+        SystemExit: With ``HELD`` if another process trains it, else as ``lightning-fed fit`` ends.
+    """
+    os.setpgid(0, 0)  # Ctrl-C is for the program, which passes it on
+    folder = root / cell.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunLock() as lock:
+        try:
+            lock.take(folder)
+        except FederatedError:
+            raise SystemExit(HELD) from None
+        if done_run(root, cell) is None:
+            _write_to(folder / LOG)
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+            torch.set_num_threads(1)
+            hash_of(cell)  # keeps what the files say now: who edits one while the run trains makes another run
+            with mistakes_in_one_sentence():
+                guard()
+                _train(root, cell)
+
+
+def _train(root: Path, cell: Cell) -> None:
+    pruning = None if cell.watch is None else Pruning(cell.watch)
+    words = [*cell.words, *_place(root, cell), "--ckpt_path=last"]
+    sys.argv[1:], sys.modules["__main__"].__spec__ = words, lightning_fed.__spec__  # of a run's other processes
+    watched = _Watched(words, pruning)
+    run = watched.trainer.run
+    if pruning is not None and pruning.pruned:
+        raise SystemExit(PRUNED)
+    if run is None or not run.metrics.is_file():
+        raise FederatedError("Expected runs of a study to write metrics.csv: leave `--trainer.logger false` out.")
+    write_record(root, cell, run, watched.diverged, watched.trainer.max_rounds)
+    if watched.diverged:
+        raise SystemExit(DIVERGED)
+
+
+def _place(root: Path, cell: Cell) -> list[str]:
+    return [
+        f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}", "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+
+
+def _write_to(path: Path) -> None:
+    """Sends what the process prints to a file, behind what is there."""
+    sys.stdout.flush()
+    with open(path, "ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+
+
+def _end_with_parent() -> None:
+    """Ends training after the round, with a checkpoint, if the program that started it has been killed."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Watched(FederatedCLI):
+    """Trains as ``fit`` does, with a callback that is no option of the run."""
+
+    def __init__(self, words: list[str], pruning: Pruning | None) -> None:
+        self._pruning, self.diverged = pruning, False
+        super().__init__(words)
+
+    def after_instantiate_classes(self) -> None:
+        """Adds the callback, before the aggregator's and the checkpoint's."""
+        super().after_instantiate_classes()
+        if self._pruning is not None:
+            self.trainer.callbacks.insert(0, self._pruning)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Lets a run that diverges be one that is done, as it would diverge again."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Diverged as error:
+            print(error)
+            self.diverged = True
+
+
+class _Parsed(FederatedCLI):
+    """Parses the words of a run, and leaves it at that."""
+
+    def instantiate_classes(self) -> None:
+        """Builds nothing."""
+
+    def after_instantiate_classes(self) -> None:
+        """Keeps what the options have come to."""
+        self._dump_config()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs nothing."""
+
+
+def parse_cells(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, None]") -> None:
+    """Parses the words of some runs, and sends what is wrong with the first that has a mistake, empty if none has.
+
+    Two runs that come to one configuration are a mistake too: what one axis sets, a later configuration sets back.
+    """
+    _write_to(Path(os.devnull))
+    said = sys.stderr = StringIO()
+    try:
+        with mistakes_in_one_sentence():
+            guard()
+            seen: dict[str, Cell] = {}
+            for cell in cells:
+                config = json.dumps(_Parsed(list(cell.words)).config_dump, default=str, sort_keys=True)
+                _expect_same_axes(seen.setdefault(config, cell), cell)
+    except SystemExit:
+        answer.send((said.getvalue().strip().splitlines() or ["The program ended."])[-1])
+    else:
+        answer.send("")
+
+
+def _expect_same_axes(cell: Cell, other: Cell) -> None:
+    if names := [f"`{axis}`" for axis, value in cell.axes.items() if value != other.axes[axis]]:
+        raise FederatedError(
+            f"Expected the values of {', '.join(names)} to set runs apart, but {cell.label} comes to the same "
+            f"configuration as {other.label}: move an axis that sets options behind those with the configurations "
+            "that set them back."
+        )

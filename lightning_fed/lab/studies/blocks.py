@@ -1,0 +1,245 @@
+"""A study's tables as text, in no format yet: cells side by side, differences, rounds to a target."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from lightning_fed.lab.report.tables import Summary, is_share, summarize
+from lightning_fed.lab.studies.comparison import PairedDifference
+from lightning_fed.lab.studies.results import StudyResults, Trial
+from lightning_fed.lab.studies.study import Study
+from lightning_fed.lab.studies.table import StudyTable, TableCell
+from lightning_fed.runs.statistics import lower_is_better
+
+__all__ = ["Block", "column_head", "heading", "study_blocks", "table_lines"]
+
+_LEVELS = (0.001, 0.01, 0.05)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table of text.
+
+    Attributes:
+        title: What it shows.
+        lines: Header and rows.
+        labels: How many columns at the left are names, not numbers.
+        note: How it is read.
+    """
+
+    title: str
+    lines: list[list[str]]
+    labels: int
+    note: str = ""
+
+
+def heading(study: Study, results: StudyResults) -> list[str]:
+    """Returns the title and sentences on where the study is from and what was run."""
+    profile = study.profiles.get(results.profile)
+    size = f"Profile `{results.profile}`" + (f": {profile.why}." if profile and profile.why else ".")
+    opened = [f"Left open by the source: {'; '.join(one.rstrip('.') for one in study.open)}."] if study.open else []
+    return [study.title, *([f"Source: {study.source}."] if study.source else []), *opened, size]
+
+
+def study_blocks(study: Study, results: StudyResults, table: StudyTable, published: str = "") -> list[Block]:
+    """Makes the tables of a study.
+
+    Args:
+        study: The study.
+        results: What it came to.
+        table: Its cells.
+        published: Where the figures beside them are published.
+    """
+    blocks = [_main(study, table, published)]
+    if any(cell.difference for cell in table.cells.values()):
+        blocks.append(_differences(study, table))
+    if study.report.target is not None:
+        title = f"Rounds until {study.report.metric[0]} is as good as {study.report.target:g}, mean ± std over seeds"
+        blocks.append(_matrix(table, title, _rounds))
+    if results.trials:
+        blocks.append(_tuning(study, results.trials))
+    return blocks
+
+
+def _main(study: Study, table: StudyTable, published: str) -> Block:
+    report = study.report
+    units = {cell.names["metric"] + (" (%)" if cell.percent else "") for cell in table.cells.values()}
+    seeds = sorted({len(cell.runs) for cell in table.cells.values()})
+    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    over = "" if seeds == [1] else f", mean ± std over {count} seeds"
+    title = f"{', '.join(sorted(units))}, {', '.join(report.statistic)}{over}" + (", one seed" if seeds == [1] else "")
+    notes = []
+    if any(cell.published for cell in table.cells.values()):
+        notes.append(f"In brackets: {published}, and our difference to it.")
+    if any(_stars(cell.p_holm) for cell in table.cells.values()):
+        notes.append(f"*, **, ***: other than {_baseline(study)} at the level 0.05, 0.01, 0.001 after Holm.")
+    block = _matrix(table, title, _value, " ".join(notes))
+    ranks = [f"{rank:.2f}" for rank in table.ranks or ()]
+    if ranks and table.methods_are_columns:
+        block.lines.append(["average rank", *[""] * (block.labels - 1), *ranks])
+    elif ranks:
+        for line, cell in zip(block.lines, ["average rank", *ranks], strict=True):
+            line.append(cell)
+    return block
+
+
+def _baseline(study: Study) -> str:
+    return ", ".join(f"{axis} {value}" for axis, value in study.report.baseline.items())
+
+
+def _differences(study: Study, table: StudyTable) -> Block:
+    names = ["difference", "95 % interval (t)", "95 % interval (bootstrap)", "p (Holm)", "seeds"]
+    lines = [[*table.row_axes, *table.column_axes, *names]]
+    for row in table.rows:
+        for column in table.columns:
+            cell = table.cells.get((row, column))
+            if cell and cell.difference:
+                lines.append([*row, *column, *_difference_cells(cell, cell.difference)])
+    note = "Paired by seed; the test is a paired t-test, adjusted for all of the table."
+    shown = {cell.percent for cell in table.cells.values()}
+    unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
+    title = f"Difference to {_baseline(study)}{unit}"
+    return Block(title, lines, len(lines[0]) - len(names), note)
+
+
+def _difference_cells(cell: TableCell, difference: PairedDifference) -> list[str]:
+    intervals = [
+        "" if math.isnan(low) else f"[{_signed(low, cell.percent)}, {_signed(high, cell.percent)}]"
+        for low, high in (difference.t_interval, difference.bootstrap)
+    ]
+    p_value = "" if math.isnan(cell.p_holm) else f"{cell.p_holm:.3f}" if cell.p_holm >= 0.001 else "< 0.001"
+    return [_signed(difference.mean, cell.percent), *intervals, p_value, str(difference.pairs)]
+
+
+def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], note: str = "") -> Block:
+    heads = [column_head(table.column_axes, column) for column in table.columns]
+    lines = [[*table.row_axes, *(heads if table.column_axes else [""])]]
+    for row in table.rows:
+        cells = (table.cells.get((row, column)) for column in table.columns)
+        lines.append([*row, *("" if cell is None else text(cell) for cell in cells)])
+    return Block(title, lines, len(table.row_axes), note)
+
+
+def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
+    """Names a column by its values; a number is named with its axis, which a name like MNIST needs not."""
+    named = zip(axes, column, strict=True)
+    return ", ".join(f"{axis} {value}" if _is_plain(value) else value for axis, value in named)
+
+
+def _is_plain(value: str) -> bool:
+    return value in ("true", "false", "null") or re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) is not None
+
+
+def _value(cell: TableCell) -> str:
+    text = _ours(cell)
+    figure = cell.published
+    if figure is None:
+        return text
+    theirs = f"{figure.value:.2f}" + ("" if figure.std is None else f" ± {figure.std:.2f}")
+    ours = (100 if cell.percent else 1) * cell.summary.mean
+    return f"{text} [{theirs}]" if math.isnan(ours) else f"{text} [{theirs}, {ours - figure.value:+.2f}]"
+
+
+def _ours(cell: TableCell) -> str:
+    """Writes the mean over seeds; over those that have not diverged, with their number, where some have."""
+    if cell.is_lost:
+        return "diverged"
+    left = [value for value in cell.values if not math.isnan(value)]
+    count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
+    return _mean(summarize(left), len(left), cell.percent) + count + _stars(cell.p_holm)
+
+
+def _mean(summary: Summary, seeds: int, percent: bool) -> str:
+    if summary.found is not None:
+        return f"{summary.found} of {seeds} seeds"
+    scale, digits, rough = (100, ".2f", ".2f") if percent else (1, ".4g", ".2g")
+    deviation = "" if summary.std is None else f" ± {scale * summary.std:{rough}}"
+    return f"{scale * summary.mean:{digits}}{deviation}"
+
+
+def _stars(p_value: float) -> str:
+    return "*" * sum(p_value < level for level in _LEVELS)
+
+
+def _signed(value: float, percent: bool) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{100 * value:+.2f}" if percent else f"{value:+.3g}"
+
+
+def _rounds(cell: TableCell) -> str:
+    return "" if cell.to_target is None else _mean(cell.to_target, len(cell.runs), percent=False)
+
+
+def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
+    """What was chosen by the metric that decides, and what each other value of the trials would have chosen."""
+    axes = [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]
+    names = list(dict.fromkeys(name for trial in trials for name in trial.values))
+    groups: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
+    for trial in trials:
+        options = ", ".join(f"{option} {value}" for option, value in trial.options.items())
+        key = tuple(trial.axes.get(axis, "") for axis in axes)
+        groups.setdefault(key, {}).setdefault(options, []).append(trial)
+    lines = [[*axes, *(word for name in names for word in (f"by {name}", name))]]
+    for key, attempts in groups.items():
+        best = (_best(name, attempts) for name in names)
+        lines.append([*key, *(word for pair in best for word in pair)])
+    note = f"The runs have what stands first, the choice by {names[0]}, {_over_seeds(study.tune.seeds)}."
+    return Block("Tuned options", lines, len(axes), note)
+
+
+def _over_seeds(seeds: Sequence[int]) -> str:
+    return "one seed" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
+
+
+def _best(name: str, attempts: Mapping[str, Sequence[Trial]]) -> tuple[str, str]:
+    """Returns the options whose mean over all their runs is best, the first of equals, and that mean."""
+    most = max(map(len, attempts.values()))
+    values = {
+        options: fmean([trial.values[name] for trial in trials])
+        for options, trials in attempts.items()
+        if len(trials) == most and all(math.isfinite(trial.values.get(name, math.nan)) for trial in trials)
+    }
+    if not values:
+        return "", ""
+    choice = (min if lower_is_better(name) else max)(values, key=values.__getitem__)
+    return choice, f"{100 * values[choice]:.2f} %" if is_share(name, [values[choice]]) else f"{values[choice]:.4g}"
+
+
+def table_lines(table: StudyTable) -> list[list[str]]:
+    """Returns the table with a line for each cell and numbers as they were measured, accuracies in [0, 1]."""
+    axes = list(dict.fromkeys([*table.row_axes, *table.column_axes, "metric", "statistic"]))
+    lines = [[*axes, *_COLUMNS]]
+    methods = table.columns if table.methods_are_columns else table.rows
+    ranks = dict(zip(methods, table.ranks or [None] * len(methods), strict=True))
+    for row in table.rows:
+        for column in table.columns:
+            if cell := table.cells.get((row, column)):
+                numbers = _numbers(cell, ranks[column if table.methods_are_columns else row])
+                lines.append([*(cell.names[axis] for axis in axes), *map(_number, numbers)])
+    return lines
+
+
+_COLUMNS = (
+    "seeds", "mean", "std", "difference", "t_low", "t_high", "bootstrap_low", "bootstrap_high", "p", "p_holm",
+    "average_rank", "published", "published_std", "rounds_to_target", "rounds_to_target_std",
+)  # fmt: skip
+
+
+def _numbers(cell: TableCell, rank: float | None) -> list[float | None]:
+    difference, figure, reached = cell.difference, cell.published, cell.to_target
+    scale = 100 if cell.percent else 1  # papers print accuracies in percent
+    compared: list[float | None] = [None] * 7
+    if difference:
+        compared = [difference.mean, *difference.t_interval, *difference.bootstrap, difference.p_value, cell.p_holm]
+    return [
+        len(cell.runs), cell.summary.mean, cell.summary.std, *compared, rank,
+        *((figure.value / scale, figure.std and figure.std / scale) if figure else (None, None)),
+        *((reached.mean, reached.std) if reached else (None, None)),
+    ]  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.6g}"

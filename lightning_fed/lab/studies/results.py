@@ -1,0 +1,246 @@
+"""What a study came to, as tables of text: a row for each run, for each evaluated round, and for each trial."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightning_fed.core.files import write_atomically
+from lightning_fed.errors import FederatedError
+from lightning_fed.runs.statistics import LAST, run_statistic
+
+__all__ = ["RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results", "value_of_run", "write_results"]
+
+RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic")
+"""Names that no axis can have, as columns of tables have them."""
+
+_NAMED = ("study", "profile")
+_CHOSEN, _VALUE = "chosen ", "value "
+_STATISTICS = ("best", "final", f"last {LAST}")
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One run of a study.
+
+    Attributes:
+        axes: The name of its value on each axis, in the order of the study's file.
+        seed: Its seed.
+        fingerprint: Hash of its resolved config without its length, under which its folder is found.
+        rounds: The last evaluated round.
+        chosen: The value of each option that was tuned, as written on the command line.
+        curves: Values by metric and evaluated round, in ascending order of rounds.
+    """
+
+    axes: dict[str, str]
+    seed: int
+    fingerprint: str
+    rounds: int
+    chosen: dict[str, str] = field(default_factory=dict)
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the tuning.
+
+    Attributes:
+        axes: The name of its value on each axis that it is on.
+        seed: Its seed.
+        options: The value of each option that is tuned.
+        values: What it came to, by what it is: the validation metric that decides, and what is reported beside it.
+    """
+
+    axes: dict[str, str]
+    seed: int
+    options: dict[str, str]
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """All that a study's tables and pictures are drawn from.
+
+    Attributes:
+        name: The study's name.
+        profile: The profile that was run; ``full`` is the study's file as it stands.
+        runs: Its runs, in the order of the axes and seeds.
+        trials: Those of its tuning.
+    """
+
+    name: str
+    profile: str
+    runs: tuple[StudyRun, ...]
+    trials: tuple[Trial, ...] = ()
+
+
+def is_lost(curve: Mapping[int, float]) -> bool:
+    """Tells whether a metric of a run ends with NaN, as that of one that has diverged does."""
+    return bool(curve) and math.isnan(curve[max(curve)])
+
+
+def value_of_run(curve: Mapping[int, float], statistic: str, metric: str) -> float:
+    """Returns a statistic of one run as a study counts it: NaN for a run that is lost, whatever it had reached."""
+    return math.nan if is_lost(curve) else run_statistic(curve, statistic, metric)
+
+
+def write_results(results: StudyResults, folder: Path) -> None:
+    """Writes ``results.csv``, ``curves.csv`` and, where something was tuned, ``tuning.csv``.
+
+    Numbers have seven digits, as many as single precision holds: written again after reading, the files are the same.
+
+    Raises:
+        FederatedError: If there is no run, or a file cannot be written.
+    """
+    if not results.runs:
+        raise FederatedError(
+            f"Expected runs of the study {results.name} (profile {results.profile}) to report on, found none: run "
+            "`lightning-fed study` with the same file, `--profile` and `--output` first."
+        )
+    _write(folder / "results.csv", _axis_names(results.runs), _run_rows(results))
+    _write(folder / "curves.csv", _axis_names(results.runs), _curve_rows(results.runs))
+    if results.trials:
+        _write(folder / "tuning.csv", _axis_names(results.trials), _trial_rows(results.trials))
+    else:
+        (folder / "tuning.csv").unlink(missing_ok=True)
+
+
+def read_results(folder: Path) -> StudyResults:
+    """Reads what ``write_results`` has written.
+
+    Raises:
+        FederatedError: If a file is missing or damaged.
+    """
+    rows = _read(folder / "results.csv", (*_NAMED, "seed", "fingerprint", "rounds"))
+    curves = _read_curves(folder / "curves.csv")
+    with _intact(folder / "results.csv"):
+        runs = tuple(_run(row, curves) for row in rows)
+        named = {(row["study"], row["profile"]) for row in rows}
+        _expect(len(named) == 1, "all runs are of one study and profile")
+        _expect(len({_key(run.axes, run.seed) for run in runs}) == len(runs), "no run stands there twice")
+    with _intact(folder / "curves.csv"):
+        _expect(not curves, "each of its runs is in results.csv")
+    tuning = folder / "tuning.csv"
+    trials = tuple(_read_trials(tuning)) if tuning.is_file() else ()
+    return StudyResults(*named.pop(), runs, trials)
+
+
+def _run_rows(results: StudyResults) -> Iterator[dict[str, str]]:
+    for run in results.runs:
+        row = dict(zip(_NAMED, (results.name, results.profile), strict=True))
+        row |= run.axes | {"seed": str(run.seed), "fingerprint": run.fingerprint, "rounds": str(run.rounds)}
+        row |= {_CHOSEN + option: value for option, value in run.chosen.items()}
+        # For readers of the file; whoever reads it back takes them from the curves, as they are written.
+        for metric, curve in run.curves.items():
+            written = {at: float(_text(value)) for at, value in curve.items()}
+            row |= {f"{metric} {name}": _text(value_of_run(written, name, metric)) for name in _STATISTICS}
+        yield row
+
+
+def _curve_rows(runs: Iterable[StudyRun]) -> Iterator[dict[str, str]]:
+    for run in runs:
+        for at in sorted({at for curve in run.curves.values() for at in curve}):
+            row = run.axes | {"seed": str(run.seed), "round": str(at)}
+            yield row | {metric: _text(curve[at]) for metric, curve in run.curves.items() if at in curve}
+
+
+def _trial_rows(trials: Iterable[Trial]) -> Iterator[dict[str, str]]:
+    for trial in trials:
+        options = {_CHOSEN + option: value for option, value in trial.options.items()}
+        values = {_VALUE + name: _text(value) for name, value in trial.values.items()}
+        yield trial.axes | {"seed": str(trial.seed)} | options | values
+
+
+def _text(value: float) -> str:
+    return f"{value:.7g}"
+
+
+def _axis_names(runs: Iterable[StudyRun | Trial]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.axes))
+
+
+def _write(path: Path, axes: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
+    rows = list(rows)
+    # Options that only some runs have still stand before what is measured.
+    others = dict.fromkeys(name for row in rows for name in row if name not in _NAMED and name not in axes)
+    ordered = sorted(others, key=lambda name: 0 if name in RESERVED else 1 if name.startswith(_CHOSEN) else 2)
+    text = io.StringIO()
+    named = [name for name in _NAMED if name in rows[0]]
+    writer = csv.DictWriter(text, [*named, *axes, *ordered], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode(), "--output")
+
+
+def _read(path: Path, expected: Sequence[str]) -> list[dict[str, str]]:
+    """Reads whole rows; empty cells, which stand for nothing, are left out."""
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no file")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FederatedError(f"Expected the results of a study in {path}, which cannot be read ({error}).") from error
+    with _intact(path):
+        header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        missing = [name for name in expected if name not in header]
+        _expect(not missing, f"there are columns {', '.join(missing)}")
+        _expect(text.endswith("\n") and all(len(row) == len(header) for row in rows), "all rows are whole")
+        return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+@contextmanager
+def _intact(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, csv.Error) as error:
+        raise FederatedError(
+            f"Expected {path} as `lightning-fed report --study` writes it, but it is damaged ({error}): write it anew."
+        ) from error
+
+
+def _expect(right: bool, what: str) -> None:
+    if not right:
+        raise ValueError(f"not so that {what}")
+
+
+def _axes(row: Mapping[str, str]) -> dict[str, str]:
+    names = [name for name in row if name not in _NAMED]
+    return {name: row[name] for name in names[: names.index("seed")] if row[name]}
+
+
+def _below(row: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name.removeprefix(prefix): cell for name, cell in row.items() if name.startswith(prefix) and cell}
+
+
+def _key(axes: Mapping[str, str], seed: int) -> tuple[str, ...]:
+    return (*axes.values(), str(seed))
+
+
+def _run(row: Mapping[str, str], curves: dict[tuple[str, ...], dict[str, dict[int, float]]]) -> StudyRun:
+    axes, seed = _axes(row), int(row["seed"])
+    curve = curves.pop(_key(axes, seed), {})
+    return StudyRun(axes, seed, row["fingerprint"], int(row["rounds"]), _below(row, _CHOSEN), curve)
+
+
+def _read_curves(path: Path) -> dict[tuple[str, ...], dict[str, dict[int, float]]]:
+    curves: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
+    rows = _read(path, ("seed", "round"))
+    with _intact(path):
+        for row in rows:
+            run = curves.setdefault(_key(_axes(row), int(row["seed"])), {})
+            metrics = list(row)[list(row).index("round") + 1 :]
+            for metric in metrics:
+                if row[metric]:
+                    run.setdefault(metric, {})[int(row["round"])] = float(row[metric])
+    return curves
+
+
+def _read_trials(path: Path) -> Iterator[Trial]:
+    rows = _read(path, ("seed",))
+    with _intact(path):
+        for row in rows:
+            values = {name: float(cell) for name, cell in _below(row, _VALUE).items()}
+            yield Trial(_axes(row), int(row["seed"]), _below(row, _CHOSEN), values)

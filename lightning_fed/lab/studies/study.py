@@ -1,0 +1,358 @@
+"""What a study is: configurations laid over each other, axes whose product is run over seeds, tuning, and a report."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NewType
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.studies.results import RESERVED
+from lightning_fed.runs.folder import is_below
+from lightning_fed.runs.statistics import expect_statistic
+
+__all__ = [
+    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "apply_profile", "expect_sound", "name_of",
+    "reported_axes",
+]  # fmt: skip
+
+# Twice as much is still a number, as the width of a range has to be.
+_LARGEST = 1e300
+
+Name = NewType("Name", str)
+"""The name of a value of an axis; a number or ``true`` stands for itself as text."""
+
+
+def name_of(value: Any) -> Name:
+    """Returns the name of a value as a file has it: ``0.1`` of 0.1, ``true`` of True."""
+    return Name(value if isinstance(value, str) else json.dumps(value))
+
+
+@dataclass(frozen=True)
+class AxisValue:
+    """What one value of an axis lays over a run: configurations, then options.
+
+    Args:
+        configs: Configurations, as `--config` takes them.
+        set: Options of the command line and their values.
+    """
+
+    configs: list[str] = field(default_factory=list)
+    set: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A range of real numbers that samplers other than `grid` draw an option from; whole numbers are listed.
+
+    Args:
+        low: Least value.
+        high: Largest value.
+        log: Whether it is drawn evenly by its logarithm.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+
+Parameters = dict[str, list[Any] | Space]
+"""Tuned options, each with the values to choose from or a range."""
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What is tuned, by runs of their own before the others: by a validation metric, never a test metric.
+
+    Args:
+        parameters: Options, each with its values to choose from, or with a range of `low`, `high` and `log`.
+        by: Further such options for some values of an axis, as in `{rule: {FedProx: {client.mu: [0.01, 0.1]}}}`.
+        metric: Column of metrics.csv of a validation set that decides.
+        statistic: What of its rounds decides, as in `report`.
+        seeds: Seeds of these runs, over which the mean decides.
+        per: Axes for each of whose combinations there is a choice of its own (default: all).
+        at: Values at which the other axes are kept while tuning; over those that are not named the mean decides.
+        sampler: Who proposes values: `grid` all combinations, `tpe` as Optuna's estimator says.
+        trials: Most combinations to try for each choice: of a grid the first ones, all by default.
+        pruner: Whether runs end early whose best so far is worse than the median of the others at a round (`median`),
+            after a fifth of the rounds.
+        storage: URL of the database that Optuna keeps the trials in, as `postgresql://user@host/name` (default: a
+            journal in the folder of the runs).
+    """
+
+    parameters: Parameters = field(default_factory=dict)
+    by: dict[str, dict[str, Parameters]] = field(default_factory=dict)
+    metric: str = "val/acc"
+    statistic: str = "best"
+    seeds: list[int] = field(default_factory=lambda: [0])
+    per: list[str] | None = None
+    at: dict[str, Name] = field(default_factory=dict)
+    sampler: Literal["grid", "tpe"] = "grid"
+    trials: int | None = None
+    pruner: Literal["none", "median"] = "none"
+    storage: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is reported of the runs.
+
+    Args:
+        metric: Column of metrics.csv, or several.
+        statistic: What of its rounds, or several: `best`, `final`, `last 10` or `rounds 171-200` (the mean over those).
+        rows: Axes that the rows of the table are of (default: those that are not columns); `seed`, `metric` and
+            `statistic` are such axes too.
+        columns: Axes that its columns are of.
+        baseline: Values of axes whose runs the others are compared with, paired by seed.
+        published: Figures of a paper beside those of the runs: a `file`; `where`, columns of it that are the same for
+            all cells; and `axes`, the column that each axis is.
+        target: Value of the first metric, an accuracy as a share of 1; a further table has the rounds to the first
+            evaluation as good.
+        x: Column that curves are drawn over.
+    """
+
+    metric: list[Name] = field(default_factory=lambda: [Name("test/acc")])
+    statistic: list[Name] = field(default_factory=lambda: [Name("best")])
+    rows: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    baseline: dict[str, Name] = field(default_factory=dict)
+    published: dict[str, Any] = field(default_factory=dict)
+    target: float | None = None
+    x: str = "round"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A study of another size: what it changes of the file as it stands, which is the profile `full`.
+
+    Args:
+        why: What it leaves out, and what the comparison keeps.
+        configs: Configurations laid over those of the study.
+        set: Options laid over those of the study.
+        seeds: Other seeds.
+        axes: Values that are left of some axes.
+        by: What it lays over the runs of some values of an axis, after all else that the value does, as in
+            `{epochs: {10: {set: {trainer.local_steps: 100}}}}`.
+        parameters: Other values, or ranges, of some tuned options.
+    """
+
+    why: str = ""
+    configs: list[str] = field(default_factory=list)
+    set: dict[str, Any] = field(default_factory=dict)
+    seeds: list[int] | None = None
+    axes: dict[str, list[Name]] = field(default_factory=dict)
+    by: dict[str, dict[str, AxisValue]] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question to a set of runs: the product of all axes, for each seed.
+
+    Args:
+        title: What is asked.
+        name: Name of its folder of runs; that of the file by default.
+        source: Where the experiment is published.
+        open: What the source leaves open, and how it is chosen here.
+        configs: Configurations laid over each other, as `--config` takes them: names or paths.
+        set: Options of every run and their values, as on the command line: `{trainer.max_rounds: 40}`.
+        axes: By name of an axis, by name of a value: what that lays over a run. In short, for one option:
+            `client rate: {option: model.optimizer.lr, values: [0.01, 0.1]}`.
+        without: Combinations that are left out, such as `{rule: FedAvg, client rate: [0.01]}`.
+        seeds: A run for each.
+        tune: What is tuned before.
+        report: What is reported.
+        profiles: Other sizes of the study, by name.
+    """
+
+    title: str
+    name: str = ""
+    source: str = ""
+    open: list[str] = field(default_factory=list)
+    configs: list[str] = field(default_factory=list)
+    set: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, dict[str, AxisValue]] = field(default_factory=dict)
+    without: list[dict[str, list[Name]]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    tune: Tune = field(default_factory=Tune)
+    report: Report = field(default_factory=Report)
+    profiles: dict[str, Profile] = field(default_factory=dict)
+
+
+def apply_profile(study: Study, name: str) -> Study:
+    """Returns the study in another size; ``full`` is the study as it is.
+
+    Raises:
+        FederatedError: If there is no such profile, or it names what the study does not have.
+    """
+    if name == "full":
+        return study
+    if name not in study.profiles:
+        known = ", ".join(["full", *study.profiles])
+        raise FederatedError(f"Expected `--profile` to be one of {known}, got {name!r}.")
+    profile = study.profiles[name]
+    _expect_values(f"profiles.{name}.axes", study, profile.axes)
+    _expect_values(f"profiles.{name}.by", study, profile.by)
+    axes = {
+        axis: {
+            value: _over(values[value], profile.by.get(axis, {}).get(value, AxisValue()))
+            for value in profile.axes.get(axis, values)
+        }
+        for axis, values in study.axes.items()
+    }
+    tuned = {option for parameters in _all_parameters(study.tune) for option in parameters}
+    if unknown := [option for option in profile.parameters if option not in tuned]:
+        raise FederatedError(
+            f"Expected `profiles.{name}.parameters` to be of tuned options ({', '.join(sorted(tuned)) or 'none'}), "
+            f"got {unknown[0]!r}."
+        )
+    return replace(
+        study,
+        configs=[*study.configs, *profile.configs],
+        set={**study.set, **profile.set},
+        seeds=study.seeds if profile.seeds is None else profile.seeds,
+        axes=axes,
+        without=[kept for one in study.without if all((kept := _left(one, axes)).values())],
+        tune=replace(
+            study.tune,
+            parameters=_other_parameters(study.tune.parameters, profile.parameters),
+            by={
+                axis: {v: _other_parameters(p, profile.parameters) for v, p in values.items() if v in axes[axis]}
+                for axis, values in study.tune.by.items()
+            },
+        ),
+    )
+
+
+def _over(value: AxisValue, other: AxisValue) -> AxisValue:
+    return AxisValue([*value.configs, *other.configs], {**value.set, **other.set})
+
+
+def _left(one: Mapping[str, list[Name]], axes: Mapping[str, Mapping[str, AxisValue]]) -> dict[str, list[Name]]:
+    return {axis: [value for value in values if value in axes[axis]] for axis, values in one.items()}
+
+
+def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
+    return {option: others.get(option, values) for option, values in parameters.items()}
+
+
+def _all_parameters(tune: Tune) -> list[Parameters]:
+    return [tune.parameters, *(parameters for values in tune.by.values() for parameters in values.values())]
+
+
+def expect_sound(study: Study) -> None:
+    """Refuses a study that names what it does not have, or is tuned by what it is reported by.
+
+    Raises:
+        FederatedError: In a sentence without the name of the file.
+    """
+    _expect_names(study)
+    for axis, values in study.axes.items():
+        if axis in (taken := (*RESERVED, *study.report.metric)) or not values:
+            raise FederatedError(
+                f"Expected `axes` to have values, under names other than {', '.join(taken)}, got {axis!r}."
+            )
+    for place, seeds in (("seeds", study.seeds), ("tune.seeds", study.tune.seeds)):
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise FederatedError(f"Expected `{place}` to be different numbers from 0, at least one, got {seeds}.")
+    if "seed_everything" in study.set:
+        raise FederatedError("Expected `seeds` to say the seeds of runs, got `set.seed_everything`: move it there.")
+    if "full" in study.profiles:
+        raise FederatedError("Expected `profiles` under names other than full, which is the file as it stands.")
+    for one in study.without:
+        _expect_values("without", study, one)
+    _expect_sound_report(study)
+    _expect_sound_tuning(study)
+
+
+def _expect_names(study: Study) -> None:
+    """Refuses names that lead out of the folder of runs, or add a line to a script or a table."""
+    for place, names in (("name", [study.name]), ("profiles", study.profiles)):
+        if wrong := [name for name in names if not is_below(name)]:
+            raise FederatedError(f"Expected `{place}` to name a folder below that of `--output`, got {wrong[0]!r}.")
+    if wrong := [name for axis in study.axes for name in (axis, *study.axes[axis]) if not name.isprintable()]:
+        raise FederatedError(f"Expected `axes` and their values to have names on one line, got {wrong[0]!r}.")
+
+
+def _expect_sound_report(study: Study) -> None:
+    report = study.report
+    for place, axes in (("report.rows", report.rows), ("report.columns", report.columns)):
+        _expect_known(place, axes, reported_axes(study))
+    for key in ("metric", "statistic", "rows", "columns"):
+        names = getattr(report, key)
+        if len(set(names)) < len(names):
+            raise FederatedError(f"Expected `report.{key}` to name each once, got {', '.join(names)}.")
+    for statistic in report.statistic:
+        expect_statistic("report.statistic", statistic)
+    _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
+
+
+def _expect_sound_tuning(study: Study) -> None:
+    tune = study.tune
+    _expect_axes("tune.per", study, tune.per or [])
+    expect_statistic("tune.statistic", tune.statistic)
+    _expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
+    _expect_values("tune.by", study, tune.by)
+    per = set(study.axes if tune.per is None else tune.per)
+    for place, wrong in (("tune.at", per & set(tune.at)), ("tune.by", set(tune.by) - per)):
+        if wrong:
+            beside = "beside" if place == "tune.at" else "among"
+            raise FederatedError(f"Expected `{place}` to name axes {beside} those of `tune.per`, got {wrong.pop()!r}.")
+    if tune.metric.startswith(("test", "train")):
+        raise FederatedError(
+            "Expected `tune.metric` to be of a validation set, as nothing is chosen by test data or those of training, "
+            f"got {tune.metric!r}."
+        )
+    if tune.trials is not None and tune.trials < 1:
+        raise FederatedError(f"Expected `tune.trials` to be a number from 1, got {tune.trials}.")
+    if tune != Tune() and not any(_all_parameters(tune)):
+        raise FederatedError("Expected `tune.parameters`, or `tune.by`, to name options to choose, got none.")
+    for parameters in _all_parameters(tune):
+        for option, choices in parameters.items():
+            _expect_choices(option, choices, tune.sampler)
+
+
+def _expect_choices(option: str, choices: list[Any] | Space, sampler: str) -> None:
+    place = "Expected `tune.parameters` to"
+    if isinstance(choices, Space):
+        if not all(abs(end) <= _LARGEST for end in (choices.low, choices.high)):
+            raise FederatedError(f"{place} have a range of {option!r} within ±{_LARGEST:g}, got another.")
+        told = f"low: {choices.low:g}, high: {choices.high:g}, log: {str(choices.log).lower()}"
+        if sampler == "grid":
+            raise FederatedError(
+                f"{place} list values of {option!r} for `sampler: grid`, got {{{told}}}: list them, or give another "
+                "`tune.sampler`."
+            )
+        if choices.low >= choices.high or (choices.log and choices.low <= 0):
+            raise FederatedError(
+                f"{place} have a range of {option!r} from `low` to more, above 0 with `log`, got {{{told}}}."
+            )
+    elif not choices or len({name_of(value) for value in choices}) < len(choices):
+        raise FederatedError(f"{place} list values of {option!r}, at least one and each once, got {choices}.")
+
+
+def reported_axes(study: Study) -> dict[str, list[str]]:
+    """Returns what the rows and columns of a table can be of, with the names of the values of each."""
+    axes = {axis: [str(value) for value in values] for axis, values in study.axes.items()}
+    seeds, report = [str(seed) for seed in study.seeds], study.report
+    return {**axes, "seed": seeds, "metric": [*report.metric], "statistic": [*report.statistic]}
+
+
+def _expect_axes(place: str, study: Study, axes: Iterable[str]) -> None:
+    _expect_known(place, axes, study.axes)
+
+
+def _expect_known(place: str, axes: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for axis in axes:
+        if axis not in known:
+            names = ", ".join(known) or "none"
+            raise FederatedError(f"Expected `{place}` to name axes of the study ({names}), got {axis!r}.")
+
+
+def _expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]) -> None:
+    _expect_axes(place, study, chosen)
+    for axis, values in chosen.items():
+        for value in values:
+            if value not in study.axes[axis]:
+                known = ", ".join(study.axes[axis])
+                raise FederatedError(f"Expected `{place}` to name values of {axis!r} ({known}), got {value!r}.")

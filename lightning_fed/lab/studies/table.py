@@ -1,0 +1,270 @@
+"""The cells of a study's table: mean over seeds, difference to a baseline, rank, published figure, rounds to target."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report.tables import Summary, is_share, summarize_found
+from lightning_fed.lab.studies.cells import combinations
+from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
+from lightning_fed.lab.studies.published import Figure, PublishedFigures
+from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost, value_of_run
+from lightning_fed.lab.studies.study import Study, reported_axes
+from lightning_fed.runs.statistics import (
+    first_as_good,
+    is_reached,
+    lower_is_better,
+    missing_rounds,
+)
+
+__all__ = ["StudyTable", "TableCell", "study_table"]
+
+_OF_REPORT = ("seed", "metric", "statistic")
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One cell.
+
+    Attributes:
+        names: The values of axes that it is of, with its metric and statistic.
+        runs: Its runs, one for each seed.
+        values: The statistic of each run; NaN where it diverged.
+        percent: Whether it is an accuracy in [0, 1], to be shown in percent.
+        to_target: Rounds to the target, over seeds.
+        difference: To the baseline, over the seeds that both have; None without a baseline.
+        p_holm: Of its test, adjusted for all tests of the table; NaN where there is none.
+        published: The published figure.
+    """
+
+    names: dict[str, str]
+    runs: tuple[StudyRun, ...]
+    values: tuple[float, ...]
+    percent: bool
+    to_target: Summary | None = None
+    difference: PairedDifference | None = None
+    p_holm: float = math.nan
+    published: Figure | None = None
+
+    @property
+    def summary(self) -> Summary:
+        """Mean and standard deviation over seeds; how many have a value, where some have none."""
+        return summarize_found(self.values)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether all of its runs have diverged."""
+        return all(is_lost(run.curves[self.names["metric"]]) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """The table of a study.
+
+    Attributes:
+        row_axes: What its rows are of.
+        column_axes: What its columns are of.
+        rows: The values of the former, for each row.
+        columns: Those of the latter, for each column.
+        cells: Cells by row and column; a combination that was not run has none.
+        baseline: Those of both that the baseline is named by.
+        ranks: Average rank of each row over the columns that all rows have, or of each column over rows, by the first
+            metric and statistic; None where there are less than two.
+        notes: Sentences on what is not there.
+    """
+
+    row_axes: tuple[str, ...]
+    column_axes: tuple[str, ...]
+    rows: tuple[Key, ...]
+    columns: tuple[Key, ...]
+    cells: dict[tuple[Key, Key], TableCell]
+    baseline: tuple[str, ...]
+    ranks: tuple[float, ...] | None
+    notes: tuple[str, ...]
+
+    @property
+    def methods_are_columns(self) -> bool:
+        """Whether what is compared stands side by side, as the baseline's axes are all of columns."""
+        return bool(self.baseline) and {*self.baseline} <= {*self.column_axes}
+
+
+def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
+    """Makes the table.
+
+    Args:
+        study: The study, in the size of the profile that was run.
+        results: What it came to.
+        published: The figures that its report names.
+
+    Raises:
+        FederatedError: If runs are not of the study, or a metric was not measured.
+    """
+    _expect_of_study(study, results)
+    row_axes, column_axes = _table_axes(study, results)
+    cells = _cells(study, results.runs, row_axes, column_axes)
+    if not cells:
+        raise FederatedError(
+            "Expected `report.statistic` to be of rounds that were evaluated, got "
+            f"{', '.join(study.report.statistic)} of runs that end at round {max(run.rounds for run in results.runs)}."
+        )
+    cells = _compared(cells, study.report.baseline, row_axes, column_axes)
+    if published is not None:
+        cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
+    rows = _in_order({row for row, _ in cells}, row_axes, study)
+    columns = _in_order({column for _, column in cells}, column_axes, study)
+    baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
+    notes = tuple(_notes(study, results))
+    table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
+    return replace(table, ranks=_ranks(table))
+
+
+def _expect_of_study(study: Study, results: StudyResults) -> None:
+    for run in results.runs:
+        unknown = [name for axis, name in run.axes.items() if name not in study.axes.get(axis, ())]
+        if unknown or run.axes.keys() != study.axes.keys():
+            raise FederatedError(
+                f"Expected the runs of {results.name}, profile {results.profile}, to be on the axes that the study has "
+                f"now, got one on {run.axes}: report on the runs of this file, or give the file that they were made by."
+            )
+    measured = {name for run in results.runs for name in run.curves}
+    if not measured & {*study.report.metric}:  # of several a smaller size may lack one, as notes tell
+        known = ", ".join(sorted(measured)) or "none"
+        wanted = ", ".join(study.report.metric)
+        raise FederatedError(f"Expected `report.metric` to be a column that was measured ({known}), got {wanted}.")
+
+
+def _table_axes(study: Study, results: StudyResults) -> tuple[Key, Key]:
+    """Returns the axes of rows and columns: those that are named, and in rows what else tells runs apart."""
+    report, columns = study.report, tuple(study.report.columns)
+    several = [axis for axis in study.axes if len({run.axes[axis] for run in results.runs}) > 1]
+    several += [name for name in ("metric", "statistic") if len(getattr(report, name)) > 1]
+    rows = (*report.rows, *(axis for axis in several if axis not in report.rows))
+    return tuple(axis for axis in rows if axis not in columns), columns
+
+
+def _in_order(keys: set[Key], axes: Key, study: Study) -> tuple[Key, ...]:
+    known = reported_axes(study)
+    return tuple(sorted(keys, key=lambda key: [known[axis].index(name) for axis, name in zip(axes, key, strict=True)]))
+
+
+def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: Key) -> dict[tuple[Key, Key], TableCell]:
+    groups: dict[tuple[Key, Key], tuple[dict[str, str], list[StudyRun]]] = {}
+    for run in runs:
+        for metric in study.report.metric:
+            curve = run.curves.get(metric, {})
+            for statistic in (name for name in study.report.statistic if is_reached(curve, name)):
+                names = {**run.axes, "metric": metric, "statistic": statistic}
+                names |= {"seed": str(run.seed)} if "seed" in (*row_axes, *column_axes) else {}
+                key = tuple(names[axis] for axis in row_axes), tuple(names[axis] for axis in column_axes)
+                groups.setdefault(key, (names, []))[1].append(run)
+    shares = {
+        str(metric): is_share(metric, [value for run in runs for value in run.curves.get(metric, {}).values()])
+        for metric in study.report.metric
+    }
+    first, target = study.report.metric[0], study.report.target
+    if target is not None and target > 1 and shares[first]:
+        raise FederatedError(
+            f"Expected `report.target` to be a share of 1, as {first} is measured, got {target:g}: write "
+            f"{target / 100:g} for {target:g} %."
+        )
+    return {
+        key: _cell(names, cell, shares, target if names["metric"] == first else None)
+        for key, (names, cell) in groups.items()
+    }
+
+
+def _cell(
+    names: dict[str, str], runs: Sequence[StudyRun], shares: Mapping[str, bool], target: float | None
+) -> TableCell:
+    metric = names["metric"]
+    curves = [run.curves[metric] for run in runs]
+    values = tuple(value_of_run(curve, names["statistic"], metric) for curve in curves)
+    reached = None
+    if target is not None:
+        rounds = [None if is_lost(curve) else first_as_good(curve, metric, target) for curve in curves]
+        reached = summarize_found([math.nan if at is None else at for at in rounds])
+    return TableCell(names, tuple(runs), values, shares[metric], reached)
+
+
+def _compared(
+    cells: dict[tuple[Key, Key], TableCell], baseline: Mapping[str, str], row_axes: Key, column_axes: Key
+) -> dict[tuple[Key, Key], TableCell]:
+    """Compares each cell with that of the baseline, and adjusts the tests for their number."""
+    compared = dict(cells)
+    for key, cell in cells.items():
+        names = {**cell.names, **baseline}
+        other = tuple(names[axis] for axis in row_axes), tuple(names[axis] for axis in column_axes)
+        if other != key and other in cells:
+            compared[key] = replace(cell, difference=_difference(cell, cells[other]))
+    p_values = [cell.difference.p_value if cell.difference else math.nan for cell in compared.values()]
+    adjusted = holm_adjusted(p_values).tolist()
+    return {key: replace(cell, p_holm=p_value) for (key, cell), p_value in zip(compared.items(), adjusted, strict=True)}
+
+
+def _difference(cell: TableCell, baseline: TableCell) -> PairedDifference:
+    ours, theirs = ({run.seed: value for run, value in zip(c.runs, c.values, strict=True)} for c in (cell, baseline))
+    shared = [seed for seed in ours if seed in theirs]
+    return paired_difference([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
+
+
+def _figure(published: PublishedFigures, cell: TableCell) -> Figure | None:
+    if missing := [axis for axis in published.axes if axis not in cell.names]:
+        raise FederatedError(
+            f"Expected `report.rows` or `report.columns` to have {missing[0]!r}, by which `report.published` tells "
+            f"figures of {published.table} apart."
+        )
+    return published.figure(cell.names)
+
+
+def _ranks(table: StudyTable) -> tuple[float, ...] | None:
+    by_column = table.methods_are_columns
+    methods, others = (table.columns, table.rows) if by_column else (table.rows, table.columns)
+    cells = {(column, row): cell for (row, column), cell in table.cells.items()} if by_column else table.cells
+    whole = [other for other in others if all((method, other) in cells for method in methods)]
+    measures = [
+        (cells[methods[0], other].names["metric"], cells[methods[0], other].names["statistic"]) for other in whole
+    ]
+    whole = [other for other, measure in zip(whole, measures, strict=True) if measure == measures[0]]
+    of_methods, of_others = {*table.column_axes}, {*table.row_axes}
+    if not by_column:
+        of_methods, of_others = of_others, of_methods
+    # Metrics, or seeds, that are ranked among each other say nothing; of several of one setting the first one counts.
+    if len(whole) < 2 or len(methods) < 2 or of_methods & {*_OF_REPORT} or of_others <= {*_OF_REPORT}:
+        return None
+    means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])
+    signs = [-1 if lower_is_better(cells[methods[0], other].names["metric"]) else 1 for other in whole]
+    return tuple(average_ranks(means * signs).tolist())
+
+
+def _notes(study: Study, results: StudyResults) -> list[str]:
+    notes = []
+    expected = len(list(combinations(study))) * len(study.seeds)
+    if len(results.runs) < expected:
+        notes.append(f"Of {expected} runs {len(results.runs)} are there.")
+    lost = [run for run in results.runs if any(map(is_lost, run.curves.values()))]
+    if lost:
+        notes.append(
+            f"Of {len(results.runs)} runs {len(lost)} have diverged. A mean over the seeds that are left says how many "
+            "they are: it flatters its method, and is not compared."
+        )
+    ends = sorted({run.rounds for run in results.runs if run not in lost})
+    if len(ends) > 1:
+        notes.append(f"The runs end at different rounds, {ends[0]} to {ends[-1]}: each counts as far as it goes.")
+    measured = [metric for metric in study.report.metric if any(metric in run.curves for run in results.runs)]
+    if absent := [f"`{metric}`" for metric in study.report.metric if metric not in measured]:
+        notes.append(f"None of these runs has measured {', '.join(absent)}.")
+    for statistic in study.report.statistic:
+        curves = [run.curves.get(metric, {}) for metric in measured for run in results.runs]
+        reached = [curve for curve in curves if is_reached(curve, statistic)]
+        if len(reached) < len(curves):
+            notes.append(f"Of {len(curves)} curves {len(reached)} reach `{statistic}`.")
+        if missing := max((missing_rounds(curve, statistic) for curve in reached), default=0):
+            notes.append(
+                f"`{statistic}` is the mean of those of its rounds that were evaluated: up to {missing} were not."
+            )
+    return notes

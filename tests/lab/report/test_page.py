@@ -1,0 +1,197 @@
+"""The page: its structure and numbers as they are written, and what a real browser makes of it."""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html import escape, unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report_command import main
+from tests.lab.report.parts import write_run
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+HOSTILE = "</script><script>broken()</script><img src=http://x.invalid/y>&amp;\"'"
+ROWS = "round,val/acc,val/loss,mask/mean,comm/bytes_up\n0,0.1,2.3,,\n1,0.5,1.5,0.6,100\n2,{acc},{loss},0.7,200\n"
+
+
+class Page(HTMLParser):
+    """Texts of the tables' cells and of scripts, and whatever a browser would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.headings: list[str] = []
+        self.scripts: list[str] = []
+        self.links: list[str] = []
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [str(value) for name, value in attrs if name in ("src", "href")]
+        self._open = tag if tag != "button" else self._open
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = self._open if tag == "button" else ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif self._open in ("h1", "h2"):
+            self.headings.append(data)
+        elif self._open == "script":
+            self.scripts[-1] += data
+
+    def figures(self) -> list[tuple[list[dict], dict]]:
+        """Traces and layout of each figure."""
+        decode, found = json.JSONDecoder().raw_decode, []
+        for script in self.scripts:
+            if start := re.search(r'newPlot\(\s*"[\w-]+",\s*', script):
+                traces, end = decode(script, start.end())
+                found.append((traces, decode(script, script.index("{", end))[0]))
+        return found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    pytest.importorskip("plotly", reason='the page needs plotly: pip install "lightning_fed[html]"')
+    root = tmp_path_factory.mktemp("page")
+    for group, label in {"a": "FedAvg", "b": HOSTILE}.items():
+        for seed, acc in enumerate([0.7, 0.8 if group == "a" else 0.9]):
+            path = write_run(root, group, seed, label=label, text=ROWS.format(acc=acc, loss=1 - acc))
+            (path / "config.yaml").write_text(yaml.safe_dump({"aggregator": {"lr": 1.0, "note": label}}))
+            (path / "split.png").write_bytes(b"\x89PNG")
+            (path / "clients.csv").write_text("round,client,acc\n2,0,0.25\n2,1,0.75\n2,10,0.5\n")
+    write_run(root, "c", 0, label="unmeasured", text="round,val/loss\n0,1.0\n")
+    assert main([str(root), "--format", "html", "--metric", "val/acc", "--target", "0.85"]) == 0
+    return root / "report-val_acc.html"
+
+
+def test_table_and_sections_hold_what_was_measured(page: Path) -> None:
+    read = Page(page.read_text(encoding="utf-8"))
+    differ = "What differs between the methods"
+    assert read.headings == ["val/acc, mean ± std over seeds", "Agreement", differ, "Clients", "Split"]
+    table, differences, *clients = read.tables
+    assert table == [
+        ["method", "seeds", "final (%)", "best (%)", "mean of last 10 (%)", "round to 0.85"],
+        [HOSTILE, "2", "80.00 ± 14.14", "80.00 ± 14.14", "46.67 ± 4.71", "1 of 2 seeds"],
+        ["FedAvg", "2", "75.00 ± 7.07", "75.00 ± 7.07", "45.00 ± 2.36", "0 of 2 seeds"],
+    ]
+    assert differences == [["option", HOSTILE, "FedAvg"], ["aggregator.note", HOSTILE, "FedAvg"]]
+    assert clients == 2 * [[["round", "client", "acc"], ["2", "0", "0.25"], ["2", "1", "0.75"], ["2", "10", "0.5"]]]
+    assert "which did not measure val/acc" in page.read_text(encoding="utf-8")
+
+
+def test_nothing_is_fetched_and_no_name_becomes_a_tag(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    read = Page(text)
+    assert len(read.links) == 1
+    assert read.links[0].startswith("data:image/png;base64,")
+    assert len(read.scripts) == text.count("<script") == text.count("</script>") == 2 + len(read.figures())
+    assert "<img src=http" not in text
+    assert "default-src 'none'" in text
+
+
+def test_curves_are_those_of_the_picture(page: Path) -> None:
+    (traces, layout), *others = Page(page.read_text(encoding="utf-8")).figures()
+    assert [figure[1]["yaxis"]["title"]["text"] for figure in others] == ["val/loss", "mask/mean"]
+    band, line, *_ = traces
+    assert [trace.get("showlegend", True) for trace in traces] == [False, True, False, True]
+    assert [trace["legendgroup"] for trace in traces] == ["0", "0", "1", "1"]
+    assert (line["x"], line["y"]) == ([0, 1, 2], pytest.approx([0.1, 0.5, 0.8]))
+    half = 0.2 / math.sqrt(2)
+    assert band["y"] == pytest.approx([0.1, 0.5, 0.8 + half, 0.8 - half, 0.5, 0.1], rel=1e-5)
+    assert line["name"] == f"{escape(HOSTILE, quote=False)} (2 seeds)"
+    axes, bands = layout["updatemenus"]
+    by_bytes = next(button for button in axes["buttons"] if button["label"] == "comm/bytes_up")
+    assert by_bytes["args"][0]["x"] == 2 * [[0, 100, 200, 200, 100, 0], [0, 100, 200]]
+    assert [button["args"][1] for button in bands["buttons"]] == [[0, 2], [0, 2]]
+
+
+def test_layers_are_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    for seed, last in enumerate([0.25, 0.75]):
+        rows = f"round,val/acc,agreement/mean,agreement/mean/w.1\n0,0.1,,\n1,0.2,0.5,0.1\n2,0.3,0.5,{last}\n"
+        write_run(tmp_path, "a", seed, label="A", text=rows)
+    write_run(tmp_path, "b", 0, [0.1, 0.2], label="B", metric="val/acc")
+    assert main([str(tmp_path), "--format", "html"]) == 0
+    read = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert read.tables[1] == [["at the last measurement", "A", "B"], ["agreement/mean/w.1", "0.5", ""]]
+    assert [figure[1]["yaxis"]["title"]["text"] for figure in read.figures()] == ["val/acc", "agreement/mean"]
+
+
+def test_a_missing_plotly_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
+    write_run(tmp_path, values=[0.1, 0.2])
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(FederatedError, match=r"--format html.*pip install \"lightning_fed\[html\]\""):
+        main([str(tmp_path), "--format", "html"])
+    assert not list(tmp_path.glob("report*"))
+
+
+def opened(page: Path, script: str, folder: Path) -> tuple[str, list[str]]:
+    """Opens a page in a browser, runs a script in it and returns the page as it then is, and what the console says."""
+    names = [os.environ.get("LIGHTNING_FED_BROWSER"), *BROWSERS]
+    browser = next((found for name in names if name and (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH, and LIGHTNING_FED_BROWSER names none")
+    copy = folder / "page.html"
+    text = page.read_text(encoding="utf-8")
+    copy.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=4000"]
+    words += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", copy.as_uri()]
+    done = subprocess.run([browser, *words], capture_output=True, text=True, encoding="utf-8", timeout=120, check=True)
+    return done.stdout, re.findall(r'CONSOLE.*?\] (".*)', done.stderr)
+
+
+@pytest.mark.slow
+def test_a_browser_finds_no_error_and_shows_the_numbers(page: Path, tmp_path: Path) -> None:
+    use = """
+      const click = (where, kinds) => kinds.forEach(kind => where.dispatchEvent(new MouseEvent(kind, {bubbles: true})));
+      document.querySelectorAll("table")[0].querySelectorAll("button")[2].click();
+      document.querySelectorAll("table")[2].querySelectorAll("button")[2].click();
+      document.querySelectorAll("table")[2].querySelectorAll("button")[2].click();
+      setTimeout(() => click(document.querySelector("#curves .legendtoggle"), ["mousedown", "mouseup"]), 500);
+      setTimeout(() => click(document.querySelectorAll("#curves .updatemenu-button")[1], ["click"]), 2000);
+      setTimeout(() => {
+        const data = document.getElementById("curves").data;
+        const drawn = data.map(trace => [trace.visible ?? true, trace.opacity ?? 1]);
+        const names = [...document.querySelectorAll("#curves .legendtext")].map(text => text.textContent);
+        document.title = JSON.stringify([names, drawn]);
+      }, 3000);
+    """
+    shown, console = opened(page, use, tmp_path)
+    assert console == []
+    read = Page(shown)
+    # Sorted by the final value, and by the clients' accuracy from the top.
+    assert [line[2] for line in read.tables[0][1:]] == ["75.00 ± 7.07", "80.00 ± 14.14"]
+    assert [line[2] for line in read.tables[2][1:]] == ["0.75", "0.5", "0.25"]
+    assert shown.count('class="main-svg"') >= 3
+    names, drawn = json.loads(unescape(shown.partition("<title>")[2].partition("</title>")[0]))
+    assert names == [f"{HOSTILE} (2 seeds)", "FedAvg (2 seeds)"]
+    # The legend hides the first method with its band, the button all bands.
+    assert drawn == [["legendonly", 0], ["legendonly", 1], [True, 0], [True, 1]]
+
+
+@pytest.mark.slow
+def test_an_error_in_a_page_would_be_found(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.html"
+    empty.write_text('<!DOCTYPE html><meta http-equiv="Content-Security-Policy" content="img-src data:"><body></body>')
+    _, console = opened(empty, "new Image().src = 'http://x.invalid/y.png'; broken();", tmp_path)
+    assert any("broken is not defined" in line for line in console)
+    assert any("Content Security Policy" in line for line in console)

@@ -1,0 +1,91 @@
+import math
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from lightning_fed.core.train_state import no_totals
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report.budgets import X_SUMS
+from lightning_fed.lab.report.plots import X_LABELS, curve, curves_figure
+from tests.lab.report.parts import method
+
+
+def test_curve_by_hand_over_common_rounds() -> None:
+    two = method("A", {"acc": {0: 0.1, 2: 0.5, 4: 0.9}}, {"acc": {0: 0.3, 1: 0.8, 2: 0.5}})
+    x, mean, std = curve(two, "acc")
+    assert x.tolist() == [0, 2]
+    np.testing.assert_allclose(mean, [0.2, 0.5])
+    np.testing.assert_allclose(std, [0.2 / math.sqrt(2), 0])
+    x, mean, std = curve(method("A", {"acc": {0: 0.1, 2: 0.5}}), "acc")
+    assert mean.tolist() == [0.1, 0.5]
+    assert std is None
+
+
+def test_x_of_time_accumulates_and_of_counts_stands_still() -> None:
+    columns = {"acc": {0: 0.1, 2: 0.2, 5: 0.3}, "time/round": {1: 1.0, 2: 2.0, 3: 4.0}, "comm/rounds": {2: 7.0, 5: 9.0}}
+    slower = columns | {"time/round": {1: 3.0, 2: 2.0, 3: 4.0}}
+    both = method("A", columns, slower)
+    assert curve(both, "acc", "time")[0].tolist() == [0, (3 + 5) / 2, (7 + 9) / 2]
+    assert curve(both, "acc", "comm/rounds")[0].tolist() == [0, 7, 9]
+    with pytest.raises(FederatedError, match=r"--x.*'comm/bytes_up'"):
+        curve(both, "acc", "comm/bytes_up")
+
+
+def test_x_of_both_ways_is_the_sum_of_each() -> None:
+    down, up = {1: 100.0, 2: 200.0, 5: 300.0}, {1: 40.0, 2: 80.0, 5: 120.0}
+    both = method("A", {"acc": {0: 0.1, 3: 0.2, 5: 0.3}, "comm/bytes_down": down, "comm/bytes_up": up})
+    assert curve(both, "acc", "comm/bytes")[0].tolist() == [0, 280, 420]
+    assert curve(both, "acc", "comm/bytes_up")[0].tolist() == [0, 80, 120]
+    half = method("B", {"acc": {0: 0.1}, "comm/bytes_down": down})
+    with pytest.raises(FederatedError, match=r"--x.*'comm/bytes', missing"):
+        curve(half, "acc", "comm/bytes")
+
+
+@pytest.mark.parametrize(
+    ("x", "label", "ticks"),
+    [
+        ("gradients", "gradient evaluations, samples", ["0", "2 M"]),
+        ("samples", "training samples seen", ["0", "2 M"]),
+        ("comm/rounds", "communication rounds", []),
+        ("comm/bytes_up", "sent by the clients", ["0 B", "2 MB"]),
+        ("comm/bytes_down", "sent to the clients", ["0 B", "2 MB"]),
+        ("comm/bytes", "sent both ways", ["0 B", "2 MB"]),
+    ],
+)
+def test_every_total_is_an_axis_of_its_own(x: str, label: str, ticks: list[str]) -> None:
+    columns = dict.fromkeys(no_totals(), {1: 0.5e6, 4: 2e6})
+    (axes,) = curves_figure([method("A", {"acc": {0: 0.1, 2: 0.2, 4: 0.3}, **columns})], "acc", x).axes
+    factor = 2 if x == "comm/bytes" else 1
+    assert axes.lines[0].get_xdata().tolist() == [0, factor * 0.5e6, factor * 2e6]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "acc (%)")
+    if ticks:
+        assert [axes.xaxis.get_major_formatter()(value) for value in (0, 2e6)] == ticks
+
+
+def test_every_total_of_a_run_has_a_label() -> None:
+    assert {*no_totals(), *X_SUMS} <= set(X_LABELS)
+
+
+def test_picture_has_a_line_and_a_visible_band_for_each_method() -> None:
+    acc = {at: 0.5 + at / 100 for at in range(30)}
+    low = {at: value - 0.1 for at, value in acc.items()}
+    methods = [method("A", {"acc": acc}, {"acc": low}), method("B", {"acc": acc})]
+    (axes,) = curves_figure(methods, "acc").axes
+    labels = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+    assert list(labels) == ["A (2 seeds)", "B (1 seed)"]
+    np.testing.assert_allclose(labels["B (1 seed)"].get_ydata(), [100 * value for value in acc.values()])
+    (band,) = axes.collections
+    assert band.get_alpha() >= 0.2
+    extent = band.get_paths()[0].get_extents()
+    half = 100 * 0.1 / math.sqrt(2)
+    assert extent.y0 == pytest.approx(45 - half)
+    assert extent.y1 == pytest.approx(74 + half)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "acc (%)")
+
+
+def test_many_methods_never_look_alike() -> None:
+    methods = [method(str(i), {"val/loss": dict.fromkeys(range(30), float(i))}) for i in range(20)]
+    (axes,) = curves_figure(methods, "val/loss").axes
+    assert len({(to_hex(line.get_color()), line.get_linestyle()) for line in axes.lines}) == 20
+    assert axes.get_ylabel() == "val/loss"

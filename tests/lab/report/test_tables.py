@@ -1,0 +1,80 @@
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.lab.report.load import Method
+from lightning_fed.lab.report.tables import Summary, format_table, method_rows, summarize, write_csv
+from tests.lab.report.parts import method
+
+
+def measured(label: str, *curves: list[float], metric: str = "test/acc") -> Method:
+    return method(label, *({metric: dict(enumerate(curve))} for curve in curves))
+
+
+def test_deviation_is_that_of_a_sample() -> None:
+    # Mean 4; squared deviations 4 + 1 + 9 = 14, over 2.
+    assert summarize([2, 3, 7]) == Summary(4.0, math.sqrt(7))
+    assert summarize([2]) == Summary(2.0, None)
+    assert math.isnan(summarize([0.1, math.nan]).std)
+    assert summarize([0.1, 0.1, 0.1]).std == pytest.approx(0, abs=1e-15)
+
+
+def test_row_by_hand() -> None:
+    # Run 0: final 0.5, best 0.9, last ten of 0.9, 0.1 x 9, 0.5: (9 * 0.1 + 0.5) / 10 = 0.14.
+    # Run 1: final 0.7, best 0.8, fewer than ten: (0.6 + 0.8 + 0.7) / 3 = 0.7.
+    (row,) = method_rows([measured("FedAvg", [0.9] + [0.1] * 9 + [0.5], [0.6, 0.8, 0.7])], "test/acc")
+    assert (row.method, row.seeds, row.last_rounds) == ("FedAvg", 2, (10, 2))
+    assert row.final.mean == pytest.approx(0.6)
+    assert row.final.std == pytest.approx(0.2 / math.sqrt(2))
+    assert row.best.mean == pytest.approx(0.85)
+    assert row.best.std == pytest.approx(0.1 / math.sqrt(2))
+    assert row.last.mean == pytest.approx(0.42)
+    assert row.last.std == pytest.approx(0.56 / math.sqrt(2))
+
+
+def test_the_last_ten_are_rounds_not_evaluations() -> None:
+    curve = {at: at / 100 for at in range(0, 31, 5)}
+    (row,) = method_rows([method("FedAvg", {"test/acc": curve})], "test/acc")
+    assert row.last.mean == pytest.approx((0.25 + 0.30) / 2)
+
+
+def test_order_follows_the_metric_and_puts_nan_last() -> None:
+    curves = {"low": [0.3, 0.1], "nan": [0.4, math.nan], "high": [0.1, 0.3]}
+    accuracies = method_rows([measured(label, curve) for label, curve in curves.items()], "test/acc")
+    assert [row.method for row in accuracies] == ["high", "low", "nan"]
+    assert [row.best.mean for row in accuracies] == [0.3, 0.3, 0.4]
+    losses = [measured(label, curve, metric="val/loss") for label, curve in curves.items()]
+    rows = method_rows(losses, "val/loss")
+    assert [row.method for row in rows] == ["low", "high", "nan"]
+    assert [row.best.mean for row in rows] == [0.1, 0.1, 0.4]
+
+
+def test_text_of_accuracies_is_in_percent() -> None:
+    rows = method_rows([measured("GMA", [0.5, 0.9]), measured("FedAvg+Mask", [0.5, 0.91], [0.5, 0.93])], "test/acc")
+    assert format_table(rows, "test/acc").splitlines() == [
+        "method       seeds  final (%)     best (%)      mean of last 10 (%)",
+        "-----------  -----  ------------  ------------  -------------------",
+        "FedAvg+Mask  2      92.00 ± 1.41  92.00 ± 1.41  71.00 ± 0.71",
+        "GMA          1      90.00 ± -     90.00 ± -     70.00 ± -",
+    ]
+
+
+def test_text_of_losses_and_of_accuracies_in_percent_is_as_measured() -> None:
+    loss = method_rows([measured("A", [1.23456, 0.5], metric="val/loss")], "val/loss")
+    assert format_table(loss, "val/loss").splitlines()[2].split("  ")[-3:] == ["0.5 ± -", "0.5 ± -", "0.8673 ± -"]
+    percent = method_rows([measured("A", [50.0, 90.0])], "test/acc")
+    assert "(%)" not in format_table(percent, "test/acc")
+    assert "90 ± -" in format_table(percent, "test/acc")
+
+
+def test_csv_holds_the_values_as_measured(tmp_path: Path) -> None:
+    rows = method_rows([measured("B", [0.5, 0.75]), measured("A, masked", [0.25, 0.25], [0.25, 0.75])], "test/acc")
+    write_csv(rows, "test/acc", tmp_path / "report.csv")
+    with (tmp_path / "report.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert [first["method"], second["method"]] == ["B", "A, masked"]
+    assert (first["metric"], first["seeds"], first["rounds"]) == ("test/acc", "1", "1")
+    assert (first["final_mean"], first["final_std"], first["last10_mean"]) == ("0.75", "", "0.625")
+    assert float(second["final_std"]) == pytest.approx(0.5 / math.sqrt(2))

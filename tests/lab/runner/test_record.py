@@ -1,0 +1,170 @@
+"""A run of a study is done while its words, the files that these name and its folder are as they were."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.runner import estimate, record, worker
+from lightning_fed.lab.runner.collect import collect
+from lightning_fed.lab.runner.command import main
+from lightning_fed.lab.runner.estimate import rounds_of
+from lightning_fed.lab.runner.record import done_run, read_run, write_record
+from lightning_fed.lab.studies.cells import Cell, cells_of
+from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
+from lightning_fed.runs.folder import RunFolder, create_run
+from lightning_fed.runs.lock import RunLock
+
+RATES = {str(rate): AxisValue(set={"model.optimizer.lr": rate}) for rate in (0.1, 0.2)}
+
+
+def study(folder: Path, rounds: int = 3) -> Study:
+    (folder / "part.yaml").write_text("class_path: Digits\n")
+    (folder / "base.yaml").write_text(f"trainer: {{max_rounds: {rounds}}}\ndata: part.yaml\n")
+    return Study(
+        "T", "t", configs=["base.yaml"], axes={"rate": RATES}, report=Report([Name("test/acc"), Name("train/loss")])
+    )
+
+
+def train(root: Path, cell: Cell) -> RunFolder:
+    with RunLock() as lock:
+        run = create_run(root, cell.folder, {"words": cell.words}, "label", cell.seed, lock)
+    run.metrics.write_text("round,test/acc,train/loss,time/round\n0,0.1,,1.5\n2,0.5,0.25,2.5\n")
+    write_record(root, cell, run)
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    record._values_of.cache_clear()
+    estimate._trainer_of.cache_clear()
+
+
+def test_what_is_done_is_found_while_nothing_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, (cell, other) = tmp_path / "runs", cells_of(study(tmp_path))
+    assert done_run(root, cell) is None
+    run = train(root, cell)
+    assert done_run(root, cell) == run
+    assert done_run(root, other) is None
+    for file, added in (("base.yaml", "weights: a"), ("part.yaml", "init_args: {}"), ("base.yaml", "# part.yaml")):
+        former = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(f"{former}{added}\n")
+        record._values_of.cache_clear()
+        assert (done_run(root, cell) is None) == (added[0] != "#")
+        (tmp_path / file).write_text(former)
+        record._values_of.cache_clear()
+    assert done_run(root, cell) == run
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_ROUNDS", "5")
+    assert done_run(root, cell) is None
+
+
+@pytest.mark.parametrize("damage", ["", "3", "{}", "[]"])
+def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
+    (cell, _) = cells_of(study(tmp_path))
+    train(tmp_path, cell)
+    (tmp_path / cell.folder / "done.json").write_text(damage)
+    assert done_run(tmp_path, cell) is None
+
+
+def test_of_a_run_that_has_more_rounds_than_it_is_to_have_the_first_ones_count(tmp_path: Path) -> None:
+    (cell, _) = cells_of(one := study(tmp_path))
+    run = train(tmp_path, cell)
+    assert list(read_run(tmp_path, cell)["test/acc"]) == [0, 2]
+    write_record(tmp_path, cell, run, rounds=1)
+    assert read_run(tmp_path, cell)["test/acc"] == {0: 0.1}
+    assert collect(one, "full", tmp_path)[0].runs[0].rounds == 0
+    write_record(tmp_path, cell, run, rounds=2)
+    assert list(read_run(tmp_path, cell)["test/acc"]) == [0, 2]
+
+
+def test_what_no_run_has_measured_is_no_report(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    train(tmp_path, cells_of(one)[0])
+    columns = r"\(comm/bytes, round, test/acc, time, time/round, train/loss\)"
+    for report, said in (
+        (Report([Name("test/accuracy")]), rf"Expected `report.metric` to be a column .* {columns}, got test/accuracy"),
+        (Report(x="rounds"), rf"Expected `report.x` to be a column that was measured {columns}, got rounds"),
+    ):
+        with pytest.raises(FederatedError, match=said):
+            collect(replace(one, report=report), "full", tmp_path)
+
+
+def test_runs_are_collected_with_the_columns_that_are_reported(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    run = train(tmp_path, cells_of(one)[0])
+    results, missing = collect(one, "full", tmp_path)
+    assert (results.name, results.profile) == ("t", "full")
+    assert [cell.axes for cell in missing] == [{"rate": "0.2"}]
+    (found,) = results.runs
+    assert (found.axes, found.seed, found.fingerprint, found.rounds) == ({"rate": "0.1"}, 0, run.fingerprint, 2)
+    assert found.curves == {"test/acc": {0: 0.1, 2: 0.5}, "train/loss": {2: 0.25}}
+
+
+def test_rounds_are_what_the_words_say_last(tmp_path: Path) -> None:
+    (cell, _) = cells_of(study(tmp_path, rounds=7))
+    assert rounds_of(cell) == 7
+    more = Study("T", configs=["base.yaml"], set={"trainer.max_rounds": 9})
+    assert rounds_of(cells_of(more)[0]) == 9
+    assert rounds_of(cells_of(Study("T", set={"trainer": {"max_rounds": 4}}))[0]) == 4
+    assert rounds_of(cells_of(Study("T"))[0]) == 100
+
+
+def test_the_configuration_of_many_runs_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, read = cells_of(study(tmp_path, rounds=7)), list[Path]()
+    monkeypatch.setattr(estimate.Path, "read_text", lambda path: read.append(path) or path.read_bytes().decode())
+    assert [rounds_of(cell) for cell in cells] == [7, 7]
+    assert [path.name for path in read] == ["base.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: FILE"),
+        (["quickstart", "--job", "2"], "unrecognized arguments: --job 2"),
+        (["quickstart", "--jobs", "0"], "Expected `--jobs` to be an integer of at least 1, got 0"),
+        (["quickstart", "--shard", "9/8"], "Expected `--shard` as `3/8`, the third of eight shares, got '9/8'"),
+        (["quickstart", "--only", "a=b"], "axes of the study .rule, seed., got 'a=b'"),
+        (["quickstart", "--profile", "a"], "Expected `--profile` to be one of full, got 'a'"),
+    ],
+)
+def test_a_mistake_of_the_command(words: list[str], said: str) -> None:
+    with pytest.raises(FederatedError, match=said):
+        main(words, lambda: pytest.fail("no run is to be started"))
+
+
+@pytest.mark.parametrize("tuning", ["", "tune: {parameters: {model.optimizer.lr: [0.1]}}\n"])
+@pytest.mark.parametrize("looks", [["--dry_run"], []])
+def test_an_output_that_is_a_file_is_said_before_any_run(tmp_path: Path, tuning: str, looks: list[str]) -> None:
+    (tmp_path / "one.yaml").write_text(f"title: T\nconfigs: [quickstart]\n{tuning}")
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(
+        FederatedError, match="Expected `--output` to be where the folder taken/one can be made.* is a file"
+    ):
+        main(["one.yaml", "--output", "taken", *looks], lambda: None)
+
+
+def test_a_file_that_is_edited_while_a_run_trains_makes_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, (cell, _) = tmp_path / "runs", cells_of(study(tmp_path))
+
+    def edit_and_end(root: Path, cell: Cell) -> None:
+        study(tmp_path, rounds=9)
+        with RunLock() as lock:
+            run = create_run(root, f"{cell.folder}/inner", {}, "label", cell.seed, lock)
+        write_record(root, cell, run)
+
+    monkeypatch.setattr(worker, "_train", edit_and_end)
+    monkeypatch.setattr(worker, "_write_to", lambda path: None)
+    monkeypatch.setattr(worker.os, "setpgid", lambda *of: None)
+    monkeypatch.setattr(worker.torch, "set_num_threads", lambda count: None)
+    before = record.hash_of(cell)
+    record._values_of.cache_clear()  # as in a process that has just been forked
+    worker.train_cell(root, cell, lambda: None)
+    written = record._record(root, cell)
+    assert written is not None
+    assert written.words == before
+    record._values_of.cache_clear()
+    assert record.hash_of(cell) != before

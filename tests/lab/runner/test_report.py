@@ -1,0 +1,132 @@
+import csv
+import io
+import shutil
+from itertools import product
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lightning_fed.cli.main import main as command
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report_command import main
+from lightning_fed.lab.runner.file import load_study
+from lightning_fed.lab.runner.record import write_record
+from lightning_fed.lab.studies.cells import cells_of
+from lightning_fed.lab.studies.results import read_results
+from lightning_fed.runs.folder import create_run
+from lightning_fed.runs.lock import RunLock
+
+DRAWN = ("curves.png", "table.csv", "table.md", "table.tex")
+COMMITTED = sorted((Path(__file__).parents[3] / "docs" / "results").rglob("results.csv"))
+
+STUDY = """
+title: Rates
+configs: [quickstart]
+axes:
+  rule: {FedAvg: {}, GMA: {configs: [aggregator/gma]}}
+  rate: {option: model.optimizer.lr, values: [0.01, 0.1]}
+seeds: [0, 1]
+report:
+  statistic: [final, last 10]
+  rows: [rule, statistic]
+  columns: [rate]
+  baseline: {rule: FedAvg}
+  x: time
+  published:
+    file: gma_table10
+    where: {server_lr: 1}
+    axes: {rate: client_lr, rule: {FedAvg: {aggregation: avg}, GMA: {aggregation: gma}}}
+profiles:
+  cpu: {why: one rate, axes: {rate: [0.1], rule: [GMA, FedAvg]}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A study, all of whose runs but one are done, in both profiles."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rates.yaml").write_text(STUDY)
+    for profile, folder in (("full", "rates"), ("cpu", "rates-cpu")):
+        root = tmp_path / "runs" / "studies" / folder
+        for at, cell in enumerate(cells_of(load_study("rates.yaml", profile))[:-1]):
+            with RunLock() as lock:
+                run = create_run(root, cell.folder, {"words": cell.words}, "label", cell.seed, lock)
+            rows = "".join(f"{round_},{0.6 + at / 100 + round_ / 1e5},{round_ / 7},9\n" for round_ in range(5, 21, 5))
+            run.metrics.write_text("round,test/acc,time/round,other\n" + rows)
+            write_record(root, cell, run)
+    return "rates.yaml"
+
+
+def test_tables_are_drawn_from_runs_and_again_from_their_csvs(file: str, tmp_path: Path, capsys) -> None:
+    root = tmp_path / "runs" / "studies" / "rates"
+    assert main(["--study", file]) == 0
+    out = capsys.readouterr().out
+    # 0.6 at round 0 of the first run, 0.01 more in each; FedAvg at 0.01, 0.1, then GMA, two seeds each but the last.
+    assert "| FedAvg | final | 60.52 ± 0.71 [86.49, -25.97] | 62.52 ± 0.71 [88.31, -25.79] |" in out
+    assert "| GMA | last 10 | 64.52 ± 0.71\\*\\*\\* [87.00, -22.48] | 66.02 [88.40, -22.38] |" in out
+    assert "| GMA | final | 0.1 | +4.00 |  |  |  | 1 |" in out
+    assert "Of 8 runs 7 are there." in out
+    assert "\nwritten: runs/studies/rates/table.md, runs/studies/rates/table.csv, " in out
+    assert {path.name for path in root.glob("*.*") if path.is_file()} == {*DRAWN, "results.csv", "curves.csv"}
+    with (root / "curves.csv").open() as lines:
+        assert next(csv.reader(lines)) == ["rule", "rate", "seed", "round", "test/acc", "time/round"]
+    again = tmp_path / "again"
+    again.mkdir()
+    for name in ("results.csv", "curves.csv"):
+        shutil.copy(root / name, again)
+    assert main(["--study", file, "--from", str(again)]) == 0
+    for name in DRAWN:
+        assert (again / name).read_bytes() == (root / name).read_bytes()
+
+
+def test_a_profile_and_one_format(file: str, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(["report", "--study", file, "--profile", "cpu", "--format", "tex", "--output", "out"])
+    assert ended.value.code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curves.csv", "results.csv", "table.tex"]
+    # Runs in order: two of GMA, of which a profile changes the order, and one of FedAvg.
+    assert r"GMA & final & 60.52 $\pm$ 0.71 [88.40, $-$27.88] \\" in (tmp_path / "out" / "table.tex").read_text()
+    assert main(["--study", file, "--from", "out", "--format", "html", "--output", "page"]) == 0
+    assert [path.name for path in (tmp_path / "page").iterdir()] == ["report.html"]
+
+
+def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:
+    main(["--study", file])
+    root = "runs/studies/rates"
+    for words, sentence in (
+        (["--study", file, "--profile", "x"], "Expected `--profile` to be one of full, cpu, got 'x'"),
+        (["--study", file, "elsewhere"], "Expected runs of the study rates .*found none: run `lightning-fed study`"),
+        (["--study", file, "--from", root, "--profile", "cpu"], "Expected `--profile` to be full, which runs/"),
+        (
+            ["--study", "quickstart", "--from", root],
+            "Expected `--study` to be rates, whose results runs/.*'quickstart'",
+        ),
+        (["--study", file, "--from", "elsewhere"], "Expected the results of a study in elsewhere/results.csv"),
+        (["--study"], "Expected `lightning-fed report --study FILE` with options"),
+        (["--study", file, "--format", "doc"], "Expected `lightning-fed report --study FILE` with options .*'doc'"),
+    ):
+        with pytest.raises(FederatedError, match=sentence):
+            main(words)
+    (tmp_path / file).write_text(STUDY.replace("GMA", "FedGMA"))
+    with pytest.raises(FederatedError, match="Expected the runs of rates, profile full, to be on the axes"):
+        main(["--study", file, "--from", root])
+
+
+def software(picture: bytes) -> str:
+    return Image.open(io.BytesIO(picture)).text["Software"]
+
+
+@pytest.mark.parametrize(
+    ("results", "name"), list(product(COMMITTED, DRAWN)), ids=lambda value: getattr(value, "parent", value)
+)
+def test_what_is_committed_is_drawn_again_from_its_csvs(results: Path, name: str, tmp_path: Path) -> None:
+    """Pictures exactly where the same matplotlib draws them."""
+    committed = results.parent / name
+    study = read_results(results.parent).name
+    main(["--study", study, "--from", str(results.parent), "--format", committed.suffix[1:], "--output", str(tmp_path)])
+    drawn, before = (tmp_path / name).read_bytes(), committed.read_bytes()
+    if name.endswith(".png") and software(drawn) != software(before):
+        assert Image.open(io.BytesIO(drawn)).size == Image.open(io.BytesIO(before)).size
+    else:
+        assert drawn == before

@@ -1,0 +1,110 @@
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.studies.results import StudyResults, read_results, write_results
+from tests.lab.studies.parts import some_results, study_run
+
+FILES = ("results.csv", "curves.csv", "tuning.csv")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_results(some_results(), tmp_path)
+    return tmp_path
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    read = read_results(folder)
+    third = pytest.approx(1 / 3, abs=1e-7)
+    assert all(run.curves.pop("val/loss") == {10: third} for run in read.runs)
+    expected = some_results()
+    assert all(run.curves.pop("val/loss") for run in expected.runs)
+    assert read == expected
+    assert list(read.runs[0].axes) == ["rule", "data set"]
+
+
+def test_written_again_the_files_are_the_same(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    again = tmp_path_factory.mktemp("again")
+    write_results(read_results(folder), again)
+    for name in FILES:
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_statistics_stand_beside_each_run(folder: Path) -> None:
+    with (folder / "results.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    fixed = ["study", "profile", "rule", "data set", "seed", "fingerprint", "rounds"]
+    chosen = ["chosen model.optimizer.lr", "chosen aggregator.mask.threshold"]
+    figures = [f"{metric} {name}" for metric in ("test/acc", "val/loss") for name in ("best", "final", "last 10")]
+    assert header == fixed + chosen + figures
+    assert rows[0][:5] == ["two_rules", "cpu", "FedAvg", "mnist", "0"]
+    assert rows[0][7:] == ["0.1", "", "0.8", "0.8", "0.75", *["0.3333333"] * 3]
+
+
+def test_odd_values_come_back(tmp_path: Path) -> None:
+    curves = {"test/acc": {0: math.nan, 3: math.inf, 4: 1e-30}, 'a "b", c': {4: 0.1 + 1e-12}}
+    run = study_run(0, curves, rule='FedAvg, "µ"\nsecond')
+    write_results(StudyResults("odd", "full", (run,)), tmp_path)
+    (read,) = read_results(tmp_path).runs
+    assert read.axes == run.axes
+    assert list(read.curves["test/acc"].values()) == pytest.approx([math.nan, math.inf, 1e-30], nan_ok=True)
+    assert read.curves['a "b", c'] == {4: 0.1}
+
+
+def test_without_tuning_there_is_no_table_of_it(folder: Path) -> None:
+    write_results(replace(some_results(), trials=()), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["curves.csv", "results.csv"]
+    assert read_results(folder).trials == ()
+
+
+def test_no_runs_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FederatedError, match=r"^Expected runs of the study empty \(profile cpu\).*found none: run"):
+        write_results(StudyResults("empty", "cpu", ()), tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES[:2])
+def test_a_missing_file_is_one_sentence(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(FederatedError, match=rf"^Expected the results of a study in .*{name}, which cannot be read"):
+        read_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "what"),
+    [
+        ("results.csv", "rounds", "lengths", "there are columns rounds"),
+        ("results.csv", "cpu", "gpu", "of one study and profile"),
+        ("results.csv", "mnist,13,", "mnist,0,", "no run stands there twice"),
+        ("results.csv", "mnist,13,", "mnist,x,", "invalid literal"),
+        ("results.csv", "cpu,FedAvg", "cpu,FedAvg,FedAvg", "all rows are whole"),
+        ("curves.csv", "mnist,13,", "mnist,14,", "each of its runs is in results.csv"),
+        ("curves.csv", "0.7", "0.7.7", "could not convert"),
+        ("curves.csv", '"FedAvg', 'Fed"Avg', "all rows are whole"),
+        ("tuning.csv", "0.5", "", "all rows are whole"),
+        ("tuning.csv", "seed", "sead", "there are columns seed"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(folder: Path, name: str, old: str, new: str, what: str) -> None:
+    path = folder / name
+    text = path.read_text().replace(old, new, 1)
+    path.write_text(text.replace("0.6,0.7\n", "0.6,0.7") if not new else text)
+    with pytest.raises(FederatedError, match=rf"^Expected .*{name} as `lightning-fed report --study` writes.*{what}"):
+        read_results(folder)
+
+
+def test_half_a_file_is_one_sentence(folder: Path) -> None:
+    path = folder / "curves.csv"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(FederatedError, match="all rows are whole"):
+        read_results(folder)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(FederatedError, match="cannot be read"):
+        read_results(folder)
+    path.write_bytes(b"")
+    with pytest.raises(FederatedError, match="damaged"):
+        read_results(folder)

@@ -1,0 +1,217 @@
+import math
+from dataclasses import replace
+from statistics import mean, stdev
+
+import pytest
+from scipy import stats
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report.tables import Summary
+from lightning_fed.lab.studies.blocks import study_blocks
+from lightning_fed.lab.studies.published import Figure, read_published
+from lightning_fed.lab.studies.results import StudyResults
+from lightning_fed.lab.studies.study import Study, reported_axes
+from lightning_fed.lab.studies.table import study_table
+from tests.lab.studies.parts import some_results, some_study, study_run
+
+# Last values by rule, data set and seed; the masked rule has no seed 3, and another one that FedAvg has not.
+VALUES = {
+    ("FedAvg", "mnist"): {0: 0.9, 1: 0.92, 2: 0.91, 3: 0.2},
+    ("FedAvg", "fmnist"): {0: 0.7, 1: 0.71, 2: 0.75},
+    ("FedAvg, masked", "mnist"): {0: 0.93, 1: 0.93, 2: 0.95, 4: 0.1},
+    ("FedAvg, masked", "fmnist"): {0: 0.71, 1: 0.7, 2: 0.74},
+}
+
+
+def results(values: dict[tuple[str, str], dict[int, float]]) -> StudyResults:
+    runs = [
+        study_run(seed, {"test/acc": {0: 0.1, 8: at / 2, 9: at}, "val/loss": {9: 1 - at}}, rule=rule, data_set=data)
+        for (rule, data), seeds in values.items()
+        for seed, at in seeds.items()
+    ]  # fmt: skip
+    return StudyResults("two_rules", "full", tuple(runs))
+
+
+def study(**report: object) -> Study:
+    return replace(some_study(**report), seeds=[0, 1, 2])
+
+
+def test_cells_are_means_and_paired_differences_over_shared_seeds() -> None:
+    table = study_table(study(), results(VALUES))
+    assert (table.row_axes, table.column_axes) == (("rule",), ("data set",))
+    assert table.rows == (("FedAvg",), ("FedAvg, masked",))
+    assert table.columns == (("mnist",), ("fmnist",))
+    cells = {(*row, *column): cell for (row, column), cell in table.cells.items()}
+    for key, seeds in VALUES.items():
+        assert cells[key].summary == Summary(pytest.approx(mean(seeds.values())), pytest.approx(stdev(seeds.values())))
+        assert cells[key].percent
+    assert cells["FedAvg", "mnist"].difference is None
+    p_values = {}
+    for data in ("mnist", "fmnist"):
+        ours, theirs = ([VALUES[rule, data][seed] for seed in (0, 1, 2)] for rule in ("FedAvg, masked", "FedAvg"))
+        found = cells["FedAvg, masked", data].difference
+        test = stats.ttest_rel(ours, theirs)
+        assert (found.pairs, found.mean) == (3, pytest.approx(mean(ours) - mean(theirs)))
+        assert [found.p_value, *found.t_interval] == pytest.approx([test.pvalue, *test.confidence_interval()])
+        p_values[data] = test.pvalue
+    # mnist has the smaller of the two.
+    assert p_values["mnist"] < p_values["fmnist"]
+    assert cells["FedAvg, masked", "mnist"].p_holm == pytest.approx(2 * p_values["mnist"])
+    assert cells["FedAvg, masked", "fmnist"].p_holm == pytest.approx(max(p_values["fmnist"], 2 * p_values["mnist"]))
+
+
+def test_ranks_are_over_the_columns_that_all_rows_have() -> None:
+    # FedAvg's mean on mnist, with seed 3, is the larger one: (1 + 1) / 2; without it (2 + 1) / 2.
+    assert study_table(study(), results(VALUES)).ranks == (1.0, 2.0)
+    assert study_table(study(metric=["val/loss"]), results(VALUES)).ranks == (1.0, 2.0)
+    shared = {key: {seed: seeds[seed] for seed in (0, 1, 2)} for key, seeds in VALUES.items()}
+    assert study_table(study(), results(shared)).ranks == (1.5, 1.5)
+    del shared["FedAvg", "fmnist"]
+    assert study_table(study(), results(shared)).ranks is None
+
+
+def test_statistics_of_one_setting_are_not_ranked() -> None:
+    one = {key: seeds for key, seeds in VALUES.items() if key[1] == "mnist"}
+    both = study(statistic=["final", "best"], columns=["statistic"])
+    assert len(study_table(both, results(one)).columns) == 2
+    assert study_table(both, results(one)).ranks is None
+
+
+def test_rounds_to_the_target() -> None:
+    table = study_table(study(target=0.9), results(VALUES))
+    reached = {(*row, *column): cell.to_target for (row, column), cell in table.cells.items()}
+    assert reached["FedAvg", "fmnist"].found == 0
+    assert reached["FedAvg", "mnist"].found == 3
+    kept = {("FedAvg", "mnist"): {0: 0.9, 1: 0.92}}
+    (cell,) = study_table(study(target=0.46), results(kept)).cells.values()
+    assert cell.to_target == Summary(8.5, pytest.approx(math.sqrt(0.5)))
+
+
+def test_a_target_is_of_the_first_metric_and_reached_by_no_run_that_is_lost() -> None:
+    report = {"metric": ["test/acc", "val/loss"], "rows": ["rule", "metric"]}
+    table = study_table(study(**report, target=0.1), some_results_of_three())
+    assert {cell.names["metric"] for cell in table.cells.values() if cell.to_target} == {"test/acc"}
+    lost = results({("FedAvg", "mnist"): {0: 0.9, 1: math.nan}})
+    assert next(iter(study_table(study(target=0.1), lost).cells.values())).to_target.found == 1
+    with pytest.raises(FederatedError, match=r"Expected `report.target` to be a share .*got 80: write 0.8 for 80 %"):
+        study_table(study(target=80), results(VALUES))
+
+
+def test_of_several_measures_the_first_ranks() -> None:
+    """By accuracy alone FedAvg is first on both data sets, whatever its loss."""
+    runs = [
+        study_run(0, {"test/acc": {1: acc}, "val/loss": {1: loss}}, rule=rule, data_set=data)
+        for rule, acc, loss in (("FedAvg", 0.9, 2.0), ("FedAvg, masked", 0.8, 1.0))
+        for data in ("mnist", "fmnist")
+    ]
+    both = study(
+        metric=["test/acc", "val/loss"], statistic=["best", "final"], columns=["data set", "metric", "statistic"]
+    )
+    assert study_table(both, StudyResults("two_rules", "full", tuple(runs))).ranks == (1.0, 2.0)
+
+
+def test_published_figures_stand_beside_cells() -> None:
+    published = {
+        "file": "gma_table2",
+        "where": {"split": "iid", "num_clients": 100, "algorithm": "FedAvg"},
+        "axes": {
+            "data set": {"mnist": {"dataset": "MNIST"}, "fmnist": {"dataset": "FMNIST"}},
+            "rule": {"FedAvg": {"aggregation": "avg"}},
+        },
+    }
+    file = study(published=published)
+    table = study_table(file, results(VALUES), read_published(published, reported_axes(file)))
+    assert table.cells[("FedAvg",), ("mnist",)].published == Figure(98.28, 0.02)
+    assert table.cells[("FedAvg, masked",), ("mnist",)].published is None
+    where = {"alpha": 0, "statistic": "rounds 171-200"}
+    by_seed = read_published({"file": "cgw_table1", "axes": {"seed": "seed"}, "where": where}, reported_axes(file))
+    with pytest.raises(FederatedError, match=r"`report.rows` or `report.columns` to have 'seed'"):
+        study_table(file, results(VALUES), by_seed)
+
+
+def test_seeds_metrics_and_statistics_are_axes() -> None:
+    report = {"metric": ["test/acc", "val/loss"], "statistic": ["final", "rounds 8-9"]}
+    table = study_table(
+        study(**report, rows=["seed", "metric"], columns=["rule", "statistic"]), some_results_of_three()
+    )
+    assert table.row_axes == ("seed", "metric", "data set")
+    assert table.rows[:3] == (("0", "test/acc", "mnist"), ("0", "test/acc", "fmnist"), ("0", "val/loss", "mnist"))
+    assert table.columns == tuple((rule, name) for rule in ("FedAvg", "FedAvg, masked") for name in report["statistic"])
+    cell = table.cells[("1", "test/acc", "fmnist"), ("FedAvg", "rounds 8-9")]
+    assert cell.values == (pytest.approx(0.71 * 0.75),)
+    assert cell.summary.std is None
+    assert not table.cells[("1", "val/loss", "fmnist"), ("FedAvg", "final")].percent
+    assert table.ranks is None
+
+
+def some_results_of_three() -> StudyResults:
+    return results({key: {seed: seeds[seed] for seed in (0, 1, 2)} for key, seeds in VALUES.items()})
+
+
+def test_axes_that_no_place_names_are_in_rows_where_runs_differ() -> None:
+    whole = study_table(study(columns=[], rows=[]), results(VALUES))
+    assert (whole.row_axes, whole.column_axes) == (("rule", "data set"), ())
+    one = {key: seeds for key, seeds in VALUES.items() if key[1] == "mnist"}
+    assert study_table(study(columns=[], rows=[]), results(one)).row_axes == ("rule",)
+
+
+def test_a_run_that_diverged_is_counted_and_ranks_last() -> None:
+    lost = {**VALUES, ("FedAvg", "fmnist"): {0: 0.9, 1: math.nan, 2: 0.8}}
+    table = study_table(study(statistic=["final"]), results(lost))
+    assert table.cells[("FedAvg",), ("fmnist",)].summary.found == 2
+    assert table.ranks == (1.5, 1.5)
+    assert not table.cells[("FedAvg",), ("fmnist",)].is_lost
+    assert study_blocks(study(), results(lost), table)[0].lines[1][2] == "85.00 ± 7.07 (2 of 3 seeds)"
+    all_lost = study_table(study(), results({**VALUES, ("FedAvg", "fmnist"): dict.fromkeys((0, 1, 2), math.nan)}))
+    assert study_blocks(study(), results(lost), all_lost)[0].lines[1][2] == "diverged"
+    assert math.isnan(table.cells[("FedAvg, masked",), ("fmnist",)].difference.p_value)
+    differences = study_blocks(study(), results(lost), table)[1]
+    assert differences.lines[2] == ["FedAvg, masked", "fmnist", "", "", "", "", "3"]
+
+
+def test_notes_say_what_is_not_there() -> None:
+    assert study_table(study(), some_results_of_three()).notes == ()
+    runs = some_results_of_three().runs
+    shorter = replace(runs[0], rounds=8)
+    table = study_table(
+        study(statistic=["last 10"]), StudyResults("two_rules", "full", (shorter, *runs[1:3], *runs[4:]))
+    )
+    assert table.notes == (
+        "Of 12 runs 11 are there.",
+        "The runs end at different rounds, 8 to 9: each counts as far as it goes.",
+        "`last 10` is the mean of those of its rounds that were evaluated: up to 7 were not.",
+    )
+
+
+def test_of_several_metrics_one_may_be_of_other_runs() -> None:
+    table = study_table(study(metric=["test/f1", "test/acc"]), some_results_of_three())
+    assert {cell.names["metric"] for cell in table.cells.values()} == {"test/acc"}
+    assert table.notes == ("None of these runs has measured `test/f1`.",)
+
+
+def test_a_window_that_no_run_reaches_has_no_cells() -> None:
+    table = study_table(study(statistic=["final", "rounds 50-60"]), some_results_of_three())
+    assert table.rows == (("FedAvg", "final"), ("FedAvg, masked", "final"))
+    assert table.notes == ("Of 12 curves 0 reach `rounds 50-60`.",)
+    with pytest.raises(FederatedError, match=r"evaluated, got rounds 50-60 of runs that end at round 9\.$"):
+        study_table(study(statistic=["rounds 50-60"]), some_results_of_three())
+
+
+@pytest.mark.parametrize(
+    ("report", "rule", "sentence"),
+    [
+        (
+            {"metric": ["test/loss"]},
+            "FedAvg",
+            r"`report.metric` to be a column that was measured \(test/acc, val/loss\)",
+        ),
+        ({}, "FedProx", "Expected the runs of two_rules, profile full, to be on the axes that the study has now"),
+    ],
+)
+def test_results_of_another_study_are_refused(report: dict[str, list[str]], rule: str, sentence: str) -> None:
+    with pytest.raises(FederatedError, match=sentence):
+        study_table(study(**report), results({(rule, "mnist"): {0: 0.5}}))
+
+
+def test_the_results_of_a_file_make_the_table() -> None:
+    assert len(study_table(some_study(), some_results()).cells) == 4

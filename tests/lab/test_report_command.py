@@ -1,0 +1,129 @@
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report_command import main
+from tests.lab.report.parts import write_run
+
+ROWS = "round,train/loss,val/acc,val/loss,comm/bytes_up\n0,,0.1,2.3,\n1,1.0,0.5,1.5,100\n2,0.9,{acc},{loss},200\n"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for seed, acc in enumerate([0.7, 0.8]):
+        write_run(tmp_path, "a", seed, name="quick/avg", text=ROWS.format(acc=acc, loss=0.4))
+        better = ROWS.format(acc=acc + 0.1, loss=0.5)
+        write_run(tmp_path, "b", seed, name="quick/gma", label="FedAvg+SignAgreement", text=better)
+    return tmp_path / "runs"
+
+
+def test_report_prints_the_table_and_writes_both_files(runs: Path, capsys) -> None:
+    # GMA: final 0.8 and 0.9; means over rounds (0.1 + 0.5 + 0.8) / 3 and (0.1 + 0.5 + 0.9) / 3.
+    assert main([str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^FedAvg\+SignAgreement +2 +85\.00 ± 7\.07 +85\.00 ± 7\.07 +48\.33 ± 2\.36$", out, re.MULTILINE)
+    assert out.index("FedAvg+SignAgreement") < out.index("FedAvg ")
+    assert "different rounds" not in out
+    assert (runs / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert (runs / "report.csv").read_text().startswith("metric,method,")
+    assert sorted(path.name for path in runs.iterdir()) == ["quick", "report.csv", "report.png"]
+
+
+def test_rounds_of_the_last_ten_that_were_not_evaluated_are_counted(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path, "a", 0, {0: 0.1, 5: 0.2, 10: 0.4, 15: 0.6})
+    main([str(tmp_path)])
+    out = capsys.readouterr().out
+    assert re.search(r"50\.00 ± -$", out, re.MULTILINE)
+    assert "Of the last 10 rounds those are averaged that were evaluated (not evaluated: FedAvg 8)." in out
+
+
+def test_default_metric_is_one_that_every_run_measured(runs: Path, tmp_path: Path, capsys) -> None:
+    main([str(runs)])
+    assert capsys.readouterr().out.startswith("val/acc,")
+    write_run(tmp_path, "c", 0, metric="val/loss", values=[2.0, 1.0], label="Loss")
+    main([str(runs)])
+    assert capsys.readouterr().out.startswith("val/loss,")
+    write_run(tmp_path, "d", 0, metric="mine", values=[2.0, 1.0], label="Mine")
+    with pytest.raises(FederatedError, match=r"mine.*`--metric`"):
+        main([str(runs)])
+
+
+def test_metric_x_and_output_options(runs: Path, tmp_path: Path, capsys) -> None:
+    main([str(runs), "--metric", "val/loss", "--x", "comm/bytes_up", "--output", str(tmp_path / "out" / "deep")])
+    assert re.search(r"^FedAvg +2 +0\.4 ± 0 ", capsys.readouterr().out, re.MULTILINE)
+    names = [path.name for path in sorted((tmp_path / "out" / "deep").iterdir())]
+    assert names == ["report-val_loss-comm_bytes_up.csv", "report-val_loss-comm_bytes_up.png"]
+    assert not (runs / "report.png").exists()
+
+
+def test_budget_and_target_are_further_columns(runs: Path, capsys) -> None:
+    # FedAvg ends at 0.7 and 0.8, GMA at 0.8 and 0.9, each after 200 bytes up.
+    main([str(runs), "--x", "comm/bytes_up", "--budget", "150", "--target", "0.75"])
+    out = capsys.readouterr().out
+    assert re.search(r"at comm/bytes_up 150 \(%\)  comm/bytes_up to 0.75  round to 0.75$", out, re.MULTILINE)
+    assert re.search(r"^FedAvg\+SignAgreement .* 50\.00 ± 0\.00 +200 ± 0 +2 ± 0$", out, re.MULTILINE)
+    assert re.search(r"^FedAvg .* 50\.00 ± 0\.00 +1 of 2 seeds +1 of 2 seeds$", out, re.MULTILINE)
+    header, first, second = (runs / "report-comm_bytes_up.csv").read_text().splitlines()
+    assert header.endswith(
+        "at_comm/bytes_up_150_std,comm/bytes_up_to_0.75_mean,comm/bytes_up_to_0.75_std,round_to_0.75_mean,round_to_0.75_std"
+    )
+    assert first.endswith(",0.5,0.0,200.0,0.0,2.0,0.0")
+    assert second.endswith(",0.5,0.0,,,,")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--target", "80"], r"`--target` to be in \[0, 1\], got 80"),
+        (["--target", "nan"], "`--target`"),
+        (["--target", "nan", "--metric", "val/loss"], "`--target`"),
+        (["--budget", "-1"], "`--budget`"),
+        (["--target", "much"], "argument --target"),
+    ],
+)
+def test_a_wrong_budget_or_target_is_one_sentence(runs: Path, options: list[str], said: str) -> None:
+    with pytest.raises(FederatedError, match=said):
+        main([str(runs), *options])
+
+
+def test_several_folders_write_here(runs: Path, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    main([str(runs / "quick" / "avg"), str(runs / "quick" / "gma")])
+    assert (tmp_path / "here" / "report.png").is_file()
+
+
+def test_runs_of_different_lengths_are_said(runs: Path, tmp_path: Path, capsys) -> None:
+    write_run(tmp_path, "a", 2, name="quick/avg", text="".join(ROWS.format(acc=0.1, loss=1).splitlines(True)[:3]))
+    main([str(runs)])
+    assert "different rounds (FedAvg+SignAgreement 2, FedAvg 1 to 2)" in capsys.readouterr().out
+
+
+def test_the_next_commands_are_true(runs: Path, capsys) -> None:
+    for path in runs.rglob("run.json"):
+        (path.parent / "config.yaml").write_text("seed_everything: 0\n")
+    main([str(runs)])
+    fit, report = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
+    assert fit[1:3] == ["fit", "--config"]
+    assert "gma" in fit[3]
+    assert Path(fit[3]).is_file()
+    assert fit[4:] == ["--seed_everything", "2"]
+    words = shlex.split(" ".join(report))[1:]
+    assert words == ["report", str(runs), "--metric", "val/loss", "--x", "comm/bytes_up"]
+    assert main(words[1:]) == 0
+
+
+@pytest.mark.parametrize("argv", [[], ["--nonsense"], ["runs", "--metric"]])
+def test_mistakes_in_the_options_are_one_sentence(argv: list[str], capsys) -> None:
+    with pytest.raises(FederatedError, match="lightning-fed report"):
+        main(argv)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FederatedError, match="--output"):
+        main([str(runs), "--output", str(tmp_path / "file" / "below")])
