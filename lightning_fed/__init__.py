@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Client": "core.updates",
     "Cohort": "core.updates",
-    "FederatedCallback": "hooks",
+    "FederatedCallback": "core.hooks",
     "FederatedError": "errors",
     "FederatedTrainer": "trainer",
     "Need": "core.updates",
