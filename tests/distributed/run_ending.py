@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lightning_fed.core.client_states import ClientStates
+from lightning_fed.distributed.strategy import ClientsStrategy
 
 # A script is started by its path, where the package of the tests is not found by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -29,6 +30,20 @@ class Ends(FederatedCallback):
         if client.round == 2 and trainer.global_rank == self.rank and not self.done:
             self.done = True
             os.kill(os.getpid(), self.number)
+
+
+class Works(FederatedCallback):
+    """Lets one process work for seconds on its first client of the second round, or wait for what never comes."""
+
+    def __init__(self, how: str, rank: int) -> None:
+        self.how, self.rank, self.left_s = how, rank, 9.0
+
+    def on_client_start(self, trainer: Any, pl_module: Any, client: Any) -> None:
+        ClientsStrategy.pulse.limit_s = 3.0  # that of joining is longer: a busy machine imports for long
+        if client.round == 2 and trainer.global_rank == self.rank:
+            end, self.left_s = time.thread_time() + self.left_s, 0.0
+            while time.thread_time() < end:
+                time.sleep(3600.0 if self.how == "waits" else 0.0)
 
 
 def refuse(name: str, rank: int) -> None:
@@ -64,6 +79,8 @@ def main() -> None:
         run("second", Ends(signal.SIGTERM, 1))
     elif act == "kill":
         run("run", Ends(signal.SIGKILL, int(rank)))
+    elif act in ("works", "waits"):
+        run("run", Works(act, int(rank)))
     elif act in ("move_out", "move_in", "foreign"):
         refuse("move_out" if act == "foreign" else act, int(rank))
         run("run", SCAFFOLD(), clients_per_round=4, client_states="host", max_rounds=12)

@@ -68,6 +68,17 @@ def test_what_cannot_be_told_to_the_others_ends_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_work_for_three_times_the_limit_goes_on_where_silence_ends_the_run(tmp_path: Path, rank: int) -> None:
+    """What a time limit on exchanges cannot tell apart: the others wait for both."""
+    worked = run(f"works {rank}", tmp_path)
+    assert (worked.returncode, worked.stderr.count("rounds of run: 3")) == (0, 2)
+    waited = run(f"waits {rank}", tmp_path)
+    assert waited.returncode in (1, 4)
+    assert f"{LOST} process {rank} has been silent for 0.05 minutes" in waited.stderr
+
+
+@pytest.mark.slow
 def test_a_process_that_never_joins(tmp_path: Path) -> None:
     ended = run("absent 1", tmp_path)
     assert ended.returncode == 1

@@ -99,7 +99,7 @@ def _long_axis(name: str, axis: Any) -> Any:
     option, values = _read(str, axis["option"], f"axes.{name}.option"), axis["values"]
     if not isinstance(values, list):
         raise _wrong(f"axes.{name}.values", "a list", values)
-    axis = {name_of(value): {"set": {option: value}} for value in values}
+    axis = {name_of(_read(Any, value, f"axes.{name}.values")): {"set": {option: value}} for value in values}
     if len(axis) < len(values):
         raise FederatedError(f"Expected `axes.{name}.values` to be different values, got {values}.")
     return axis
@@ -123,7 +123,10 @@ def _read(hint: Any, value: Any, place: str) -> Any:
             raise _wrong(place, "one value", value)
         return value if hint is Any else name
     if origin is dict:
-        return {name_of(key): _read(arguments[1], v, _at(place, key)) for key, v in _mapping(value, place).items()}
+        return {
+            _read(Name, key, place): _read(arguments[1], v, _at(place, key))
+            for key, v in _mapping(value, place).items()
+        }
     if origin is list:
         if arguments == (Name,) and not isinstance(value, (list, dict)):
             value = [value]  # one name needs no brackets

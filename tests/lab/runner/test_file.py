@@ -111,6 +111,8 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
             "aggregator.lr: !!binary aGk=}",
             "`axes.rule.GMA.set.aggregator.lr` to be text, a number or",
         ),
+        ("[0.001, 0.01, 1e-4]", "[!!binary aGk=, 2020-01-01]", "Expected `axes.rate.values` to be text, a number or"),
+        ("FedAvg: {}", "!!binary aGk=: {}", "Expected `axes.rule` to be text, a number or"),
         ("title: Rates", "source: here", "Expected `title`, got none"),
         ("title: Rates", "title: 3", "Expected `title` to be text, got 3"),
         ("seeds: [0, 1]", "seeds: [a]", r"Expected `seeds\[0\]` to be an integer, got 'a'"),
