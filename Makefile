@@ -72,6 +72,7 @@ lint: $(INSTALLED_DEV) ## check style, format, types, the layers of imports and 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.budget
 	$(BIN)/python -m pytest -q tests/test_rooms.py
 
 format: $(INSTALLED_DEV) ## rewrite the code as `make lint` wants it
