@@ -129,7 +129,7 @@ class Aggregator(FederatedCallback, ABC):
         """Returns the weight of a client in the step before normalisation: 1 for a rule that does not weigh."""
         return self.client_weight(client) if self.weighs_updates else 1.0
 
-    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+    def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place; the mask is computed from the raw updates."""
         if self.mask is None:
             step = self.server_step(update)

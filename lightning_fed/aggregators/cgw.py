@@ -66,9 +66,9 @@ class CGW(Aggregator):
         weights, products = self.corrective_weights, products_with_sum(self._gram, self._losses)[1]
         return {"cgw_weight": weights, "cgw_product": products, "cgw_sign": weights.sign()}
 
-    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+    def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place and logs how many clients got a negative weight, or none."""
-        super().on_round_end(trainer, pl_module, update)
+        super().step(trainer, pl_module, update)
         weights = self.corrective_weights
         if len(weights):
             pl_module.log_dict({"cgw/negative": (weights < 0).sum(), "cgw/zero": (weights == 0).sum()})

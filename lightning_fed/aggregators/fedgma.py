@@ -85,11 +85,11 @@ class FedGMA(Aggregator):
             return update.mean
         return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr)
 
-    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+    def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place and logs the share of coordinates on which enough clients agree."""
         if self.p_means == "prose":
             none = torch.zeros_like(trainer.weights)  # a process without a client has counted nothing
             self._votes = trainer.reduce_sum(none if self._votes is None else self._votes)
-        super().on_round_end(trainer, pl_module, update)
+        super().step(trainer, pl_module, update)
         if self._agreed is not None:
             pl_module.log("fedgma/agreed", self._agreed)

@@ -48,10 +48,10 @@ class ServerOptimizer(Aggregator):
         """Makes the optimizer, so that one that cannot work is refused before the first round."""
         self._start_from(trainer.weights)
 
-    def on_round_end(self, trainer: Any, pl_module: Any, update: ReducedUpdate) -> None:
+    def step(self, trainer: Any, pl_module: Any, update: ReducedUpdate) -> None:
         """Steps ``trainer.weights`` in place, through the optimizer and then the mask."""
         self._start_from(trainer.weights)
-        super().on_round_end(trainer, pl_module, update)
+        super().step(trainer, pl_module, update)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns w_new - w, shape (d,)."""

@@ -15,7 +15,7 @@ Order within ``fit``::
             on_client_end               may edit the update in place
             on_client_entered           the update is part of the round; client state is written here
         on_before_server_step
-        on_round_end                    the aggregator steps the global model
+        on_round_end                    then the aggregator steps the global model
         on_after_server_step
         validation hooks
         on_train_epoch_end
@@ -195,7 +195,7 @@ class FederatedCallback(Callback):
         """Called with the reduced update of the cohort, before the aggregator uses it."""
 
     def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Called to close a round; the aggregator steps the global vector ``trainer.weights`` here, in place."""
+        """Called to close a round, before the aggregator steps the global vector ``trainer.weights`` in place."""
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Called after the server step; ``trainer.weights`` and the module hold the new global model."""
@@ -205,16 +205,16 @@ class HookCaller:
     """Calls a hook of every callback, in the trainer's order, then that of the module: ``hooks("on_fit_start")``.
 
     Args:
-        trainer: Has ``callbacks`` and ``lightning_module``, and is what hooks are called with.
+        trainer: Has ``callbacks``, ``aggregator`` and ``lightning_module``, and is what hooks are called with.
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+        self.trainer = trainer
 
     @property
     def callbacks(self) -> list[Callback]:
         """All callbacks, in the order in which they are called."""
-        callbacks: list[Callback] = self._trainer.callbacks
+        callbacks: list[Callback] = self.trainer.callbacks
         return callbacks
 
     def __call__(self, hook: str, *args: Any, module: bool = True, monitors: bool | None = None) -> None:
@@ -226,14 +226,14 @@ class HookCaller:
             module: Whether to call it on the module, if that has one of this name.
             monitors: Only those callbacks that monitor a metric (True), only the others (False), or all.
         """
-        own = self._trainer.lightning_module
+        own = self.trainer.lightning_module
         for callback in self.callbacks:
             if monitors is not None and isinstance(callback, (EarlyStopping, Checkpoint)) != monitors:
                 continue
             method: Callable[..., Any] | None = getattr(callback, hook, None)
             if method is not None and _calls(callback, hook):
                 try:
-                    method(self._trainer, own, *args)
+                    method(self.trainer, own, *args)
                 except RuntimeError as error:
                     if isinstance(callback, EarlyStopping):  # a monitor that nobody logs
                         raise FederatedError(f"EarlyStopping cannot go on: {' '.join(str(error).split())}") from error
@@ -265,6 +265,6 @@ class HookCaller:
             hook: Name of the hook.
             module: Whether that of the module is one of them, the last.
         """
-        own = self._trainer.lightning_module
-        found: list[Callable[..., Any]] = [partial(method, self._trainer, own) for method in self.methods(hook)]
+        own = self.trainer.lightning_module
+        found: list[Callable[..., Any]] = [partial(method, self.trainer, own) for method in self.methods(hook)]
         return found + ([getattr(own, hook)] if module and overrides(own, hook) else [])

@@ -137,6 +137,14 @@ class TrainState:
         self.optimizer.start_round()
         self.untrained = self.vector.gradients_except(self.optimizer.parameters)
 
+    def enter(self, client: Client, origin: Tensor) -> None:
+        """Lets a client train from the weights that stand for w."""
+        self.client, self.origin, self.displacement = client, origin, None
+
+    def leave_client(self) -> None:
+        """Stands between two clients again."""
+        self.client, self.local_step, self.displacement = None, 0, None
+
     def load_global_model(self) -> None:
         """Copies the global vector and buffers into the module."""
         self.vector.refresh()

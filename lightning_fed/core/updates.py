@@ -80,6 +80,11 @@ class Update:
     gradient: Tensor | None = None
     loss: Tensor | None = None
 
+    @property
+    def took_step(self) -> bool:
+        """Whether the client's optimizer moved it: a step at learning rate 0 is none."""
+        return bool(self.num_steps and self.distance)
+
 
 class StartGradients(Protocol):
     """g_i = ∇f_i(w) and f_i(w) over each client's full data, computed once for every part that asks.

@@ -47,7 +47,7 @@ class Engine(ABC):
         self.state, self.options, self.hooks, self.reducer = state, options, hooks, reducer
         self.module, self.recorder, self.optimizer = state.module, state.recorder, state.optimizer
         self.processes = processes_of(state.fabric)
-        self.aggregator = next(callback for callback in hooks.callbacks if isinstance(callback, Aggregator))
+        self.aggregator: Aggregator = hooks.trainer.aggregator
         self.algorithms = [callback for callback in hooks.callbacks if isinstance(callback, ClientAlgorithm)]
         self.watch = ModuleWatch(state)
         self.client_end_hooks, self.client_entered_hooks = (

@@ -70,19 +70,22 @@ class LocalStep:
         self.undisplaced: Tensor | None = None
         self.with_closure = state.optimizer.needs_closure or "optimizer_step" in self.own
 
-    def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
-        """Adds a batch's gradient without stepping; ``first`` opens the accumulation window."""
-        return self._forward_backward(batch, batch_idx, first)[0]
+    def step(self, batch: Any, batch_idx: int, first: bool, closes: bool) -> Any:
+        """Adds a batch's gradient; steps the optimizer with the batch that closes a window, if that has a gradient.
 
-    def step(self, batch: Any, batch_idx: int, first: bool) -> Any:
-        """Runs the batch that closes an accumulation window and steps the optimizer, if the window has a gradient.
+        Args:
+            batch: The batch, on the device.
+            batch_idx: Its index within the epoch.
+            first: Whether it opens an accumulation window.
+            closes: Whether it closes one.
 
         Returns:
             What ``training_step`` returned.
         """
-        if not self.with_closure:
-            output, _ = self._forward_backward(batch, batch_idx, first)
-            if self.taken:
+        gradient = self._gradient if self.state.displacement is None else self._displaced_gradient
+        if not (closes and self.with_closure):
+            output, _ = gradient(batch, batch_idx, first)
+            if closes and self.taken:
                 self._before_step()
                 self.local.step()
             return output
@@ -90,7 +93,7 @@ class LocalStep:
 
         @torch.enable_grad()
         def closure() -> Tensor | None:
-            output, loss = self._forward_backward(batch, batch_idx, first)
+            output, loss = gradient(batch, batch_idx, first)
             outputs[:] = [output]
             if self.taken:
                 self._before_step()
@@ -134,17 +137,10 @@ class LocalStep:
         extra = output if isinstance(output, dict) else {}
         return {**extra, "loss": loss_of(output, self.module).detach() / self.accumulate}
 
-    def _forward_backward(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor | None]:
-        """Takes the gradient at the live weights, or at those less the client's displacement.
-
-        Returns:
-            What ``training_step`` returned, and the loss as it went into the backward pass, if there is one.
-        """
-        if first:
-            self.taken = False
+    def _displaced_gradient(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor | None]:
+        """Takes the gradient at the live weights less the client's displacement; see ``_gradient``."""
         displacement, weights = self.state.displacement, self.vector.data
-        if displacement is None:
-            return self._gradient(batch, batch_idx, first)
+        assert displacement is not None
         if self.undisplaced is None or self.undisplaced.dtype != weights.dtype:
             self.undisplaced = torch.empty_like(weights)
         self.undisplaced.copy_(weights)
@@ -154,6 +150,13 @@ class LocalStep:
         return result
 
     def _gradient(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor | None]:
+        """Takes the gradient at the live weights.
+
+        Returns:
+            What ``training_step`` returned, and the loss as it went into the backward pass, if there is one.
+        """
+        if first:
+            self.taken = False
         args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
         if self.plain_forward:
             output = self.training_step(*args)

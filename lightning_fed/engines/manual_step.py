@@ -70,8 +70,10 @@ class ManualStep:
         self.taken = True
         torch.clear_autocast_cache()  # what it has cast are the weights before this step
 
-    def step(self, batch: Any, batch_idx: int, first: bool) -> Any:
+    def step(self, batch: Any, batch_idx: int, first: bool, closes: bool) -> Any:
         """Runs a batch; what it leaves in the gradients is the module's own, but for that of the client before.
+
+        Windows are no concern of a module that optimizes by itself: it accumulates by itself.
 
         Returns:
             What ``training_step`` returned.
@@ -86,10 +88,6 @@ class ManualStep:
         if isinstance(loss, Tensor) and loss.numel() == 1:
             self.recorder.log_default("train/loss", loss)
         return output
-
-    def accumulate_only(self, batch: Any, batch_idx: int, first: bool) -> Any:
-        """Does what ``step`` does: a module that optimizes by itself accumulates by itself."""
-        return self.step(batch, batch_idx, first)
 
     def outputs(self, output: Any) -> dict[str, Any]:
         """Makes of what ``training_step`` returned that which Lightning gives to ``on_train_batch_end``."""

@@ -39,6 +39,7 @@ class SequentialEngine(Engine):
         self.module_batch_start = module.on_train_batch_start if overrides(module, "on_train_batch_start") else None
         if self.gradient_at == "last_step":
             self.step.last_gradient = self.gradient
+        self.orders: Iterator[Any] = iter(())
         self.step_options: list[tuple[float, float]] = []
         if self.needs_distance:  # read as a step ends: hooks change rates up to the last moment, and steps are skipped
             local = self.optimizer
@@ -57,58 +58,53 @@ class SequentialEngine(Engine):
                 self.recorder.mark()
             self.orders = orders.of(number)
             update = self._train_client(client, seed)
-            if update is not None and update.num_steps and update.distance:
+            if update is not None and update.took_step:
                 yield update
 
-    def _run_client(self, client: Client, seed: int) -> int:
-        """Lets one client, whose streams have a seed, take its local steps; returns how many."""
-        state, vector = self.state, self.state.vector
-        state.client = client
-        vector.data.copy_(self.start)
-        state.buffers.load(client)
-        self.optimizer.start_client()
-        self.optimizer.lr_factor = client.lr_factor
-        self.step_options.clear()
-        self.start_gradients.load(client)
-        state.origin, state.displacement = self.start, None
-        seed_everywhere(seed)
-        for hook in self.client_start_hooks:
-            hook(client)
-        self.watch.start_client()
-        with explained_batches((client,), state.source.batch_size):
-            steps = self._run_local_steps(client)
-        self.watch.end_client()
-        self._leave_client()
-        return steps
-
-    def _leave_client(self) -> None:
-        """Stands between two clients again."""
-        state = self.state
-        self._take_in_moved()
-        state.client, state.local_step, self.recorder.batch_size = None, 0, 1
-        state.displacement = None
-        state.vector.refresh()
-
-    def _run_or_skip(self, client: Client, seed: int) -> int | None:
-        """Does the same, but leaves a client out whose training raises, without a trace; None is returned for it."""
-        if self.options.on_client_error == "raise":
-            return self._run_client(client, seed)
-        before = Attributes(self.module)
+    def _train_client(self, client: Client, seed: int) -> Update | None:
+        """Trains one client, whose streams have a seed, and measures its update; None if it is left out."""
+        before = Attributes(self.module) if self.options.on_client_error == "skip" else None
         try:
-            return self._run_client(client, seed)
+            self._start_client(client, seed)
+            with explained_batches((client,), self.state.source.batch_size):
+                steps = self._run_local_steps(client)
+            self.watch.end_client()
+            self._leave_client()
         except Exception as error:
+            if before is None:
+                raise
             self.divergence.leave_out(client, error)
             before.put_back()
             self._leave_client()
             self.recorder.roll_back()
             return None
+        return self._measure(client, steps)
 
-    def _train_client(self, client: Client, seed: int) -> Update | None:
-        """Trains one client and measures its update; None if it is left out."""
+    def _start_client(self, client: Client, seed: int) -> None:
+        """Puts a client at the global model, or where hooks displace it."""
+        state = self.state
+        state.enter(client, self.start)
+        state.vector.data.copy_(self.start)
+        state.buffers.load(client)
+        self.optimizer.start_client()
+        self.optimizer.lr_factor = client.lr_factor
+        self.step_options.clear()
+        self.start_gradients.load(client)
+        seed_everywhere(seed)
+        for hook in self.client_start_hooks:
+            hook(client)
+        self.watch.start_client()
+
+    def _leave_client(self) -> None:
+        """Stands between two clients again."""
+        self._take_in_moved()
+        self.state.leave_client()
+        self.recorder.batch_size = 1
+        self.state.vector.refresh()
+
+    def _measure(self, client: Client, steps: int) -> Update | None:
+        """Reads the update of the trained client; None if it is left out."""
         state, vector = self.state, self.state.vector
-        steps = self._run_or_skip(client, seed)
-        if steps is None:
-            return None
         difference(vector.data, state.origin, self.delta)
         if not steps and torch.count_nonzero(self.delta):
             raise FederatedError(
@@ -157,14 +153,15 @@ class SequentialEngine(Engine):
             if filled == 0:
                 for hook in self.step_start_hooks:
                     hook(client, steps)
-            if self._start_batch(batch, batch_idx):  # the module skips the rest of the epoch
-                skipping, filled = True, 0
+            for hook in self.batch_start_hooks:
+                hook(batch, batch_idx)
+            if self.module_batch_start is not None and self.module_batch_start(batch, batch_idx) == -1:
+                skipping, filled = True, 0  # the rest of the epoch, as the module asks
                 continue
             filled += 1
-            if filled < window and not last:
-                output = self.step.accumulate_only(batch, batch_idx, first=filled == 1)
-            else:
-                output = self.step.step(batch, batch_idx, first=filled == 1)
+            closes = filled == window or last
+            output = self.step.step(batch, batch_idx, filled == 1, closes)
+            if closes:
                 filled = 0
                 if self.step.taken:
                     steps += 1
@@ -192,8 +189,3 @@ class SequentialEngine(Engine):
                 self.recorder.batch_size = count = min(size, samples - index * size)
                 self.samples += count
                 yield (batch if state.transfer is None else state.transfer(batch, 0)), index, index == last
-
-    def _start_batch(self, batch: Any, batch_idx: int) -> bool:
-        for hook in self.batch_start_hooks:
-            hook(batch, batch_idx)
-        return self.module_batch_start is not None and self.module_batch_start(batch, batch_idx) == -1

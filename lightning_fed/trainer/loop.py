@@ -128,7 +128,7 @@ class RoundLoop:
                 self._step_server(update)
             elif cohort.clients and not self.engine.divergence.clients and self.options.work is None:
                 self._expect_training()
-            self.state.load_global_model()
+            self.state.load_global_model()  # once more, as hooks after the server's step may write to its weights
             self._count(cohort, update, trained)
             self._note(self.recorder.compute())
             self._evaluate()
@@ -203,6 +203,7 @@ class RoundLoop:
     def _step_weights(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
         self._call("on_round_end", update, module=False)
+        trainer.aggregator.step(trainer, self.module, update)
         buffers = self.state.buffers
         buffers.step(update)
         stepped = [self.state.weights, *(buffers.values[name] for name in update.buffers)]

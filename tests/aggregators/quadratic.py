@@ -112,5 +112,5 @@ def step_by_hand(
         reducer.add(update, average_buffers=False)
         aggregator.on_client_entered(trainer, module, update)
     reduced: ReducedUpdate = reducer.reduce(1)
-    aggregator.on_round_end(trainer, module, reduced)
+    aggregator.step(trainer, module, reduced)
     return weights.numpy(), module.values

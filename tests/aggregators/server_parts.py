@@ -48,7 +48,7 @@ class Server:
     def round(self, deltas: np.ndarray, sizes: Sequence[int], distances: Sequence[float] | None = None) -> np.ndarray:
         """Steps the global vector by a round; returns a copy of it."""
         with torch.no_grad():
-            self.aggregator.on_round_end(self.trainer, Module(), self.reduce(deltas, sizes, distances))
+            self.aggregator.step(self.trainer, Module(), self.reduce(deltas, sizes, distances))
         return self.weights.numpy().copy()
 
 

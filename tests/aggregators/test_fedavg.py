@@ -41,7 +41,7 @@ def server_step(
         client = Client(i, size, 1)
         reducer.add(Update(client, torch.tensor(delta), 1, {}, aggregator.client_weight(client)), average_buffers=False)
     trainer: Any = SimpleNamespace(weights=weights, vector=SimpleNamespace(parameters=[weights]), seed=0)
-    aggregator.on_round_end(trainer, module, reducer.reduce(1))
+    aggregator.step(trainer, module, reducer.reduce(1))
     return weights.numpy()
 
 

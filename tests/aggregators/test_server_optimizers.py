@@ -220,7 +220,7 @@ def test_the_reduced_update_is_not_changed(make: Any) -> None:
     for each in deltas:
         update: ReducedUpdate = server.reduce(each, SIZES)
         before = {name: value.clone() for name, value in vars(update).items() if isinstance(value, Tensor)}
-        server.aggregator.on_round_end(server.trainer, Module(), update)
+        server.aggregator.step(server.trainer, Module(), update)
         assert all(torch.equal(vars(update)[name], value) for name, value in before.items())
 
 

@@ -149,7 +149,7 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
             reducer.add(update, average_buffers=False)
             aggregator.on_client_entered(trainer, module, update)
         with torch.no_grad():
-            aggregator.on_round_end(trainer, module, reducer.reduce(number))
+            aggregator.step(trainer, module, reducer.reduce(number))
         path.append(weights.numpy().copy())
     return path, logged
 

@@ -70,7 +70,7 @@ class AutomaticEngine(VectorizedEngine):
         state, reason, start = self.state, cause_of(error), self.start_gradients
         _log.info(f"Engine: sequential from round {state.round} on, as {reason}.")
         state.engine_choice = {"engine": "sequential", "reason": reason}
-        state.client, state.local_step, state.displacement = None, 0, None
+        state.leave_client()
         state.vector.refresh()
         self.alone = self.make_alone()
         state.start_gradients = self.alone.start_gradients = start  # of this round, which has begun

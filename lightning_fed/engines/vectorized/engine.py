@@ -106,14 +106,14 @@ class VectorizedEngine(Engine):
             state.vector.data.copy_(self.start)
             state.buffers.load(client)
             lanes.give_gradient(lane, self.start_gradients, client)
-            state.origin, state.displacement = self.start, None
+            state.enter(client, self.start)
             seed_everywhere(seed_for(state.seed, Purpose.LOCAL, client.round, client.id))
-            state.client, logged, self.recorder.series = client, self.recorder.series, {}
+            logged, self.recorder.series = self.recorder.series, {}
             with lanes.of(lane, self.algorithms):
                 self.hooks("on_client_start", client, module=False)
             self.started[lane], self.recorder.series = self.recorder.series, logged
             lanes.take_start(lane, self.start)
-        state.client = state.displacement = None
+        state.leave_client()
         lanes.close_start(self.start)
 
     def _run_steps(self, batches: LaneBatches, log: LaneLog) -> list[tuple[float, float]]:
@@ -190,7 +190,7 @@ class VectorizedEngine(Engine):
             with self.lanes.of(lane, self.algorithms):
                 self.at_work = (client,)
                 update = self._update(client, lane, options[: batches.steps[lane]], batches.steps[lane])
-                if update is not None and update.distance:
+                if update is not None and update.took_step:
                     yield update
 
     def _take_end_gradients(self, clients: tuple[Client, ...], lanes: list[int]) -> None:
