@@ -3,7 +3,8 @@
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_fed.core.hooks import FederatedCallback, TrainerLike
+from lightning_fed.callbacks.payload import Payload
+from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Update
 from lightning_fed.errors import expect_number
 from lightning_fed.functional.inner_products import wide_dtype
@@ -11,7 +12,7 @@ from lightning_fed.functional.inner_products import wide_dtype
 __all__ = ["ClipUpdates"]
 
 
-class ClipUpdates(FederatedCallback):
+class ClipUpdates(Payload):
     """Scales down every client's update that is longer than a bound: δ_i <- δ_i min(1, C / ‖δ_i‖).
 
     It goes with any aggregator and mask, which see the clipped updates; a shorter update keeps its bits. Logs
@@ -19,16 +20,15 @@ class ClipUpdates(FederatedCallback):
 
     Args:
         max_norm: C, above 0, in the units of the model's parameters.
-
-    Raises:
-        FederatedError: If the bound is not above 0.
     """
+
+    bounds_length = True
 
     def __init__(self, max_norm: float) -> None:
         expect_number("max_norm", max_norm, above=0, of="ClipUpdates")
         self.max_norm = max_norm
 
-    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+    def encode(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Clips one update in place; nothing is read from the device."""
         norm = torch.linalg.vector_norm(update.delta, dtype=wide_dtype(update.delta))
         update.delta.mul_((self.max_norm / norm).clamp(max=1.0))

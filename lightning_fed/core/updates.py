@@ -69,6 +69,7 @@ class Update:
         gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
             ``delta`` and reused like it; None unless asked for.
         loss: f_i, the client's mean loss where g_i was taken, shape ().
+        bytes_up: What δ_i takes on its way to the server: d numbers of the model's, unless a payload says otherwise.
     """
 
     client: Client
@@ -79,6 +80,7 @@ class Update:
     distance: float = 1.0
     gradient: Tensor | None = None
     loss: Tensor | None = None
+    bytes_up: int = 0
 
     @property
     def took_step(self) -> bool:

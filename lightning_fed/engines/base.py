@@ -38,6 +38,7 @@ class Engine(ABC):
 
     Attributes:
         max_steps: Local steps of the client that took most, in this round.
+        bytes_up: What the updates of this round took on their way to the server.
         samples: Samples that went through local steps in this round.
         divergence: Who was left out in this round.
         at_work: Clients that train at once now, or the one whose update enters the round.
@@ -54,7 +55,7 @@ class Engine(ABC):
             self.watch.guarded(name, hooks.bound(name)) for name in ("on_client_end", "on_client_entered")
         )
         self.step_start_hooks = hooks.bound("on_local_step_start")
-        self.max_steps = self.samples = self.end_samples = 0
+        self.max_steps = self.samples = self.end_samples = self.bytes_up = 0
         self.at_work: tuple[Client, ...] = ()
         self.divergence = DivergenceWatch(state, options, self.processes)
         most = state.source.batch_size if options.local_steps is not None else None
@@ -119,7 +120,7 @@ class Engine(ABC):
         own = self.assignment.own(cohort)
         self.reducer.reset(len(own))
         self.divergence.start_round(len(cohort.clients))
-        self.max_steps = self.samples = self.end_samples = 0
+        self.max_steps = self.samples = self.end_samples = self.bytes_up = 0
         state.start_round()
         state.buffers.start_round()
         self.watch.expect_parameters()
@@ -156,14 +157,14 @@ class Engine(ABC):
         """Brings together what each process has found out about its own clients of a round, in one exchange."""
         assert isinstance(self.reducer, SharedReducer)
         start, kept = self.start_gradients, self.assignment.keeps
-        counts = (self.samples, self.end_samples, start.samples, self.max_steps)
+        counts = (self.samples, self.end_samples, start.samples, self.bytes_up, self.max_steps)
         logged = logged_here(self.recorder, self.module)
         left_out = self.divergence.clients, self.divergence.failed
         own = (counts, left_out, kept, self.reducer.entries(), logged)
         everyone = self.processes.exchange(own, "training")
         numbers, all_left_out, keep, entries, all_logged = zip(*everyone, strict=True)
-        self.samples, self.end_samples, start.samples = (sum(part[at] for part in numbers) for at in range(3))
-        self.max_steps = max(part[3] for part in numbers)
+        self.samples, self.end_samples, start.samples, self.bytes_up = map(sum, list(zip(*numbers, strict=True))[:4])
+        self.max_steps = max(part[4] for part in numbers)
         failed = {client: what for _, part in all_left_out for client, what in part.items()}
         self.divergence.settle(sorted(client for part, _ in all_left_out for client in part), failed)
         self.assignment.take_note(keep)
@@ -188,10 +189,11 @@ class Engine(ABC):
         return kept
 
     def _enter(self, update: Update) -> None:
-        """Lets callbacks edit an update, adds it to the round's sums and says so."""
+        """Lets callbacks edit an update, sends it on its way, adds it to the round's sums and says so."""
         state, client = self.state, update.client
         self.at_work = (client,)
         update.weight = self.aggregator.client_weight(client)
+        update.bytes_up = state.vector.numel * state.vector.data.element_size()
         for hook in self.client_end_hooks:
             hook(update)
         if self.client_end_hooks and self.divergence.found(client, update.delta):  # an edit may have gone wrong
@@ -201,6 +203,7 @@ class Engine(ABC):
         for hook in self.client_entered_hooks:
             hook(update)
         self.max_steps = max(self.max_steps, update.num_steps)
+        self.bytes_up += update.bytes_up
         self.at_work = ()
 
     def _take_gradient(self, update: Update) -> bool:

@@ -9,9 +9,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
+from lightning_fed.callbacks.payload import Payload, payloads_of
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import ONCE_A_ROUND, is_stock
+from lightning_fed.core.updates import Need
 from lightning_fed.core.user_code import lightning_class
 from lightning_fed.errors import FederatedError
 
@@ -71,6 +73,7 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
         if len(found) > 1:
             names = " and ".join(type(cb).__name__ for cb in found)
             raise FederatedError(f"Expected one {kind}, got {names}: give only one of them, in {option}.")
+    _expect_mean_under_noise(payloads_of(others), aggregators[0])
     return [*algorithms, *others, *aggregators, *checkpoints]
 
 
@@ -121,6 +124,17 @@ def _expect_one_of_each(algorithms: list[ClientAlgorithm]) -> None:
         raise FederatedError(
             f"Expected one client algorithm that displaces the point where gradients are taken, got "
             f"{' and '.join(moving)}: leave one out of `--client`."
+        )
+
+
+def _expect_mean_under_noise(payloads: list[Payload], aggregator: Aggregator) -> None:
+    """Refuses a rule or a mask that reads more of noisy updates than their mean."""
+    noisy = [type(payload).__name__ for payload in payloads if payload.adds_noise]
+    if noisy and aggregator.all_needs & ~Need.MEAN:
+        raise FederatedError(
+            f"Expected {noisy[0]} with a rule that reads the mean of updates alone, got {aggregator.label}, whose "
+            "votes or single updates the noise would spoil or not reach: leave out `--aggregator.mask`, or change "
+            "`--aggregator`."
         )
 
 

@@ -11,10 +11,10 @@ __all__ = ["round_costs"]
 def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) -> dict[str, int]:
     """Counts what one round adds to the totals.
 
-    Each client that entered gets the model and sends its update: one communication round. Vectors that methods send
-    besides have the model's length d; buffers travel with the model if they are averaged. An exchange before training
-    (gradients up, their mean down) is a communication round of its own, however many methods use it. Reductions, losses
-    and counts are scalars and not counted.
+    Each client that entered gets the model and sends its update, which says its bytes: one communication round. Vectors
+    that methods send besides have the model's length d; buffers travel with the model if they are averaged. An exchange
+    before training (gradients up, their mean down) is a communication round of its own, however many methods use it.
+    Reductions, losses and counts are scalars and not counted.
 
     Args:
         trainer: The trainer.
@@ -37,7 +37,7 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
         "gradients": engine.samples + engine.full_gradient_samples,
         "comm/rounds": 1 + exchanges if clients else 0,
         "comm/bytes_down": ((down + exchanges) * vector + buffers) * clients,
-        "comm/bytes_up": ((up + exchanges) * vector + buffers) * clients,
+        "comm/bytes_up": engine.bytes_up + ((up + exchanges) * vector + buffers) * clients,
     }
 
 
@@ -46,7 +46,7 @@ def _sends_gradient(trainer: LightningNames) -> bool:
 
 
 def _vectors(trainer: LightningNames) -> tuple[int, int]:
-    """Vectors of length d that each client gets and sends in a round, without an exchange."""
+    """Vectors of length d that each client gets, and sends beside its update, in a round, without an exchange."""
     algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
     down = 1 + sum(algorithm.vectors_down for algorithm in algorithms)
-    return down, 1 + _sends_gradient(trainer) + sum(algorithm.vectors_up for algorithm in algorithms)
+    return down, _sends_gradient(trainer) + sum(algorithm.vectors_up for algorithm in algorithms)

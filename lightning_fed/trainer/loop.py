@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint
+from lightning_fed.callbacks.payload import payloads_of
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.devices import same_values
@@ -195,6 +196,8 @@ class RoundLoop:
     @torch.no_grad()
     def _step_server(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
+        for payload in reversed(payloads_of(trainer.callbacks)):
+            payload.decode(trainer, self.module, update)
         self._call("on_before_server_step", update, module=False)
         if self.cohorts.suffices(trainer.round, update.num_clients):
             self._step_weights(update)

@@ -31,7 +31,7 @@ class Logged(LightningModule):
 def clip(delta: Tensor, max_norm: float) -> dict[str, float]:
     """Clips in place; returns what was logged."""
     module, trainer = Logged(), None
-    ClipUpdates(max_norm).on_client_end(trainer, module, Update(Client(0, 5, 1), delta, 1))
+    ClipUpdates(max_norm).encode(trainer, module, Update(Client(0, 5, 1), delta, 1))
     return module.values
 
 

@@ -19,6 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA, FedNova
+from lightning_fed.callbacks import ClipUpdates
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
     FinalPictures,
@@ -30,6 +31,7 @@ from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedGA
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.vectorized import engine as vectorized
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork
+from tests.callbacks.test_payload import Noise, TopK
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 from tests.composition.composition_parts import (
     BATCH,
@@ -514,6 +516,9 @@ CASES: dict[str, Case] = {
         clients_per_round=1,
     ),
     "prose": lambda devices, _: fit(devices, FedGMA(p=0.6, p_means="prose", weighting="inverse")),
+    "clipped": lambda devices, _: fit(devices, ClipUpdates(0.01)),
+    "payloads at their limits": lambda devices, _: fit(devices, ClipUpdates(0.01), TopK(None), Noise(0.0)),
+    "payloads": lambda devices, _: fit(devices, ClipUpdates(0.01), TopK(3), Noise(0.5)),
     "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),
     "diverged": lambda devices, _: fit(devices, FedGA(0.5), net=start(Diverging), max_diverged=0.5),

@@ -57,6 +57,12 @@ def test_the_cases_tell_apart(pair: Pair) -> None:
     assert not same(pair.alone("none | FedAvg | none"), pair.everyone[0]["none | FedAvg | soft"])
 
 
+def test_payloads_at_their_limits_change_no_bit(pair: Pair) -> None:
+    found = pair.everyone[0]
+    assert torch.equal(found["payloads at their limits"]["weights"], found["clipped"]["weights"])
+    assert distance(found["payloads"]["weights"], found["clipped"]["weights"]) > 1e-3
+
+
 def test_the_rate_was_lowered(pair: Pair) -> None:
     assert 0 < pair.alone("plateau")["logged"]["rate"] < 0.1
 
