@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from copy import copy
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,7 @@ if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
 # that of a test is closed with the test.
 import lightning.pytorch  # noqa: F401  # loaded for what it does then
 import pytest
+from jsonargparse import _common
 from lightning.fabric.utilities import registry
 
 from lightning_fed.data import split_figures
@@ -39,6 +41,14 @@ def _quick_starts() -> Iterator[None]:
         patch.setattr("lightning_fed.cli.data_command.split_figures", split_figures)  # stays as it is
         patch.setattr("lightning_fed.data.split_figures", lambda *_: ())
         yield
+
+
+@pytest.fixture(autouse=True)
+def _any_class_may_be_named() -> Iterator[None]:
+    """Takes back what `--safe_imports` restricts for the rest of a process."""
+    before = {name: copy(value) for name, value in _common.parsing_settings.items()}
+    yield
+    _common.parsing_settings.update(before)
 
 
 @pytest.fixture
