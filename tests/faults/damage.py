@@ -123,11 +123,10 @@ TARGETS: dict[str, tuple[Callable[[Path, random.Random], None], ...]] = {
 
 
 def trial(folder: Path, made: Path, whole: Path, chance: random.Random) -> tuple[Outcome, str]:
-    """Damages a copy of a run in one or two places and goes on with it; returns the outcome and what was done."""
+    """Damages one or two files of a copy of a run and goes on with it; returns the outcome and what was done."""
     shutil.copytree(made, folder)
     run, done = versions(folder)[0], []
-    for _ in range(chance.choice((1, 1, 1, 2))):
-        target = chance.choice(list(TARGETS))
+    for target in chance.sample(list(TARGETS), chance.choice((1, 1, 1, 2))):  # what is damaged cannot be rewritten
         path = chance.choice(sorted(run.glob(target)) or [run / target])
         if path.is_file() and path.stat().st_size:
             harm = chance.choice(TARGETS[target])
