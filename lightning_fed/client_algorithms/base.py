@@ -24,7 +24,7 @@ class ClientAlgorithm(FederatedCallback):
     - ``trainer.origin``: the live weights that stand for w, from which the update is measured: w, unless an algorithm
       displaced the start and said so by setting it. A term that reads the iterate uses ``vector.data - origin``
     - ``trainer.displacement``: set in ``on_client_start`` to take every gradient at the live weights less this vector
-    - ``trainer.client_states``: vectors that clients keep from one of their rounds to the next, by client id
+    - ``trainer.client_states``: what clients keep from one of their rounds to the next, in any shape, by client id
     - ``trainer.start_gradients``: gradients at w over the clients' full data, as asked for by ``start_gradients``
 
     Attributes:

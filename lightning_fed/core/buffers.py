@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.core.devices import same_values, wide_dtype
+from lightning_fed.core.devices import same_values, single_at_least, wide_dtype
 from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.errors import FederatedError
 
@@ -141,13 +141,6 @@ def _norms(parameters: Iterable[Tensor]) -> Tensor:
     return torch.stack(norms) if norms else torch.empty(0)
 
 
-def _widen(buffer: Tensor) -> Tensor:
-    """Clones a buffer, floating and complex ones in single precision at least."""
-    if buffer.is_floating_point() or buffer.is_complex():
-        return buffer.to(torch.promote_types(buffer.dtype, torch.float32), copy=True)
-    return buffer.clone()
-
-
 class GlobalBuffers:
     """The global model's buffers, and each client's own under the policy ``local``.
 
@@ -172,7 +165,7 @@ class GlobalBuffers:
         self.live = BufferSet(module)
         self.frozen = FrozenParameters(module, trained)
         self._module, self.policy = module, policy
-        self.values = {name: _widen(buffer) for name, buffer in self.live.tensors().items()}
+        self.values = {name: _widened(buffer) for name, buffer in self.live.tensors().items()}
         self._of_client: dict[int, dict[str, Tensor]] = {}
         self.unsent: set[str] = set()
 
@@ -214,7 +207,7 @@ class GlobalBuffers:
     def _take_in(self, name: str, value: Tensor) -> None:
         owner, _, key = name.rpartition(".")
         self.live.places[name] = self._module.get_submodule(owner), key
-        self.values[name] = _widen(value.to(self.live.tensors()[name].device))
+        self.values[name] = _widened(value.to(self.live.tensors()[name].device))
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -292,6 +285,10 @@ class GlobalBuffers:
         self._of_client = {}
         for client, own in state["of_client"].items():
             self.move_in(client, own)
+
+
+def _widened(buffer: Tensor) -> Tensor:
+    return buffer.to(single_at_least(buffer.dtype), copy=True)
 
 
 def _moved(buffers: dict[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What clients remember between their rounds: a vector by key and client, on the device, in host memory or on disk."""
+"""What clients remember between their rounds: a tensor by key and client, on the device, in host memory or on disk."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_fed.core.devices import copy_into
+from lightning_fed.core.devices import copy_into, single_at_least
 from lightning_fed.core.files import WriteError, write_atomically, writing
 from lightning_fed.errors import FederatedError
 
@@ -24,11 +24,13 @@ FOLDER = "client_states"
 
 # KEY/CLIENT-VERSION-CHECKSUM.npy; KEY/CLIENT is the name of a record. The checksum of what it holds is in the name, so
 # that a checkpoint, which names its files, goes on from these contents alone: no other client's, round's or run's.
-_FILE = re.compile(r"(?P<record>\w+/\d+)-(?P<version>\d+)-(?P<checksum>[0-9a-f]{8})\.npy")
+_FILE = re.compile(r"(?P<record>(?P<key>\w+)/\d+)-(?P<version>\d+)-(?P<checksum>[0-9a-f]{8})\.npy")
 
 
 class ClientStates:
-    """Keeps client state such as control variates, zero until it is first stored.
+    """Keeps client state such as control variates or counters, zero until it is first stored.
+
+    The first record of a key fixes the shape and dtype of all; numbers narrower than float32 are kept in that.
 
     A file's version is raised with every checkpoint, so that a file which a checkpoint may refer to is never written
     again: a run that is killed at any moment resumes from the records of its checkpoint. Files that no checkpoint
@@ -37,7 +39,7 @@ class ClientStates:
     Args:
         location: Where records live between rounds: ``device``, ``host`` or ``disk``. Checkpoints have them on disk
             whatever it is, hence a run goes on with another one.
-        like: The global vector; records have its shape (d,) and dtype.
+        like: The global vector; under ``device`` records are beside it.
         run: The run's folder, None if there is none.
         pinned: Files that each checkpoint in the run's folder refers to, by the checkpoint's name, with None for one
             that cannot be read, which keeps every file there; None if the run makes no checkpoints and nothing of
@@ -57,7 +59,6 @@ class ClientStates:
         tolerant: bool = False,
     ) -> None:
         self.location, self._run = location, None if run is None else run.absolute()
-        self._shape, self._dtype = like.shape, like.dtype
         self._device = like.device if location == "device" else torch.device("cpu")
         # Copies between pinned memory and the GPU take their turn on it, and the host waits only where it reads one.
         self._pins = location == "host" and like.device.type == "cuda"
@@ -67,7 +68,7 @@ class ClientStates:
         self._temporary: TemporaryDirectory[str] | None = None
         self._held: dict[str, Tensor] = {}
         self._files: dict[str, Path] = {}
-        self._keys: set[str] = set()
+        self._kinds: dict[str, tuple[torch.Size, torch.dtype] | None] = {}
         self._changed: set[str] = set()
         self._dumped: list[str] = []
         self._version = 1
@@ -76,10 +77,10 @@ class ClientStates:
         self._pass_versions(present, *self._pinned.values())
 
     def recall(self, key: str, client: int, out: Tensor) -> None:
-        """Copies a client's record, zeros at first, into ``out``, shape (d,).
+        """Copies a client's record, zeros at first, into ``out``, a tensor of its shape.
 
         Raises:
-            FederatedError: If another process holds it, or its file is missing or damaged.
+            FederatedError: If another process holds it, its file is missing or damaged, or its shape is another one.
         """
         if self.elsewhere(client):
             raise FederatedError(
@@ -92,21 +93,26 @@ class ClientStates:
             value = self._read(self._files[record])
             if self.location != "disk":
                 value = self._hold(record, value)
+        known = self._kinds.get(key) or (out.shape, out.dtype)
+        _expect_shape(key, client, known[0] if value is None else value.shape, out)
         if value is None:
             out.zero_()
         else:
             copy_into(out, value)
 
     def store(self, key: str, client: int, value: Tensor) -> None:
-        """Keeps a copy of ``value``, shape (d,), as a client's record; ``key`` is a plain identifier.
+        """Keeps a copy of ``value``, a tensor of any shape, as a client's record; ``key`` is a plain identifier.
 
         Raises:
+            FederatedError: If the records of the key have another shape.
             WriteError: If the disk refuses it.
         """
-        if not key.isidentifier() or value.shape != self._shape:
-            raise ValueError(f"expected a plain key and shape {tuple(self._shape)}, got {key!r}, {tuple(value.shape)}")
-        record = f"{key}/{client}"
-        self._keys.add(key)
+        if not key.isidentifier():
+            raise ValueError(f"expected a plain key, got {key!r}")
+        shape, dtype = self._kinds.get(key) or (value.shape, single_at_least(value.dtype))
+        _expect_shape(key, client, shape, value)
+        self._kinds[key] = shape, dtype
+        record, value = f"{key}/{client}", value.detach().to(dtype)
         self._changed.add(record)
         if self.location != "disk":
             self._hold(record, value)
@@ -121,7 +127,7 @@ class ClientStates:
     @property
     def in_use(self) -> bool:
         """Whether there is any record."""
-        return bool(self._keys)
+        return bool(self._kinds)
 
     def move_out(self, client: int) -> dict[str, Tensor]:
         """Gives away a client's records, for the process that trains it next: copies on the CPU, by key."""
@@ -146,7 +152,7 @@ class ClientStates:
             self._changed.discard(record)
 
     def _of(self, client: int) -> list[str]:
-        names = [f"{key}/{client}" for key in sorted(self._keys)]
+        names = [f"{key}/{client}" for key in sorted(self._kinds)]
         return [name for name in names if name in self._held or name in self._files]
 
     def dump(self, gather: Callable[[Any], list[Any]] = lambda own: [own]) -> list[str]:
@@ -225,12 +231,15 @@ class ClientStates:
             if self._keeps and source != self._folder():
                 path = _take_over(path, self._folder() / file)
             self._files[match["record"]] = path
-            self._keys.add(file.partition("/")[0])
+            if self._kinds.setdefault(match["key"]) is None:
+                with suppress(FederatedError):  # a damaged file is refused when its client is drawn
+                    value = self._read(path)
+                    self._kinds[match["key"]] = value.shape, value.dtype
         self._pass_versions(files)
 
     def close(self) -> None:
         """Lets go of all records; those on disk that nothing can resume from are removed."""
-        self._held, self._files, self._keys = {}, {}, set()
+        self._held, self._files, self._kinds = {}, {}, {}
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -238,12 +247,12 @@ class ClientStates:
     def _hold(self, record: str, value: Tensor) -> Tensor:
         if self._pins:
             # Never written again, as a copy of it may be under way; torch reuses its memory when none is.
-            fresh = torch.empty(self._shape, dtype=self._dtype, pin_memory=True)
-            self._held[record] = fresh.copy_(value.detach(), non_blocking=True)
+            fresh = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            self._held[record] = fresh.copy_(value, non_blocking=True)
         elif record in self._held:
-            self._held[record].copy_(value.detach())
+            self._held[record].copy_(value)
         else:
-            self._held[record] = value.detach().to(self._device, self._dtype, copy=True)
+            self._held[record] = value.to(self._device, copy=True)
         return self._held[record]
 
     def _await_copies(self) -> None:
@@ -263,7 +272,7 @@ class ClientStates:
 
     def _write(self, record: str, value: Tensor) -> None:
         """Writes a record of the version that no checkpoint refers to yet, hence neither atomically nor at once."""
-        array = value.detach().to("cpu", self._dtype).contiguous().numpy()
+        array = value.cpu().contiguous().numpy()
         path = self._folder() / f"{record}-{self._version}-{_checksum(array)}.npy"
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,8 +297,6 @@ class ClientStates:
             value = torch.from_numpy(array)
         except Exception as error:  # whatever NumPy raises on a damaged file
             raise _refusal(path, f"it cannot be read ({type(error).__name__})") from error
-        if value.shape != self._shape:
-            raise _refusal(path, f"it has the shape {tuple(value.shape)} instead of {tuple(self._shape)}")
         if rest or not path.name.endswith(f"-{_checksum(array)}.npy"):
             raise _refusal(path, "it holds something else (its checksum is another one)")
         return value
@@ -305,6 +312,14 @@ class ClientStates:
         """Raises the next version above those of files that are there or referred to."""
         found = [int(match["version"]) for some in files for file in some if (match := _FILE.fullmatch(file))]
         self._version = max([self._version, *(version + 1 for version in found)])
+
+
+def _expect_shape(key: str, client: int, shape: torch.Size, got: Tensor) -> None:
+    if got.shape != shape:
+        raise FederatedError(
+            f"Expected client state {key!r} of client {client} in the shape {tuple(shape)} that the key was first "
+            f"stored in, got {tuple(got.shape)}: keep tensors of another shape under a key of their own."
+        )
 
 
 def _checksum(array: npt.NDArray[Any]) -> str:

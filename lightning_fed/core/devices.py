@@ -12,6 +12,7 @@ __all__ = [
     "same_values",
     "seed_devices",
     "set_device_streams",
+    "single_at_least",
     "to_device",
     "wide_dtype",
 ]
@@ -79,3 +80,8 @@ def same_values(one: Tensor, other: Tensor) -> bool:
 def wide_dtype(device: torch.device) -> torch.dtype:
     """Returns the dtype to sum in: float64, or float32 on a device that has no other."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def single_at_least(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype to keep numbers in: float32 for floating ones that are narrower, and else their own."""
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point or dtype.is_complex else dtype
