@@ -36,10 +36,8 @@ class BufferSet:
         self.places: dict[str, tuple[nn.Module, str]] = {}
         self.further: dict[str, list[tuple[nn.Module, str]]] = {}
         for prefix, owner in module.named_modules():
-            for key, buffer in owner._buffers.items():
-                if buffer is None:
-                    continue
-                name = names.setdefault(id(buffer), f"{prefix}.{key}" if prefix else key)
+            for full, buffer in owner.named_buffers(prefix, recurse=False, remove_duplicate=False):
+                name, key = names.setdefault(id(buffer), full), full.rpartition(".")[2]
                 if name in self.places:
                     self.further.setdefault(name, []).append((owner, key))
                 else:
@@ -50,8 +48,8 @@ class BufferSet:
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the live buffers by name, apart from any graph that user code left them in."""
-        found = {name: _held(*place) for name, place in self.places.items()}
-        return {name: buffer.detach() for name, buffer in found.items() if buffer is not None}
+        found = ((name, _held(*place)) for name, place in self.places.items())
+        return {name: buffer.detach() for name, buffer in found if buffer is not None}
 
     def copy(self) -> dict[str, Tensor]:
         """Returns clones of the buffers by name."""
@@ -84,11 +82,7 @@ class FrozenParameters:
         self._looked = False
 
     def start_round(self, taken_in: Iterable[str]) -> None:
-        """Takes the parameters as they are, but for those that are buffers by now, for what clients start from.
-
-        Raises:
-            FederatedError: If one was unfrozen: clients would train it, and not send it back.
-        """
+        """Takes the parameters as they are, but for those that are buffers by now, for what clients start from."""
         named = dict(self._module.named_parameters())
         for name, p in named.items():
             if name in self._at_start and p.requires_grad:
@@ -126,10 +120,9 @@ class FrozenParameters:
 
     def forget(self, name: str) -> None:
         """Watches a parameter no longer."""
-        at = list(self._marks).index(name)
+        self._norms = self._norms[[known != name for known in self._marks]]
         del self._marks[name]
         self._copies.pop(name, None)
-        self._norms = torch.cat([self._norms[:at], self._norms[at + 1 :]])
 
 
 def _mark(parameter: Tensor) -> tuple[int, ...]:
@@ -184,13 +177,10 @@ class GlobalBuffers:
                 value.copy_(now.detach())
 
     def take_in_moved(self) -> dict[str, Tensor]:
-        """Makes buffers of the frozen parameters that a client's training has moved.
+        """Makes buffers of the frozen parameters that a client's training has moved, refusing those without a copy.
 
         Returns:
             The values that they had before, by name.
-
-        Raises:
-            FederatedError: If one moved of which no copy was kept.
         """
         moved = self.frozen.moved()
         for name, value in moved.items():
@@ -253,24 +243,15 @@ class GlobalBuffers:
         for name, value in update.buffers.items():
             self.values[name].copy_(value)
 
-    def state_dict(self, gather: Callable[[Any], list[Any]] | None = None) -> dict[str, Any]:
-        """Returns the global buffers and those kept by clients.
-
-        Args:
-            gather: Returns an object of every process, where several hold clients' buffers.
-        """
-        of_client = self._of_client
-        if gather is not None and self.policy == "local":
-            own = {client: _moved(kept, "cpu") for client, kept in of_client.items()}
-            of_client = {client: kept for part in gather(own) for client, kept in part.items()}
+    def state_dict(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
+        """Returns the global buffers, and those that clients keep; ``gather`` returns an object of every process."""
+        own = {client: _moved(kept, "cpu") for client, kept in self._of_client.items()}
+        everyone = gather(own) if self.policy == "local" else [own]
+        of_client = {client: kept for part in everyone for client, kept in part.items()}
         return {"values": self.values, "of_client": of_client}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned.
-
-        Raises:
-            FederatedError: If a buffer is none of this module's, or of another shape.
-        """
+        """Restores what ``state_dict`` returned; refuses a buffer that the module lacks, or has in another shape."""
         everyone = dict(self._module.named_parameters()) | dict(self.live.tensors())
         for name, value in (item for held in (state["values"], *state["of_client"].values()) for item in held.items()):
             if name not in everyone or everyone[name].shape != value.shape:

@@ -72,16 +72,12 @@ class ClientStates:
         self._changed: set[str] = set()
         self._dumped: list[str] = []
         self._version = 1
-        present = self._present() if self._keeps else []
+        present = self._present()
         self._pinned = {name: present if files is None else files for name, files in (pinned or {}).items()}
         self._pass_versions(present, *self._pinned.values())
 
     def recall(self, key: str, client: int, out: Tensor) -> None:
-        """Copies a client's record, zeros at first, into ``out``, a tensor of its shape.
-
-        Raises:
-            FederatedError: If another process holds it, its file is missing or damaged, or its shape is another one.
-        """
+        """Copies a client's record, zeros at first, into ``out``, a tensor of its shape."""
         if self.elsewhere(client):
             raise FederatedError(
                 f"Expected `client_states.recall` of a client that this process trains, got client {client}, whose "
@@ -101,12 +97,7 @@ class ClientStates:
             copy_into(out, value)
 
     def store(self, key: str, client: int, value: Tensor) -> None:
-        """Keeps a copy of ``value``, a tensor of any shape, as a client's record; ``key`` is a plain identifier.
-
-        Raises:
-            FederatedError: If the records of the key have another shape.
-            WriteError: If the disk refuses it.
-        """
+        """Keeps a copy of ``value``, a tensor of the key's shape, as a client's record; the key is an identifier."""
         if not key.isidentifier():
             raise ValueError(f"expected a plain key, got {key!r}")
         shape, dtype = self._kinds.get(key) or (value.shape, single_at_least(value.dtype))
@@ -170,7 +161,10 @@ class ClientStates:
         self._await_copies()
         try:
             for record in sorted(self._changed):
-                self._make_durable(record)
+                if record in self._held:
+                    self._write(record, self._held[record])
+                with writing(self._files[record]), open(self._files[record], "rb+") as file:
+                    os.fsync(file.fileno())
             said: list[str] | WriteError = self._current()
         except WriteError as error:
             said = error
@@ -183,18 +177,10 @@ class ClientStates:
         self._dumped = everyone[0] if len(everyone) == 1 else sorted(set().union(*everyone))
         return self._dumped
 
-    def _make_durable(self, record: str) -> None:
-        if record in self._held:
-            self._write(record, self._held[record])
-        with writing(self._files[record]), open(self._files[record], "rb+") as file:
-            os.fsync(file.fileno())
-
     def saved(self, name: str, present: Container[str] | None = None) -> None:
         """Takes note that the checkpoint ``name`` of the last dump is durable; removes files that none refers to.
 
-        Args:
-            name: The checkpoint.
-            present: Names of those that are there, of which some may have been removed; None for all that were.
+        Of the checkpoints only those in ``present`` are there, if it is given: others may have been removed.
         """
         self._pinned[name] = self._dumped
         if present is not None:
@@ -204,21 +190,13 @@ class ClientStates:
     def remove_unused(self) -> None:
         """Removes the files that neither a checkpoint nor the last dump refers to."""
         used = {file for files in self._pinned.values() for file in files}.union(self._current(), self._dumped)
-        for file in self._present() if self._keeps else ():
+        for file in self._present():
             if file not in used:
                 with suppress(OSError):  # it is tried again after the next checkpoint
                     (self._folder() / file).unlink()
 
     def restore(self, files: list[str], source: Path) -> None:
-        """Takes over the records that a checkpoint refers to; they are read when they are first recalled.
-
-        Args:
-            files: What ``dump`` returned for the checkpoint.
-            source: The folder that they lie in.
-
-        Raises:
-            FederatedError: If one is missing, or is no file of client state.
-        """
+        """Takes over the files that ``dump`` returned for a checkpoint, in ``source``, to be read when recalled."""
         for file in files:
             if (match := _FILE.fullmatch(file)) is None:  # whoever made it could name any file
                 raise FederatedError(
@@ -302,7 +280,7 @@ class ClientStates:
         return value
 
     def _present(self) -> list[str]:
-        paths = self._folder().glob("*/*")
+        paths = self._folder().glob("*/*") if self._keeps else ()
         return [file for path in paths if _FILE.fullmatch(file := f"{path.parent.name}/{path.name}")]
 
     def _current(self) -> list[str]:

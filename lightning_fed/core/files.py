@@ -63,21 +63,13 @@ def open_atomically(path: Path, option: str = _RUNS) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes, option: str = _RUNS) -> None:
-    """Writes a file so that it holds either the old content or the new, whenever the process dies.
-
-    Raises:
-        WriteError: If the system refuses; the old file stays, and nothing is left beside it.
-    """
+    """Writes a file so that it holds either the old content or the new, whenever the process dies."""
     with open_atomically(path, option) as file:
         file.write(content)
 
 
 def append_whole(path: Path, content: bytes) -> None:
-    """Appends to a file that is there, all or, where the system refuses, nothing.
-
-    Raises:
-        WriteError: If the system refuses.
-    """
+    """Appends to a file that is there, all or, where the system refuses, nothing."""
     with writing(path), open(path, "rb+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:

@@ -163,9 +163,6 @@ class FederatedCallback(Callback):
     def start_gradients(self, round: int) -> StartGradient:
         """Says which gradients g_i = ∇f_i(w) over a client's full data the callback needs before local training.
 
-        Args:
-            round: Round index, from 1.
-
         Returns:
             ``client``: that of the client about to train, as ``trainer.start_gradients.gradient`` from its
             ``on_client_start`` on. ``cohort``: those of all clients, and their mean, before the first one trains: an
@@ -218,11 +215,11 @@ class HookCaller:
         return callbacks
 
     def __call__(self, hook: str, *args: Any, module: bool = True, monitors: bool | None = None) -> None:
-        """Calls a hook.
+        """Calls a hook with its arguments after trainer and module.
 
         Args:
             hook: Name of the hook.
-            *args: Its arguments after trainer and module.
+            *args: Those arguments.
             module: Whether to call it on the module, if that has one of this name.
             monitors: Only those callbacks that monitor a metric (True), only the others (False), or all.
         """
@@ -257,13 +254,9 @@ class HookCaller:
         ]
 
     def bound(self, hook: str, module: bool = False) -> list[Callable[..., Any]]:
-        """Returns a hook of all that override it, to be called with its arguments after trainer and module.
+        """Returns a hook of all that override it, the module's last if asked for, bound to trainer and module.
 
         For hooks of every step and client, which are looked up once.
-
-        Args:
-            hook: Name of the hook.
-            module: Whether that of the module is one of them, the last.
         """
         own = self.trainer.lightning_module
         found: list[Callable[..., Any]] = [partial(method, self.trainer, own) for method in self.methods(hook)]

@@ -30,15 +30,7 @@ _REDUCTIONS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How one logged name is shown.
-
-    Attributes:
-        name: The name as the module gave it.
-        suffix: Name of the evaluation set, if there are several.
-        prog_bar: Whether the progress bar shows it.
-        logger: Whether loggers get it.
-        both: Whether it was logged with both on_step and on_epoch.
-    """
+    """How a name is shown: with what suffix of an evaluation set, to whom, and if with both on_step and on_epoch."""
 
     name: str
     suffix: str
@@ -52,11 +44,7 @@ class LogOptions:
 
 
 def expect_free(name: str) -> None:
-    """Refuses to log under the name of a column that the round loop writes.
-
-    Raises:
-        FederatedError: If it does.
-    """
+    """Refuses to log under the name of a column that the round loop writes."""
     if name in _RESERVED or name.startswith(_RESERVED_GROUPS):
         raise FederatedError(
             f"Expected `self.log` to get a name of its own, got {name!r}, a column that the trainer writes each round: "
@@ -71,9 +59,6 @@ class LoggedValue:
         options: How it is shown.
         reduce_fx: mean, sum, min or max, by name or as torch's or Python's function.
         is_default: Whether the module's own value of the same name replaces it.
-
-    Raises:
-        FederatedError: If ``reduce_fx`` is another one.
     """
 
     def __init__(
@@ -121,14 +106,13 @@ class LoggedValue:
 
     def merge(self, other: LoggedValue) -> None:
         """Folds in another running reduction of the same name, whose values come after these."""
-        self.last = other.last
         if other.total is None or self.total is None:
             self.total = other.total if self.total is None else self.total
         elif self.reduction in ("mean", "sum"):
             self.total = self.total + other.total
         else:
             self.add(other.total, 0.0)
-            self.last = other.last
+        self.last = other.last
         self.weight += other.weight
 
     def copy(self) -> LoggedValue:

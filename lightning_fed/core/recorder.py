@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_fed.core.devices import wide_dtype
@@ -19,18 +19,12 @@ from lightning_fed.core.logged_values import LoggedValue, LogOptions, expect_fre
 from lightning_fed.core.user_code import lightning_class
 from lightning_fed.errors import FederatedError
 
-__all__ = ["LoggedMetrics", "MetricRecorder", "metric_states", "outside_graphs", "recording"]
+__all__ = ["LoggedMetrics", "MetricRecorder", "outside_graphs", "recording"]
 
 
 @dataclass
 class LoggedMetrics:
-    """Scalars of one round or evaluation, sorted by who reads them.
-
-    Attributes:
-        logged: For loggers.
-        callback: For callbacks that monitor a metric.
-        progress_bar: For the progress bar.
-    """
+    """Scalars of one round or evaluation by who reads them: loggers, callbacks that monitor a metric, progress bar."""
 
     logged: dict[str, float]
     callback: dict[str, float]
@@ -106,12 +100,7 @@ class MetricRecorder:
         series.add(scalar(name, value), weight)
 
     def log_default(self, name: str, value: Tensor | float) -> None:
-        """Records a value under a name that the module may also log itself; the module's own takes precedence.
-
-        Args:
-            name: The name.
-            value: A number, or a tensor of one element.
-        """
+        """Records a number under a name that the module may also log itself; the module's own takes precedence."""
         series = self.series.get(name)
         if series is None:
             series = self.series[name] = LoggedValue(LogOptions(name, "", True, True, False), is_default=True)
@@ -156,20 +145,14 @@ class MetricRecorder:
             series.total, series.last = totals[key], lasts[key]
 
     def compute(self) -> LoggedMetrics:
-        """Reads every value once and forgets it; Metric objects keep their state until ``reset_metrics``.
-
-        So that hooks at the end of an epoch can still read them, as under Lightning.
-        """
-        results = {key: series.result() for key, series in self.series.items()}
-        lasts = {series.options.names()[1]: series.last for series in self.series.values() if series.options.both}
-        values = {**results, **lasts}
-        options = {key: series.options for key, series in self.series.items()}
-        for key, (metric, shown, last) in self.metrics.items():
-            values[key], options[key] = _computed(key, metric), shown
-            if last is not None and shown.both:
-                values[shown.names()[1]] = last.reshape(())
+        """Reads every value once and forgets it; hooks can read Metric objects until ``reset_metrics``."""
+        found: dict[str, tuple[Tensor | float, LogOptions, Tensor | float | None]]
+        found = {key: (series.result(), series.options, series.last) for key, series in self.series.items()}
+        found |= {key: (_computed(key, metric), shown, last) for key, (metric, shown, last) in self.metrics.items()}
         self.series = {}
-        return _sort(options, _to_floats(values))
+        values = {key: value for key, (value, _, _) in found.items()}
+        values |= {shown.names()[1]: last for _, shown, last in found.values() if shown.both and last is not None}
+        return _sort({key: shown for key, (_, shown, _) in found.items()}, _to_floats(values))
 
     def reset_metrics(self) -> None:
         """Resets every Metric object that was logged since the last reset."""
@@ -179,8 +162,13 @@ class MetricRecorder:
 
     def set_metrics_aside(self) -> list[tuple[Metric, dict[str, Any]]]:
         """Resets every Metric object that was logged; returns each one, and those inside it, with what it held."""
-        held = metric_states(part for metric, _, _ in self.metrics.values() for part in metric.modules())
-        self.reset_metrics()
+        held = [
+            (part, {key: list(value) if isinstance(value, list) else value for key, value in vars(part).items()})
+            for metric, _, _ in self.metrics.values()
+            for part in metric.modules()
+            if isinstance(part, Metric)
+        ]
+        self.reset_metrics()  # empties lists in place
         return held
 
     def take_metrics_back(self, held: list[tuple[Metric, dict[str, Any]]]) -> None:
@@ -189,18 +177,6 @@ class MetricRecorder:
         for metric, state in held:
             if id(metric) not in mine:
                 vars(metric).update(state)
-
-
-def metric_states(modules: Iterable[nn.Module]) -> list[tuple[Metric, dict[str, Any]]]:
-    """Returns the Metric objects among modules with what they hold; after a reset ``vars(metric).update`` restores it.
-
-    Without a reset in between, an update may add in place to what is held here.
-    """
-    return [
-        (part, {key: list(value) if isinstance(value, list) else value for key, value in vars(part).items()})
-        for part in modules
-        if isinstance(part, Metric)
-    ]
 
 
 def _computed(name: str, metric: Metric) -> Tensor:
@@ -219,7 +195,7 @@ def _to_floats(values: dict[str, Tensor | float]) -> dict[str, float]:
     floats = {key: float(value) for key, value in values.items() if not isinstance(value, Tensor)}
     for device in {t.device for t in tensors.values()}:
         here = {key: t for key, t in tensors.items() if t.device == device}
-        stacked = torch.stack([t.to(wide_dtype(device)) for t in here.values()])
+        stacked = torch.stack([t.to(wide_dtype(device)).reshape(()) for t in here.values()])
         floats.update(zip(here, stacked.tolist(), strict=True))
     return floats
 

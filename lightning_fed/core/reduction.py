@@ -16,11 +16,7 @@ _BLOCK = 32
 
 
 class LongSum:
-    """Adds up vectors in place, more than 32 of them in blocks whose sums are added in double precision.
-
-    Args:
-        total: Where the sum is to be; zeros.
-    """
+    """Adds up vectors in ``total``, zeros at first; more than 32 in blocks whose sums are added in double precision."""
 
     def __init__(self, total: Tensor) -> None:
         self.total, self._count = total, 0
@@ -163,21 +159,14 @@ class RoundReducer:
             self._buffers[name] = value.to(wide_dtype(value.device)) * sum(self._weights)
 
     def reduce(self, round: int) -> ReducedUpdate:
-        """Closes the round: divides the weighted sums by Σ weight.
-
-        Returns:
-            The reduced update; its tensors are reused in the next round.
-
-        Raises:
-            FederatedError: If the clients' weights do not sum to a positive number.
-        """
+        """Closes the round: divides the weighted sums by Σ weight; the tensors returned are reused in the next."""
         total, count = self._total_weight(), len(self._clients)
         sums = {need: value.close() for need, value in self._sums.items()}
         for need in _WEIGHTED:
             if need in sums and count:
                 sums[need].div_(total)
-        named = {(need.name or "").lower(): value for need, value in sums.items()}
-        named |= {(need.name or "").lower(): rows[:count] for need, rows in self._rows.items()}
+        kept = {**sums, **{need: rows[:count] for need, rows in self._rows.items()}}
+        named = {(need.name or "").lower(): value for need, value in kept.items()}
         if self._moments:
             named["variance"] = torch.div(self._moments[1], max(count - 1, 1), out=self._scratch)
         if self._losses:

@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,11 +62,7 @@ def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0, index
         An integer in [0, 2**63).
     """
     numbers = (seed, int(purpose), round, client) if index is None else (seed, int(purpose), round, client, index)
-    if max(numbers) < 2**32:  # the words that NumPy makes of such numbers itself, in three times the time
-        entropy: Any = np.array(numbers, dtype=np.uint32)
-    else:
-        entropy = numbers
-    low, high = np.random.SeedSequence(entropy).generate_state(2).tolist()
+    low, high = np.random.SeedSequence(numbers).generate_state(2).tolist()
     return int(high << 32 | low) >> 1
 
 
@@ -121,11 +116,7 @@ def isolated_streams(seed: int | None = None) -> Iterator[None]:
 
 
 def run_seed() -> int:
-    """Returns the seed set by ``seed_everything`` (Lightning keeps it in ``PL_GLOBAL_SEED``), 0 when none was set.
-
-    Raises:
-        FederatedError: If ``PL_GLOBAL_SEED`` holds no integer of at least 0.
-    """
+    """Returns the seed set by ``seed_everything`` (Lightning keeps it in ``PL_GLOBAL_SEED``), 0 when none was set."""
     text = os.environ.get("PL_GLOBAL_SEED", "0")
     if not text.isdecimal():
         raise FederatedError(

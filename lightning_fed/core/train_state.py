@@ -74,17 +74,13 @@ class TrainState:
     """What one ``fit`` works on: the global model, the live one, and where the run stands.
 
     Attributes:
-        fabric: Device and precision.
         module: The resident module.
         vector: Its flat vector: the live weights.
         weights: The global vector w, shape (d,), float32 at least, on the device.
         buffers: The global model's buffers.
-        optimizer: The clients' optimizer and schedules.
-        client_states: What clients remember between their rounds.
         source: The clients' batches, on the device.
         transfer: Brings a batch to device and precision, by its data set's index; None if there is nothing to do.
         cohort_size: Clients drawn in a round.
-        seed: The run's seed.
         recorder: Takes what is logged while clients train.
         origin: The live weights that stand for w while a client trains, from which its update is measured, shape (d,).
         displacement: Where set, gradients are taken at the live weights less this vector, shape (d,).
@@ -99,7 +95,6 @@ class TrainState:
             seconds where there are any.
         engine_choice: The engine in use, why, and how many clients it trains at once; before there is one, that of the
             checkpoint that the run goes on from.
-        memory_format: How the weights of 2-D convolutions are laid out.
         untrained: The parts of the flat vector that no client's optimizer steps in this round.
     """
 
@@ -157,11 +152,7 @@ class TrainState:
         return [list(p.stride()) for p in self.vector.parameters]
 
     def state_dict(self, exchange: Callable[[Any], list[Any]]) -> dict[str, Any]:
-        """Returns what a run must remember between two rounds, but for the module's own ``state_dict``.
-
-        Args:
-            exchange: Returns an object of every process.
-        """
+        """Returns what a run must remember between two rounds, but for the module's own ``state_dict``."""
         return {
             "round": self.round,
             # Only where the module's own precision is narrower than the global vector's.
@@ -176,15 +167,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Restores what ``state_dict`` returned; the module must hold its weights already.
-
-        Args:
-            state: The state.
-            folder: Where the clients' records lie.
-
-        Raises:
-            FederatedError: If a vector is of another model, or a file of client state is missing.
-        """
+        """Restores what ``state_dict`` returned; the module must hold its weights, ``folder`` the clients' records."""
         if state["weights"] is not None and state["weights"].shape != self.weights.shape:
             raise FederatedError(
                 f"Expected the checkpoint to hold a global vector of shape {tuple(self.weights.shape)}, got "

@@ -145,8 +145,7 @@ class Need(Flag):
     ANY_GRADIENT = GRADIENT_MEAN | GRADIENT_SIGN_SUM | GRADIENTS
 
 
-def _nothing() -> Tensor:
-    return torch.empty(0)
+_NOTHING = torch.empty(0)
 
 
 @dataclass
@@ -180,20 +179,20 @@ class ReducedUpdate:
     round: int
     clients: tuple[Client, ...] = ()
     num_registered: int = 0
-    weights: Tensor = field(default_factory=_nothing)
-    mean: Tensor = field(default_factory=_nothing)
-    sum: Tensor = field(default_factory=_nothing)
-    abs_sum: Tensor = field(default_factory=_nothing)
-    sign_sum: Tensor = field(default_factory=_nothing)
-    weighted_sign_sum: Tensor = field(default_factory=_nothing)
-    variance: Tensor = field(default_factory=_nothing)
-    normalized_mean: Tensor = field(default_factory=_nothing)
+    weights: Tensor = _NOTHING
+    mean: Tensor = _NOTHING
+    sum: Tensor = _NOTHING
+    abs_sum: Tensor = _NOTHING
+    sign_sum: Tensor = _NOTHING
+    weighted_sign_sum: Tensor = _NOTHING
+    variance: Tensor = _NOTHING
+    normalized_mean: Tensor = _NOTHING
     mean_distance: float = 0.0
-    gradient_mean: Tensor = field(default_factory=_nothing)
-    gradient_sign_sum: Tensor = field(default_factory=_nothing)
-    updates: Tensor = field(default_factory=_nothing)
-    gradients: Tensor = field(default_factory=_nothing)
-    losses: Tensor = field(default_factory=_nothing)
+    gradient_mean: Tensor = _NOTHING
+    gradient_sign_sum: Tensor = _NOTHING
+    updates: Tensor = _NOTHING
+    gradients: Tensor = _NOTHING
+    losses: Tensor = _NOTHING
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @property

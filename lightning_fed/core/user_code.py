@@ -27,15 +27,7 @@ _KNOWN = {"torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightnin
 
 
 def lightning_class(kind: Any, name: str) -> Any:
-    """Returns the class of Lightning's own, of whichever package, that a class derives from.
-
-    Args:
-        kind: A class.
-        name: Lightning's class, such as ``LightningModule``.
-
-    Returns:
-        That class; None if ``kind`` is no such thing.
-    """
+    """Returns the class of Lightning's own, such as LightningModule, that a class derives from, None if it does not."""
     found = (base for base in kind.__mro__ if base.__name__ == name and base.__module__.startswith(PACKAGES))
     return next(found, None)
 
@@ -69,7 +61,7 @@ def requires(function: Callable[..., Any], name: str) -> bool:
 def batch_transfer(
     fabric: Fabric, module: LightningModule, datamodule: LightningDataModule | None, resident: bool
 ) -> Callable[[Any, int], Any] | None:
-    """Builds the function that brings a batch to device and precision.
+    """Builds the function of (batch, dataloader index) that brings a batch to device and precision.
 
     Args:
         fabric: Gives device and precision.
@@ -78,16 +70,12 @@ def batch_transfer(
         resident: Whether batches are on the device already.
 
     Returns:
-        A function of (batch, dataloader index), None when there is nothing to do.
+        The function, None when there is nothing to do.
     """
     stages = []
     for hook in _HOOKS:
-        owner: Any = None
-        if datamodule is not None and overrides(datamodule, hook):
-            owner = datamodule
-        elif overrides(module, hook):
-            owner = module
-        if owner is not None:
+        parts = (module,) if datamodule is None else (datamodule, module)
+        if (owner := next((part for part in parts if overrides(part, hook)), None)) is not None:
             stages.append(_bind(getattr(owner, hook), fabric, hook))
         elif hook == "transfer_batch_to_device" and not resident:
             stages.append(lambda batch, _: fabric.to_device(batch))
