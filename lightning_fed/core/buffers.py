@@ -43,9 +43,6 @@ class BufferSet:
                 else:
                     self.places[name] = (owner, key)
 
-    def __len__(self) -> int:
-        return len(self.places)
-
     def tensors(self) -> dict[str, Tensor]:
         """Returns the live buffers by name, apart from any graph that user code left them in."""
         found = ((name, _held(*place)) for name, place in self.places.items())
@@ -66,12 +63,7 @@ def _held(owner: nn.Module, key: str) -> Tensor | None:
 
 
 class FrozenParameters:
-    """Notices which of the parameters that no client trains are moved by training, and keeps what they were before.
-
-    Args:
-        module: The resident module.
-        trained: Names of the parameters in the flat vector.
-    """
+    """Notices which parameters, the ``trained`` ones apart, training moves, and keeps what they were before."""
 
     def __init__(self, module: nn.Module, trained: Iterable[str]) -> None:
         self._module, self._trained = module, frozenset(trained)

@@ -177,14 +177,10 @@ class ClientStates:
         self._dumped = everyone[0] if len(everyone) == 1 else sorted(set().union(*everyone))
         return self._dumped
 
-    def saved(self, name: str, present: Container[str] | None = None) -> None:
-        """Takes note that the checkpoint ``name`` of the last dump is durable; removes files that none refers to.
-
-        Of the checkpoints only those in ``present`` are there, if it is given: others may have been removed.
-        """
-        self._pinned[name] = self._dumped
-        if present is not None:
-            self._pinned = {kept: files for kept, files in self._pinned.items() if kept in present}
+    def saved(self, name: str, present: Container[str]) -> None:
+        """Takes note that the checkpoint ``name`` of the last dump is durable, and of which are ``present`` by now."""
+        named = {**self._pinned, name: self._dumped}
+        self._pinned = {kept: files for kept, files in named.items() if kept in present}
         self.remove_unused()
 
     def remove_unused(self) -> None:

@@ -193,11 +193,7 @@ class NoStateError(FederatedError, AttributeError):
 
 
 class NoState(SimpleNamespace):
-    """Stands for the state outside ``fit``: what is known is there, and anything else is refused in one sentence.
-
-    Args:
-        **known: What is known, but for the start of a run.
-    """
+    """Stands for the state outside ``fit``: what is known is there, and anything else is refused in one sentence."""
 
     def __init__(self, **known: Any) -> None:
         start = dict.fromkeys(("round", "finished_round", "local_step", "steps_before_round"), 0)

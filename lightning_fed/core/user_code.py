@@ -203,8 +203,6 @@ def _is_simple(value: Any) -> bool:
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return len(value) < 100 and all(map(_is_simple, value))
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return True
-    if isinstance(value, LightningDataModule):
+    if value is None or isinstance(value, (bool, int, float, str, LightningDataModule)):
         return True
     return type(value).__module__.startswith("lightning_fed.") and not isinstance(value, nn.Module)
