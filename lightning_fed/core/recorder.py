@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,38 +219,27 @@ def _sort(options: dict[str, LogOptions], floats: dict[str, float]) -> LoggedMet
 @contextmanager
 def recording(module: LightningModule, recorder: MetricRecorder) -> Iterator[MetricRecorder]:
     """Sends ``self.log`` of a module, and of the LightningModules inside it, to a recorder within the block."""
-    parts: list[Any] = list(module.modules())
-    bases = {part: base for part in parts if (base := lightning_class(type(part), "LightningModule")) is not None}
-    plain = [part for part, base in bases.items() if type(part).log is base.log]
-    before = [owner.__dict__.get("log") for owner in plain]
-    log = recorder.log if module._compiler_ctx is None else outside_graphs(recorder.log)
-    for owner in plain:
-        owner.__dict__["log"] = log
-    try:
-        # A module's own `log` runs as it is; its `super().log` is what goes to the recorder.
-        with _base_log(set(bases.values()), recorder) if len(plain) < len(bases) else nullcontext():
-            yield recorder
-    finally:
-        for owner, former in zip(plain, before, strict=True):
-            if former is None:
-                owner.__dict__.pop("log", None)
-            else:
-                owner.__dict__["log"] = former
 
-
-@contextmanager
-def _base_log(bases: set[Any], recorder: MetricRecorder) -> Iterator[None]:
-    def log(self: LightningModule, *args: Any, **kwargs: Any) -> None:
+    def log_of(self: LightningModule, *args: Any, **kwargs: Any) -> None:
         recorder.log(*args, **kwargs)
 
-    former = {base: base.log for base in bases}
-    for base in bases:
-        base.log = log  # what `super().log` reaches
+    parts: list[Any] = list(module.modules())
+    bases = {part: base for part in parts if (base := lightning_class(type(part), "LightningModule")) is not None}
+    log = recorder.log if module._compiler_ctx is None else outside_graphs(recorder.log)
+    lent: dict[Any, Any] = {part: log for part, base in bases.items() if type(part).log is base.log}
+    if len(lent) < len(bases):  # a module's own `log` runs as it is; what its `super().log` reaches is the base's
+        lent |= dict.fromkeys(bases.values(), log_of)
+    before = {owner: vars(owner).get("log") for owner in lent}
+    for owner, own in lent.items():
+        owner.log = own
     try:
-        yield
+        yield recorder
     finally:
-        for base, own in former.items():
-            base.log = own
+        for owner, former in before.items():
+            if former is None:
+                del owner.log
+            else:
+                owner.log = former
 
 
 def outside_graphs(log: Callable[..., None]) -> Callable[..., None]:
