@@ -15,7 +15,7 @@ from torch import nn
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
 from tests.faults.counts import Counts, Outcome
-from tests.faults.tiny import fit, is_sentence, same, versions
+from tests.faults.tiny import differences, fit, is_sentence, same, versions
 
 TRIALS = 300
 HOOKS = (
@@ -123,10 +123,11 @@ def judge(folder: Path, whole: Path, hook: str, kind: str, act: Act, round: int)
         return "right", "never came by"
     if kind == "raise" or kind == "log":
         return "wrong success", "taken"
-    unchanged = same(versions(folder)[-1], whole)
+    found = differences(versions(folder)[-1], whole)
     if hook in ("on_fit_start", "on_train_start") and kind == "add":
         return "right", "nothing is trained yet"
-    return ("right" if unchanged == (kind in ("nothing", "add")) else "wrong success"), f"unchanged: {unchanged}"
+    said = "; ".join(found[:3]) or "nothing differs"
+    return ("right" if (not found) == (kind in ("nothing", "add")) else "wrong success"), said
 
 
 def run(trials: int, seed: int) -> Counts:

@@ -75,8 +75,21 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def same(one: Path, other: Path) -> bool:
     """Whether two runs have come to the same bits."""
+    return not differences(one, other)
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What two runs have come to that is not the same to the bit."""
     (rows, held), (other_rows, other_held) = left_by(one), left_by(other)
-    return rows == other_rows and len(held) == len(other_held) and all(map(torch.equal, held, other_held))
+    found = [
+        f"{name} of round {row.get('round')}: {row.get(name)} and {other_row.get(name)}"
+        for row, other_row in zip(rows, other_rows, strict=False)
+        for name in dict.fromkeys([*row, *other_row])
+        if row.get(name) != other_row.get(name)
+    ]
+    found += [f"{len(rows)} rows and {len(other_rows)}"] * (len(rows) != len(other_rows))
+    equal = len(held) == len(other_held) and all(map(torch.equal, held, other_held))
+    return found + ["tensors of the last checkpoint"] * (not equal)
 
 
 def is_sentence(error: BaseException) -> bool:
