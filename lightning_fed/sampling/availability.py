@@ -34,9 +34,6 @@ class BernoulliAvailability(Availability):
 
     Args:
         p: The probability, in [0, 1]; a list has one for each client.
-
-    Raises:
-        FederatedError: If it is no probability.
     """
 
     def __init__(self, p: float | list[float] = 0.9) -> None:
@@ -66,9 +63,6 @@ class PeriodicAvailability(Availability):
         share: Part of the period in which a client is there, above 0 and at most 1.
         spread: Part of the period over which the clients' phases are spread: with 1 about as many are there in every
             round, with 0 all come and go together.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(self, period: int, share: float = 0.5, spread: float = 1.0) -> None:
@@ -90,9 +84,6 @@ class TraceAvailability(Availability):
     Args:
         path: A CSV file with the columns ``client``, ``from_round`` and ``to_round``, the latter included; a client may
             have any number of rows.
-
-    Raises:
-        FederatedError: If the file cannot be read, or a row is not as it must be.
     """
 
     def __init__(self, path: str) -> None:

@@ -65,9 +65,6 @@ class WeightedSampler(ClientSampler):
 
     Args:
         weights: Weights of the N clients, at least 0; the clients' sample counts when None.
-
-    Raises:
-        FederatedError: If a weight is negative or not finite.
     """
 
     def __init__(self, weights: list[float] | None = None) -> None:
@@ -117,9 +114,6 @@ def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
 
     Returns:
         The count; for a fraction C it is max(round(C N), 1) (McMahan et al., AISTATS 2017, Algorithm 1).
-
-    Raises:
-        FederatedError: If a count is larger than N.
     """
     if isinstance(clients_per_round, float):
         return max(round(clients_per_round * num_clients), 1)

@@ -44,9 +44,6 @@ class Stragglers:
         step_time: Seconds of a local step, the median over clients; a list has those of each client.
         spread: Standard deviation of their logarithm over clients; of no account for a list.
         exchange_time: Seconds in which a client gets the model and sends its update.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(

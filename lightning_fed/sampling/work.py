@@ -60,9 +60,6 @@ class UnequalWork(ClientWork):
         lr: Least and largest factor on the learning rate.
         share: Probability in [0, 1] that a client is one of those that this is for; the others do as all do.
         redraw: Whether it is drawn in each round anew; else a client keeps its own for the whole run.
-
-    Raises:
-        FederatedError: If an argument is out of range, or none is given.
     """
 
     def __init__(

@@ -108,11 +108,7 @@ class Bookkeeping:
     def find_weights(
         self, trainer: LightningNames, ckpt_path: str | None, weights: str | None
     ) -> tuple[str | None, str]:
-        """Returns the file of the model to evaluate, None for the module as it is, and the option that gave it.
-
-        Raises:
-            FederatedError: If there is no such checkpoint.
-        """
+        """Returns the file of the model to evaluate, None for the module as it is, and the option that gave it."""
         if ckpt_path is None:
             self.ckpt_path = None
             return weights, "--weights"

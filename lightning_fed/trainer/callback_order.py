@@ -50,9 +50,6 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
     Args:
         callbacks: A callback, or a list that may hold None and lists.
         defaults: Callbacks added by the trainer; the user's own FederatedCheckpoint and ModelSummary replace theirs.
-
-    Raises:
-        FederatedError: If there are several aggregators or checkpoint callbacks, or one that cannot work here.
     """
     given = [callback for callback in _flatten(callbacks) if not _is_bar(callback)]
     for callback in given:
@@ -84,11 +81,7 @@ def _is_replaced(default: Callback, given: list[Callback]) -> bool:
 
 
 def add_module_callbacks(callbacks: list[Callback], module: LightningModule) -> list[Callback]:
-    """Adds what a module's ``configure_callbacks`` returns; it replaces callbacks of the same class or a parent class.
-
-    Raises:
-        FederatedError: If the module brings an aggregator or client algorithm, or a callback that cannot work here.
-    """
+    """Adds what ``configure_callbacks`` returns; each replaces callbacks of the same class or a parent class."""
     own: Any = module.configure_callbacks()
     own = list(own) if isinstance(own, Sequence) else [own]
     for callback in own:

@@ -64,11 +64,7 @@ def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Pa
 
 
 def save_model(trainer: LightningNames, path: Path) -> None:
-    """Writes the model alone, in Lightning's layout: its weights and hyper-parameters.
-
-    Raises:
-        FederatedError: If a client trains, whose model is not the global one.
-    """
+    """Writes the model alone, in Lightning's layout: its weights and hyper-parameters."""
     if isinstance(trainer.train_state, TrainState):
         if trainer.client is not None and not trainer.interrupted_or_failed:
             raise FederatedError(
@@ -169,9 +165,6 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
         checkpoint: What ``read_checkpoint`` returned.
         source: The file, for messages.
         option: The option that named it, for messages.
-
-    Raises:
-        FederatedError: If names or shapes are another model's.
     """
     if "state_dict" in checkpoint:  # as Lightning does: the hook may change what is loaded
         module.on_load_checkpoint(checkpoint)
@@ -196,11 +189,7 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
 
 
 def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: str) -> None:
-    """Restores a run from a checkpoint of sound layout, in place; weights must have been loaded before.
-
-    Raises:
-        FederatedError: If it is of another run.
-    """
+    """Restores a run from a checkpoint of sound layout, in place; weights must have been loaded before."""
     state = checkpoint["federated"]
     split = getattr(trainer.datamodule, "split_hash", None)
     if state["split_hash"] != split:

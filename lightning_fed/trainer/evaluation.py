@@ -160,9 +160,6 @@ def scored_batches(trainer: LightningNames) -> Iterator[tuple[str, Any, Tensor, 
 
     Yields:
         The set's name, the batch, scores of shape (B, C), and labels of shape (B,).
-
-    Raises:
-        FederatedError: If the module's ``forward`` gives no such scores.
     """
     module, options, stage = trainer.lightning_module, trainer.options, RunningStage.TESTING
     loaders, limit = _loaders(trainer, "test_dataloader"), options.limit_test_batches

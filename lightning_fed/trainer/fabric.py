@@ -45,11 +45,7 @@ _OF_CALLBACKS = _OF_MODULES | {"reshape", "reshape_as", "unflatten"}
 def make_fabric(
     accelerator: str, devices: Any, num_nodes: int, strategy: str, precision: Any, process_timeout: float
 ) -> Fabric:
-    """Builds Fabric for one process, or for several that share a cohort.
-
-    Raises:
-        FederatedError: If precision, devices, accelerator or strategy cannot be had.
-    """
+    """Builds Fabric for one process, or for several that share a cohort."""
     if precision not in _PRECISIONS:
         raise FederatedError(
             f"Expected `--trainer.precision` to be one of {', '.join(map(str, _PRECISIONS[:4]))}, got {precision!r}: "
@@ -115,11 +111,7 @@ def _started_by_torchrun() -> tuple[int, int] | None:
 
 
 def launch(fabric: Fabric) -> None:
-    """Makes the run's device the current one, and starts its other processes, once, and waits for them.
-
-    Raises:
-        FederatedError: If the launcher that started this process has started another number.
-    """
+    """Makes the run's device the current one, and starts its other processes, once, and waits for them."""
     if fabric.world_size == 1:
         fabric.accelerator.setup_device(fabric.device)  # else what names no number would go to device 0
         return
@@ -155,11 +147,7 @@ def announce_device(fabric: Fabric, module: LightningModule) -> None:
 
 
 def move_to_device(fabric: Fabric, module: LightningModule) -> None:
-    """Brings a module to the device and precision of Fabric, without wrapping it.
-
-    Raises:
-        FederatedError: If it has tensors in double precision, which the device has not.
-    """
+    """Brings a module to the device and precision of Fabric, without wrapping it."""
     fabric.strategy.precision.convert_module(module)
     doubles = any(tensor.dtype == torch.float64 for tensor in (*module.parameters(), *module.buffers()))
     if doubles and wide_dtype(fabric.device) != torch.float64:

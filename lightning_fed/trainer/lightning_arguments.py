@@ -55,9 +55,6 @@ def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dic
 
     Returns:
         Ours by name.
-
-    Raises:
-        FederatedError: On one that has no meaning here, with what to use instead.
     """
     ours: dict[str, Any] = {}
     for name, value in given.items():
@@ -86,9 +83,6 @@ def with_aliases(lightning: Mapping[str, Any], of: Callable[..., Any], own: Mapp
         lightning: What the constructor does not have, by name.
         of: The constructor.
         own: Its arguments, as they are given under our names.
-
-    Raises:
-        FederatedError: If one is given under both names, or another has no meaning here.
     """
     parameters = signature(of).parameters
     renamed = own_arguments(lightning, tuple(name for name in parameters if name not in ("self", "lightning")))

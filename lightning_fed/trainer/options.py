@@ -27,11 +27,7 @@ __all__ = ["TrainerOptions", "batch_limit", "known_length", "expect_datamodule",
 
 @dataclass(frozen=True)
 class TrainerOptions(LocalOptions):
-    """The arguments of ``FederatedTrainer``, which documents each, under their names and with their defaults.
-
-    Raises:
-        FederatedError: On the first argument that is out of range.
-    """
+    """The arguments of ``FederatedTrainer``, which documents each, under their names and with their defaults."""
 
     accelerator: str = "auto"
     devices: list[int] | str | int = "auto"
@@ -146,9 +142,6 @@ def batch_limit(limit: int | float, total: int | None) -> int | None:
 
     Returns:
         The largest number of batches to run, None for no limit.
-
-    Raises:
-        FederatedError: If a fraction above 0 comes to no batch, or is asked of a loader without a length.
     """
     if not isinstance(limit, float):
         return limit

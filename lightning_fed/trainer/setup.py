@@ -1,13 +1,15 @@
 """The life of one call of the trainer: attach model and data, set up, take down."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import rank_zero_info
+from torch.autograd import set_detect_anomaly
 
 from lightning_fed.callbacks.stock import unfrozen
 from lightning_fed.client_algorithms import ClientAlgorithm
@@ -26,14 +28,19 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import read_checkpoint, records_of_checkpoints
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.layout import expect_layout
+from lightning_fed.runs.log import RunLog
+from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import cohort_size
 from lightning_fed.trainer.callback_order import add_module_callbacks
 from lightning_fed.trainer.checkpointing import load_weights, restore_state
 from lightning_fed.trainer.evaluation import named_loaders
 from lightning_fed.trainer.fabric import announce_device, launch, lay_out, move_to_device, show_optimizers
 from lightning_fed.trainer.lightning_names import LightningNames
+from lightning_fed.trainer.loop import RoundLoop
+from lightning_fed.trainer.options import expect_datamodule, expect_module
+from lightning_fed.trainer.signals import StopRequest
 
-__all__ = ["attached", "call_setups", "no_state", "set_up_data", "set_up_evaluation", "set_up_training"]
+__all__ = ["attached", "evaluating", "no_state", "train"]
 
 
 def no_state(**known: Any) -> TrainState:
@@ -94,7 +101,69 @@ def _exit_refused(trainer: LightningNames, error: SystemExit) -> FederatedError:
     )
 
 
-def set_up_data(trainer: LightningNames, stage: str) -> None:
+def train(trainer: Any, stop: StopRequest, ckpt_path: str | None, weights: str | None) -> None:
+    """Sets ``fit`` up, fresh or from a checkpoint, and runs its rounds."""
+    books = trainer.books
+    _set_up_data(trainer, "fit")
+    path, former = books.find_to_train(trainer, ckpt_path)
+    checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
+    books.open_run(trainer, ckpt_path, former, found=path is not None)
+    try:
+        _call_setups(trainer, "fit")
+        _set_up_training(trainer, books.run, weights, checkpoint, str(path))
+    except BaseException:
+        books.clear_away(trainer)
+        raise
+    _say_if_done(trainer, ckpt_path)
+    log = RunLog(trainer.options.logger, books.run, checkpoint, former, trainer.is_global_zero)
+    trainer.loggers, status = log.loggers, "failed"
+    try:
+        with set_detect_anomaly(trainer.options.detect_anomaly):
+            RoundLoop(trainer, log, stop).run()
+        status = "success"
+    except Exception:
+        if trainer.processes.size == 1:  # else the others wait for word of the failure
+            with suppress(Exception):
+                log.catch_up()
+        raise
+    finally:
+        log.close(status)
+        # A W&B run of ours is over now; the user's own loggers stay, as under Lightning.
+        trainer.loggers = [logger for logger in trainer.loggers if not isinstance(logger, RoundWandbLogger)]
+    books.report_end(trainer, stop.signum)
+
+
+def _say_if_done(trainer: LightningNames, ckpt_path: str | None) -> None:
+    """Says so when a resumed run has nothing left to do."""
+    if ckpt_path != "last":  # a changed config may have changed what stopped the run
+        trainer.should_stop = False
+    if trainer.resumed and trainer.should_stop:
+        rank_zero_info(f"A callback ended this run at round {trainer.round}: start a new one to train longer.")
+    elif trainer.resumed and trainer.round >= trainer.max_rounds:
+        rank_zero_info(f"The run already has its {trainer.round} rounds: raise `--trainer.max_rounds` to go on.")
+
+
+@contextmanager
+def evaluating(
+    trainer: LightningNames, name: str, model: LightningModule | None, data: dict[str, Any], ckpt_path: str | None,
+    weights: str | None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Sets up for ``validate``, ``test`` or ``predict``; the block gets the data sets by name."""
+    books = trainer.books
+    books.interrupted, books.stop_message = None, ""
+    if model is None and trainer.lightning_module is not None:
+        model = trainer.lightning_module
+        if all(given is None for given in data.values()):
+            data = {**data, "datamodule": trainer.datamodule}
+        if weights is None:
+            ckpt_path = books.own_checkpoint(trainer, ckpt_path)
+    model = expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
+    with attached(trainer, model, expect_datamodule(model, **data), TrainerFn(name)):
+        weights, option = books.find_weights(trainer, ckpt_path, weights)
+        yield _set_up_evaluation(trainer, name, weights, option)
+
+
+def _set_up_data(trainer: LightningNames, stage: str) -> None:
     """Prepares the data; before a run folder is made, so that a mistake in it leaves none behind."""
     data, options = trainer.datamodule, trainer.options
     for part in (data, trainer.lightning_module):  # one process of a machine prepares for all that run there
@@ -110,7 +179,7 @@ def set_up_data(trainer: LightningNames, stage: str) -> None:
         trainer.train_state = no_state(source=source, cohort_size=size)
 
 
-def call_setups(trainer: LightningNames, stage: str) -> None:
+def _call_setups(trainer: LightningNames, stage: str) -> None:
     """Calls every ``setup`` after that of the data, in Lightning's order."""
     model = trainer.lightning_module
     announce_device(trainer.fabric, model)
@@ -120,22 +189,12 @@ def call_setups(trainer: LightningNames, stage: str) -> None:
     sync_metrics(trainer.processes, model)
 
 
-def set_up_evaluation(trainer: LightningNames, name: str, weights: str | None, option: str) -> dict[str, Any]:
-    """Sets up for validate, test or predict.
-
-    Args:
-        trainer: The trainer.
-        name: The call.
-        weights: The file of the model, None for the module as it is.
-        option: What that file was given by.
-
-    Returns:
-        The data sets by name.
-    """
+def _set_up_evaluation(trainer: LightningNames, name: str, weights: str | None, option: str) -> dict[str, Any]:
+    """Loads the model from the file that ``option`` gave, if any, and returns the data sets by name."""
     model = trainer.lightning_module
     trainer.metrics = LoggedMetrics({}, {}, {})
-    set_up_data(trainer, name)
-    call_setups(trainer, name)
+    _set_up_data(trainer, name)
+    _call_setups(trainer, name)
     move_to_device(trainer.fabric, model)
     if weights is not None:
         load_weights(model, read_checkpoint(Path(weights), option), weights, option)
@@ -148,18 +207,10 @@ def set_up_evaluation(trainer: LightningNames, name: str, weights: str | None, o
     return loaders
 
 
-def set_up_training(
+def _set_up_training(
     trainer: LightningNames, run: RunFolder | None, weights: str | None, checkpoint: dict[str, Any] | None, source: str
 ) -> None:
-    """Builds what ``fit`` works on, fresh or from a checkpoint.
-
-    Args:
-        trainer: The trainer, with its data set up.
-        run: The run's folder, None if nothing is written.
-        weights: The file that a new run starts from, None for the module as it is.
-        checkpoint: What a resumed run goes on from, None for a new run.
-        source: The file that the checkpoint is from.
-    """
+    """Builds what ``fit`` works on, with its data set up: from a checkpoint, read from ``source``, or ``weights``."""
     model, options, data = trainer.lightning_module, trainer.options, trainer.datamodule
     if checkpoint is not None:
         expect_layout(checkpoint, source)  # before the module may change what is loaded

@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +13,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.autograd import set_detect_anomaly
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
@@ -25,10 +23,8 @@ from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import CompileMode, TrainState
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import read_checkpoint, save_checkpoint
+from lightning_fed.runs.checkpoints import save_checkpoint
 from lightning_fed.runs.folder import RunFolder
-from lightning_fed.runs.log import RunLog
-from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers, UniformSampler
 from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
@@ -38,10 +34,9 @@ from lightning_fed.trainer.evaluation import evaluate, predict, print_results, s
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.lightning_arguments import with_aliases
 from lightning_fed.trainer.lightning_names import LightningNames, forwarded
-from lightning_fed.trainer.loop import RoundLoop
 from lightning_fed.trainer.options import TrainerOptions, expect_datamodule, expect_module
-from lightning_fed.trainer.setup import attached, call_setups, no_state, set_up_data, set_up_evaluation, set_up_training
-from lightning_fed.trainer.signals import StopRequest, graceful_stop
+from lightning_fed.trainer.setup import attached, evaluating, no_state, train
+from lightning_fed.trainer.signals import graceful_stop
 
 __all__ = ["FederatedTrainer"]
 
@@ -116,9 +111,6 @@ class FederatedTrainer(LightningNames):
             without it (``continue``): with a warning for each round, and all is tried again with the next one.
         **lightning: Other arguments of Lightning's Trainer: taken under its name where ours has another, and else
             answered by one sentence.
-
-    Raises:
-        FederatedError: If an argument is out of range or a callback cannot work here.
     """
 
     def __init__(
@@ -273,9 +265,6 @@ class FederatedTrainer(LightningNames):
                 if there is none), from ``best``, or from a path.
             weights: Start a new run from the weights of a checkpoint or a saved state_dict; a checkpoint found by
                 ``ckpt_path`` goes before it.
-
-        Raises:
-            FederatedError: If the model, the data, the checkpoint or a client's training is not as it must be.
         """
         model = expect_module(model, "training_step")
         data = expect_datamodule(model, datamodule, train=train_dataloaders, val=val_dataloaders)
@@ -284,48 +273,9 @@ class FederatedTrainer(LightningNames):
         with graceful_stop(self.is_global_zero) as stop, books.lock:
             try:
                 with attached(self, model, data, TrainerFn.FITTING):
-                    self._fit(stop, ckpt_path, weights)
+                    train(self, stop, ckpt_path, weights)
             except KeyboardInterrupt:
                 books.report_end(self, signal.SIGINT)
-
-    def _fit(self, stop: StopRequest, ckpt_path: str | None, weights: str | None) -> None:
-        books = self.books
-        set_up_data(self, "fit")
-        path, former = books.find_to_train(self, ckpt_path)
-        checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
-        books.open_run(self, ckpt_path, former, found=path is not None)
-        try:
-            call_setups(self, "fit")
-            set_up_training(self, books.run, weights, checkpoint, str(path))
-        except BaseException:
-            books.clear_away(self)
-            raise
-        self._expect_work(ckpt_path)
-        log = RunLog(self.options.logger, books.run, checkpoint, former, self.is_global_zero)
-        self.loggers, status = log.loggers, "failed"
-        try:
-            with set_detect_anomaly(self.options.detect_anomaly):
-                RoundLoop(self, log, stop).run()
-            status = "success"
-        except Exception:
-            if self.processes.size == 1:  # else the others wait for word of the failure
-                with suppress(Exception):
-                    log.catch_up()
-            raise
-        finally:
-            log.close(status)
-            # A W&B run of ours is over now; the user's own loggers stay, as under Lightning.
-            self.loggers = [logger for logger in self.loggers if not isinstance(logger, RoundWandbLogger)]
-        books.report_end(self, stop.signum)
-
-    def _expect_work(self, ckpt_path: str | None) -> None:
-        """Says so when a resumed run has nothing left to do."""
-        if ckpt_path != "last":  # a changed config may have changed what stopped the run
-            self.should_stop = False
-        if self.resumed and self.should_stop:
-            rank_zero_info(f"A callback ended this run at round {self.round}: start a new one to train longer.")
-        elif self.resumed and self.round >= self.max_rounds:
-            rank_zero_info(f"The run already has its {self.round} rounds: raise `--trainer.max_rounds` to go on.")
 
     def validate(
         self,
@@ -336,12 +286,12 @@ class FederatedTrainer(LightningNames):
         datamodule: LightningDataModule | None = None,
         weights: str | None = None,
     ) -> list[dict[str, float]]:
-        """Evaluates a model on the validation set.
+        """Evaluates a model on the validation sets.
 
         Args:
             model: The LightningModule; by default that of the last call, as its best checkpoint has it.
-            dataloaders: The validation set as data loaders, or a data module; the model's own if there is neither.
-            datamodule: Gives the validation set; by default that of the last call.
+            dataloaders: The validation sets as data loaders, or a data module; the model's own if there is neither.
+            datamodule: Gives the validation sets; by default those of the last call.
             ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to evaluate, a checkpoint or a saved state_dict.
             verbose: Whether to print the results.
@@ -361,21 +311,11 @@ class FederatedTrainer(LightningNames):
         datamodule: LightningDataModule | None = None,
         weights: str | None = None,
     ) -> list[dict[str, float]]:
-        """Evaluates a model on the test sets.
-
-        Args:
-            model: The LightningModule; by default that of the last call, as its best checkpoint has it.
-            dataloaders: The test sets as data loaders, or a data module; the model's own if there is neither.
-            datamodule: Gives the test sets; by default those of the last call.
-            ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
-            weights: Weights to evaluate, a checkpoint or a saved state_dict.
-            verbose: Whether to print the results.
-
-        Returns:
-            A dict of metrics for each test set.
-        """
+        """Evaluates a model on the test sets; its arguments are as those of ``validate``."""
         data = {"datamodule": datamodule, "test": dataloaders}
         return self._evaluate(model, data, RunningStage.TESTING, ckpt_path, weights, verbose)
+
+    test.__doc__ = str(validate.__doc__).replace("validation", "test")  # which the command line's help reads
 
     def predict(
         self,
@@ -402,7 +342,7 @@ class FederatedTrainer(LightningNames):
         if output is not None and not Path(output).absolute().parent.is_dir():
             raise FederatedError(f"Expected `--output` to lie in a folder that exists, got {output}.")
         data = {"datamodule": datamodule, "predict": dataloaders}
-        with self._evaluating("predict", model, data, ckpt_path, weights) as loaders:
+        with evaluating(self, "predict", model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
             predictions = predict(self, loaders, self.options.limit_predict_batches)
         if output is not None and self.is_global_zero:
@@ -416,27 +356,10 @@ class FederatedTrainer(LightningNames):
         ckpt_path: str | None, weights: str | None, verbose: bool,
     ) -> list[dict[str, float]]:  # fmt: skip
         name = "test" if stage == RunningStage.TESTING else "validate"
-        with self._evaluating(name, model, data, ckpt_path, weights) as loaders:
+        with evaluating(self, name, model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
             limit = self.options.limit_test_batches if name == "test" else self.options.limit_val_batches
             results = [metrics.logged for metrics in evaluate(self, loaders, stage, limit)]
         if verbose and self.is_global_zero:
             print_results(list(loaders), results)
         return results
-
-    @contextmanager
-    def _evaluating(
-        self, name: str, model: LightningModule | None, data: dict[str, Any], ckpt_path: str | None, weights: str | None
-    ) -> Iterator[dict[str, Any]]:
-        """Sets up for a call that trains nothing; the block gets its data sets by name."""
-        self.books.interrupted, self.books.stop_message = None, ""
-        if model is None and self.lightning_module is not None:
-            model = self.lightning_module
-            if all(given is None for given in data.values()):
-                data = {**data, "datamodule": self.datamodule}
-            if weights is None:
-                ckpt_path = self.books.own_checkpoint(self, ckpt_path)
-        model = expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
-        with attached(self, model, expect_datamodule(model, **data), TrainerFn(name)):
-            weights, option = self.books.find_weights(self, ckpt_path, weights)
-            yield set_up_evaluation(self, name, weights, option)

@@ -1,5 +1,6 @@
 """How a name of the trainer is made: read of one of its parts, an option, always the same, or refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
 
-__all__ = ["AbsentNameError", "Refused", "RefusedBut", "fixed", "forwarded", "option"]
+__all__ = ["AbsentNameError", "Refused", "RefusedBut", "derived", "fixed", "forwarded", "option"]
 
 
 class AbsentNameError(FederatedError, AttributeError):
@@ -53,7 +54,12 @@ def fixed(value: Any, doc: str) -> Any:
         doc: What it is.
     """
     shown = f"Always ``{value}``. {doc}" if isinstance(value, (bool, int, float, type(None))) else doc
-    return property(lambda trainer: value, doc=shown)
+    return derived(lambda trainer: value, shown)
+
+
+def derived(read: Callable[[Any], Any], doc: str) -> Any:
+    """Makes a property of what a function reads of the trainer."""
+    return property(read, doc=doc)
 
 
 class Refused:

@@ -35,10 +35,46 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
-from lightning_fed.trainer.lightning_names.forwarding import Refused, RefusedBut, fixed, forwarded, option
+from lightning_fed.trainer.lightning_names.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
 from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
 
 __all__ = ["LightningNames"]
+
+
+def _in_stage(stage: RunningStage) -> Callable[[Any], bool]:
+    return lambda trainer: bool(trainer.state.stage == stage)
+
+
+def _of_kind(kind: type) -> Callable[[Any], list[Any]]:
+    return lambda trainer: [callback for callback in trainer.callbacks if isinstance(callback, kind)]
+
+
+def _first_of(kind: type) -> Callable[[Any], Any]:
+    return lambda trainer: next(iter(_of_kind(kind)(trainer)), None)
+
+
+def _given(kind: str) -> Callable[[Any], Any]:
+    """Gives loaders the form in which a ``*_dataloader`` method returned them, which ``named_loaders`` took away."""
+
+    def given(trainer: Any) -> Any:
+        loaders = getattr(trainer, f"{kind}_loaders")
+        if list(loaders) in ([], [""]):
+            return loaders.get("")
+        unnamed = all(name.startswith("dataloader_idx_") for name in loaders)
+        return list(loaders.values()) if unnamed else dict(loaders)
+
+    return given
+
+
+def _counted(kind: str) -> Callable[[Any], list[int | float]]:
+    def counted(trainer: Any) -> list[int | float]:
+        limit, counts = getattr(trainer, f"limit_{kind}_batches"), []
+        for loader in getattr(trainer, f"{kind}_loaders").values():
+            most = (batch_limit(limit, length := known_length(loader)), length)
+            counts.append(min(math.inf if count is None else count for count in most))
+        return counts
+
+    return counted
 
 
 class LightningNames:
@@ -149,10 +185,9 @@ class LightningNames:
         """Batches in one local epoch of the client with the most samples."""
         return -(-int(samples_in_epoch(self.source, max(self.source.sizes))) // int(self.source.batch_size))
 
-    @property
-    def val_check_batch(self) -> int:
-        """Batches before a validation, for callbacks that show them: those of the longest local epoch."""
-        return self.num_training_batches
+    val_check_batch: int = forwarded(
+        "num_training_batches", "Batches before a validation, for callbacks that show them."
+    )
 
     @property
     def estimated_stepping_batches(self) -> int:
@@ -171,35 +206,19 @@ class LightningNames:
 
     sanity_checking: bool = fixed(False, "Round 0 is a real evaluation, not a check.")
 
-    @property
-    def training(self) -> bool:
-        """Whether clients are being trained."""
-        return self.state.stage == RunningStage.TRAINING
-
-    @property
-    def validating(self) -> bool:
-        """Whether a validation is running, within ``fit`` or by itself."""
-        return self.state.stage == RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        """Whether a test is running."""
-        return self.state.stage == RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        """Whether predictions are being made."""
-        return self.state.stage == RunningStage.PREDICTING
-
-    @property
-    def evaluating(self) -> bool:
-        """Whether a validation or a test is running."""
-        return self.validating or self.testing
-
-    @property
-    def interrupted_or_failed(self) -> bool:
-        """Whether the last call ended early, by a signal or an error."""
-        return self.state.status == TrainerStatus.INTERRUPTED
+    training: bool = derived(_in_stage(RunningStage.TRAINING), "Whether clients are being trained.")
+    validating: bool = derived(
+        _in_stage(RunningStage.VALIDATING), "Whether a validation is running, within ``fit`` too."
+    )
+    testing: bool = derived(_in_stage(RunningStage.TESTING), "Whether a test is running.")
+    predicting: bool = derived(_in_stage(RunningStage.PREDICTING), "Whether predictions are being made.")
+    evaluating: bool = derived(
+        lambda self: self.validating or self.testing, "Whether a validation or a test is running."
+    )
+    interrupted_or_failed: bool = derived(
+        lambda self: self.state.status == TrainerStatus.INTERRUPTED,
+        "Whether the last call ended by a signal or an error.",
+    )
 
     # Metrics, loggers, optimizers
 
@@ -221,30 +240,22 @@ class LightningNames:
     profiler: Profiler = fixed(PassThroughProfiler(), "One that measures nothing: put torch.profiler around ``fit``.")
     scaler: None = fixed(None, "There is no loss scale: it would couple the clients.")
 
-    @property
-    def logger(self) -> Logger | None:
-        """The first logger, None if there is none."""
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The clients' optimizer in a list, or optimizers; nothing before ``fit``."""
-        return self.local_optimizer.optimizers if hasattr(self, "local_optimizer") else []
-
-    @property
-    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
-        """The module's learning-rate schedules."""
-        return self.local_optimizer.schedulers if hasattr(self, "local_optimizer") else []
-
+    logger: Logger | None = derived(
+        lambda self: next(iter(self.loggers), None), "The first logger, None if there is none."
+    )
+    optimizers: list[Optimizer] = derived(
+        lambda self: self.local_optimizer.optimizers if hasattr(self, "local_optimizer") else [],
+        "The clients' optimizer in a list, or optimizers; nothing before ``fit``.",
+    )
+    lr_scheduler_configs: list[LRSchedulerConfig] = derived(
+        lambda self: self.local_optimizer.schedulers if hasattr(self, "local_optimizer") else [],
+        "The module's learning-rate schedules.",
+    )
     model: LightningModule = forwarded("lightning_module", "The module.")
 
     # Processes and precision
 
-    @property
-    def processes(self) -> Processes:
-        """The processes that share the run."""
-        return processes_of(self.fabric)
-
+    processes: Processes = derived(lambda self: processes_of(self.fabric), "The processes that share the run.")
     init_module: Any = forwarded("fabric.init_module", "A context in which a model is made on its device.")
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -261,22 +272,14 @@ class LightningNames:
     world_size: int = forwarded("fabric.world_size", "Number of processes.")
     print: Any = forwarded("fabric.print", "Prints once, whatever the number of processes.")
     precision: str = forwarded("fabric.strategy.precision.precision", "Precision by Lightning's name: ``bf16-mixed``.")
-    precision_plugin = property(lambda self: Precision(), doc="Serves ``LightningModule.clip_gradients``.")
-
-    @property
-    def num_devices(self) -> int:
-        """Devices used on this node, one for each process."""
-        return int(getattr(self.fabric.strategy, "num_processes", 1))
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return int(getattr(self.fabric.strategy, "num_nodes", 1))
-
-    @property
-    def device_ids(self) -> list[int]:
-        """Index of the device used on this node."""
-        return [self.fabric.device.index or 0]
+    precision_plugin = derived(lambda self: Precision(), "Serves ``LightningModule.clip_gradients``.")
+    num_devices: int = derived(
+        lambda self: int(getattr(self.fabric.strategy, "num_processes", 1)), "Devices used here, one for each process."
+    )
+    num_nodes: int = derived(lambda self: int(getattr(self.fabric.strategy, "num_nodes", 1)), "Number of nodes.")
+    device_ids: list[int] = derived(
+        lambda self: [self.fabric.device.index or 0], "Index of the device used on this node."
+    )
 
     # Data
 
@@ -286,52 +289,26 @@ class LightningNames:
         state = self.train_state
         return getattr(state.client, "id", None) is not None and bool(state.is_last_batch)
 
-    @property
-    def enable_validation(self) -> bool:
-        """Whether ``fit`` validates."""
-        return bool(self.val_loaders) and self.limit_val_batches > 0
-
-    @property
-    def val_dataloaders(self) -> Any:
-        """What ``val_dataloader`` of the data returned: one data set's batches, a list, or a dict."""
-        return _as_given(self.val_loaders)
-
-    @property
-    def test_dataloaders(self) -> Any:
-        """What ``test_dataloader`` of the data returned."""
-        return _as_given(self.test_loaders)
-
-    @property
-    def predict_dataloaders(self) -> Any:
-        """What ``predict_dataloader`` of the data returned."""
-        return _as_given(self.predict_loaders)
-
-    @property
-    def num_val_batches(self) -> list[int | float]:
-        """Batches of each validation set that are evaluated, infinity where nobody knows."""
-        return _counts(self.val_loaders, self.limit_val_batches)
-
-    @property
-    def num_test_batches(self) -> list[int | float]:
-        """Batches of each test set that are evaluated."""
-        return _counts(self.test_loaders, self.limit_test_batches)
-
-    @property
-    def num_predict_batches(self) -> list[int | float]:
-        """Batches of each prediction set that are gone through."""
-        return _counts(self.predict_loaders, self.limit_predict_batches)
-
-    @property
-    def num_sanity_val_batches(self) -> list[int | float]:
-        """None of any validation set: round 0 evaluates everything."""
-        return [0] * len(self.val_loaders)
-
+    enable_validation: bool = derived(
+        lambda self: bool(self.val_loaders) and self.limit_val_batches > 0, "Whether ``fit`` validates."
+    )
+    val_dataloaders: Any = derived(
+        _given("val"), "What ``val_dataloader`` returned: a set's batches, a list, or a dict."
+    )
+    test_dataloaders: Any = derived(_given("test"), "What ``test_dataloader`` of the data returned.")
+    predict_dataloaders: Any = derived(_given("predict"), "What ``predict_dataloader`` of the data returned.")
+    num_val_batches: list[int | float] = derived(
+        _counted("val"), "Batches of each validation set that are evaluated, infinity where nobody knows."
+    )
+    num_test_batches: list[int | float] = derived(_counted("test"), "Batches of each test set that are evaluated.")
+    num_predict_batches: list[int | float] = derived(_counted("predict"), "Batches of each prediction set.")
+    num_sanity_val_batches: list[int | float] = derived(
+        lambda self: [0] * len(self.val_loaders), "None of any validation set: round 0 evaluates everything."
+    )
     ckpt_path: str | None = forwarded("books.ckpt_path", "The checkpoint that the last call went on from or evaluated.")
-
-    @property
-    def received_sigterm(self) -> bool:
-        """Whether the last call was ended early by SIGTERM."""
-        return bool(self.books.interrupted == signal.SIGTERM)
+    received_sigterm: bool = derived(
+        lambda self: self.books.interrupted == signal.SIGTERM, "Whether the last call was ended early by SIGTERM."
+    )
 
     # What there is not
 
@@ -352,25 +329,12 @@ class LightningNames:
 
     # Callbacks
 
-    @property
-    def early_stopping_callbacks(self) -> list[EarlyStopping]:
-        """Every EarlyStopping."""
-        return [cb for cb in self.callbacks if isinstance(cb, EarlyStopping)]
-
-    @property
-    def early_stopping_callback(self) -> EarlyStopping | None:
-        """The first EarlyStopping, None if there is none."""
-        return next(iter(self.early_stopping_callbacks), None)
-
-    @property
-    def checkpoint_callbacks(self) -> list[Checkpoint]:
-        """The callback that writes checkpoints, in a list."""
-        return [cb for cb in self.callbacks if isinstance(cb, Checkpoint)]
-
-    @property
-    def checkpoint_callback(self) -> Checkpoint | None:
-        """The callback that writes checkpoints, None if there is none."""
-        return next(iter(self.checkpoint_callbacks), None)
+    early_stopping_callbacks: list[EarlyStopping] = derived(_of_kind(EarlyStopping), "Every EarlyStopping.")
+    early_stopping_callback: EarlyStopping | None = derived(
+        _first_of(EarlyStopping), "The first one, None without any."
+    )
+    checkpoint_callbacks: list[Checkpoint] = derived(_of_kind(Checkpoint), "The callbacks that write checkpoints.")
+    checkpoint_callback: Checkpoint | None = derived(_first_of(Checkpoint), "The first of these, None without any.")
 
     @property
     def progress_bar_callback(self) -> Any:
@@ -384,20 +348,3 @@ class LightningNames:
             "Expected `self.log` only in steps and in the hooks of a round, a batch, a validation or a test, where "
             "Lightning takes it too: move it there, for example to `on_train_epoch_start`."
         )
-
-
-def _as_given(loaders: dict[str, Any]) -> Any:
-    """Gives loaders the form in which a ``*_dataloader`` method returned them, which ``named_loaders`` took away."""
-    if list(loaders) in ([], [""]):
-        return loaders.get("")
-    unnamed = all(name.startswith("dataloader_idx_") for name in loaders)
-    return list(loaders.values()) if unnamed else dict(loaders)
-
-
-def _counts(loaders: dict[str, Any], limit: int | float) -> list[int | float]:
-    counts: list[int | float] = []
-    for loader in loaders.values():
-        length = known_length(loader)
-        most = batch_limit(limit, length)
-        counts.append(min(math.inf if length is None else length, math.inf if most is None else most))
-    return counts
