@@ -34,17 +34,8 @@ class ClientSampler(ABC):
         """Draws a cohort from the clients that are available, one at least.
 
         As it is, ``sample`` gets the sizes of these alone, and numbers them from 0; a rule that knows clients by their
-        ids overrides it.
-
-        Args:
-            round: Round index, from 1.
-            count: Clients to draw, at most N: all that are available where there are fewer.
-            sizes: Training samples of every client, integers of shape (N,).
-            available: Whether each is, shape (N,).
-            seed: The run's seed.
-
-        Returns:
-            Distinct ids of available clients, in any order.
+        ids overrides it. ``available`` says of each client whether it is, shape (N,); all are drawn where there are
+        fewer than ``count``. The other arguments, and what is returned, are as of ``sample``.
         """
         ids: np.ndarray = np.flatnonzero(available)
         places = expect_ids(self, self.sample(round, min(count, len(ids)), sizes[ids], seed), len(ids))
@@ -106,14 +97,9 @@ class WeightedSampler(ClientSampler):
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
-    """Turns a count or a fraction into a number of clients.
+    """Turns a count (int) or a fraction C in (0, 1] (float) of N registered clients into a number of clients.
 
-    Args:
-        clients_per_round: A count (int) of at least 1 or a fraction (float) in (0, 1].
-        num_clients: N, the number of registered clients.
-
-    Returns:
-        The count; for a fraction C it is max(round(C N), 1) (McMahan et al., AISTATS 2017, Algorithm 1).
+    For a fraction it is max(round(C N), 1) (McMahan et al., AISTATS 2017, Algorithm 1).
     """
     if isinstance(clients_per_round, float):
         return max(round(clients_per_round * num_clients), 1)
@@ -126,16 +112,7 @@ def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
 
 
 def expect_ids(sampler: ClientSampler, drawn: Any, num_clients: int) -> np.ndarray:
-    """Refuses what a sampler has drawn if it is anything but distinct client ids.
-
-    Args:
-        sampler: The sampler.
-        drawn: What it returned.
-        num_clients: Number of clients that it drew from.
-
-    Returns:
-        The ids, shape (n,).
-    """
+    """Returns the ids that a sampler has drawn, shape (n,); refuses anything but distinct ones of these clients."""
     ids = np.asarray(drawn)
     of_ids = ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids))
     if not of_ids or len(np.unique(ids)) != len(ids) or ids.min(initial=0) < 0 or ids.max(initial=0) >= num_clients:

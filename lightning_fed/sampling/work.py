@@ -41,9 +41,7 @@ class ClientWork(ABC):
     def most(self, steps: int, steps_per_epoch: int) -> int:
         """Returns the most local steps of the client with the most samples: the length of a schedule by steps.
 
-        Args:
-            steps: Those that it takes by ``local_epochs`` or ``local_steps``, and the result unless overridden.
-            steps_per_epoch: The same for one local epoch.
+        As it is, those that it takes by ``local_epochs`` or ``local_steps``.
         """
         return steps
 

@@ -43,17 +43,6 @@ class Bookkeeping:
     Args:
         given: The options as they were given.
         label: A short name of the method, such as ``FedAvg+SignAgreement``.
-
-    Attributes:
-        root: Where run folders are made.
-        name: The run's name below it.
-        run: The run's folder, None if nothing is written.
-        run_config: The command line's config, None for a run from Python.
-        initial_weights: What was given as ``weights``.
-        ckpt_path: The checkpoint that the last call went on from or evaluated.
-        interrupted: The signal that ended the last call early, None for none.
-        stop_message: How to resume after it.
-        lock: Keeps the run's folder to this process while it trains.
     """
 
     def __init__(self, given: TrainerOptions, label: str) -> None:
@@ -81,25 +70,20 @@ class Bookkeeping:
             "weights": self.initial_weights,
         }
 
-    def find(self, trainer: LightningNames, ckpt_path: str | None) -> tuple[Path | None, RunFolder | None]:
-        """Finds the checkpoint that a call goes on from, and the run that it is of."""
+    def find(
+        self, trainer: LightningNames, ckpt_path: str | None, to_train: bool = False
+    ) -> tuple[Path | None, RunFolder | None]:
+        """Finds the checkpoint of a call, and its run, which is this process's alone where ``last`` is to train on."""
         self.ckpt_path = None
         if ckpt_path is None:
             return None, None
-        path, run = trainer.processes.from_first(
-            lambda: find_checkpoint(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path), "run"
-        )
-        self.ckpt_path = None if path is None else str(path)
-        return path, run
-
-    def find_to_train(self, trainer: LightningNames, ckpt_path: str | None) -> tuple[Path | None, RunFolder | None]:
-        """Finds the checkpoint that ``fit`` goes on from, and its run, which is this process's alone for ``last``."""
-        if ckpt_path not in ("last", "best") or trainer.checkpoint_callback is None:
-            return self.find(trainer, ckpt_path)
 
         def find() -> tuple[Path | None, RunFolder | None]:
+            mark = fingerprint(self.config(trainer))
+            if not to_train or ckpt_path not in ("last", "best") or trainer.checkpoint_callback is None:
+                return find_checkpoint(self.root, self.name, mark, ckpt_path)
             remove_leftovers(self.root / self.name)
-            return find_to_train(self.root, self.name, fingerprint(self.config(trainer)), ckpt_path, self.lock)
+            return find_to_train(self.root, self.name, mark, ckpt_path, self.lock)
 
         path, run = trainer.processes.from_first(find, "run")
         self.ckpt_path = None if path is None else str(path)
@@ -134,14 +118,7 @@ class Bookkeeping:
         return ckpt_path if path is None else path
 
     def open_run(self, trainer: LightningNames, ckpt_path: str | None, former: RunFolder | None, found: bool) -> None:
-        """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise.
-
-        Args:
-            trainer: The trainer.
-            ckpt_path: What the run was asked to go on from.
-            former: The run that the checkpoint is of.
-            found: Whether there is a checkpoint.
-        """
+        """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise."""
         self.run, options = None, trainer.options
         saves = trainer.checkpoint_callback is not None
         if options.fast_dev_run or (options.logger is False and not saves and self.run_config is None):

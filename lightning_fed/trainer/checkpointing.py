@@ -28,12 +28,7 @@ __all__ = ["load_weights", "restore_state", "save_checkpoints", "save_last_good"
 
 
 def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Path]) -> None:
-    """Writes the checkpoint of the last finished round.
-
-    Args:
-        trainer: The trainer, between two rounds.
-        run: The run's folder.
-        paths: The files, in the order in which they are written.
+    """Writes the checkpoint of the last finished round, between two rounds, into these files one after the other.
 
     Raises:
         WriteError: On all processes, if the system refuses one; its ``written`` has those before it.
@@ -158,14 +153,7 @@ def _out_of_time(trainer: LightningNames) -> bool:
 
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: str, option: str) -> None:
-    """Loads the weights of a checkpoint or a plain ``state_dict`` into a module.
-
-    Args:
-        module: The module, changed in place.
-        checkpoint: What ``read_checkpoint`` returned.
-        source: The file, for messages.
-        option: The option that named it, for messages.
-    """
+    """Loads the weights of a checkpoint or a plain ``state_dict``, from the file that ``option`` named, in place."""
     if "state_dict" in checkpoint:  # as Lightning does: the hook may change what is loaded
         module.on_load_checkpoint(checkpoint)
     state: dict[str, Tensor] = checkpoint.get("state_dict", checkpoint)

@@ -40,14 +40,8 @@ def evaluate_clients(
     measures of each sample is asked that instead, of several clients at once. Callbacks hear nothing of it, and the
     module and the random streams are left as they were. Of several processes each takes clients in turn.
 
-    Args:
-        trainer: The trainer, whose module holds the model to evaluate.
-        source: The clients' samples.
-        clients: The clients; each has samples.
-        batch_size: Samples per batch; the source's own if not given, or where it knows no other.
-
-    Returns:
-        What is logged for loggers, or the means over samples, by client and name.
+    Every client has samples; without a batch size they come in the source's own. What is returned, by client and name,
+    is what the step logs for loggers, or the means over samples.
     """
     module, processes = trainer.lightning_module, trainer.processes
     expect_module(module, "validation_step")

@@ -18,7 +18,6 @@ from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.user_code import accepts, batch_transfer, overrides, requires
 from lightning_fed.distributed.logs import gather_logged, logging_alone
-from lightning_fed.distributed.processes import Processes
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.models.scores import class_scores
 from lightning_fed.trainer.lightning_names import LightningNames
@@ -30,8 +29,6 @@ __all__ = [
 ]  # fmt: skip
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
-
-
 _UNNAMED = "dataloader_idx_"  # as Lightning calls the loaders of a list
 
 
@@ -84,7 +81,7 @@ def evaluate(
         trainer: The trainer, whose module holds the model to evaluate.
         loaders: Data sets by name; a name that the datamodule gave, or any of several, is a suffix of its metrics.
         stage: ``VALIDATING`` or ``TESTING``.
-        limit: Largest number of batches (int) or share of them (float) per data set.
+        limit: Most batches (int) or share of them (float) of each data set.
 
     Returns:
         The metrics of each data set, in order; what epoch hooks log joins each of them. Nothing if the limit is 0.
@@ -141,7 +138,10 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: i
         for index, loader in enumerate(loaders.values()):
             with trainer.processes.working_alone():
                 own = dict(run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
-            outputs.append(_in_order(trainer.processes, own))
+            if trainer.processes.size > 1:
+                everyone = trainer.processes.exchange(move_data_to_device(own, "cpu"), "predictions")
+                own = {number: output for part in everyone for number, output in part.items()}
+            outputs.append([own[number] for number in sorted(own)])
         trainer.predict_loop.predictions = outputs[0] if len(outputs) == 1 else outputs
         trainer.predict_loop.epoch_batch_indices = [[] for _ in outputs]
         seed_evaluation(trainer, "predict", len(loaders))
@@ -153,13 +153,8 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: i
 def scored_batches(trainer: LightningNames) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
     """Yields the batches of all test sets, or of the validation sets where there are none, as a classifier scores them.
 
-    Hooks of callbacks are not called, and at the end module and random streams are as they were. Each process has all.
-
-    Args:
-        trainer: The trainer, whose module holds the model.
-
-    Yields:
-        The set's name, the batch, scores of shape (B, C), and labels of shape (B,).
+    Each time that is the set's name, the batch, scores of shape (B, C) and labels of shape (B,), on all processes.
+    Hooks of callbacks are not called, and at the end module and random streams are as they were.
     """
     module, options, stage = trainer.lightning_module, trainer.options, RunningStage.TESTING
     loaders, limit = _loaders(trainer, "test_dataloader"), options.limit_test_batches
@@ -251,14 +246,6 @@ def seed_evaluation(trainer: LightningNames, name: str, loader: int, place: int 
     purpose = Purpose.PREDICT if name == "predict" else Purpose.EVALUATE
     round = trainer.round if trainer.state.fn == TrainerFn.FITTING else 0
     seed_everywhere(seed_for(trainer.seed, purpose, round, loader, place))
-
-
-def _in_order(processes: Processes, own: dict[int, Any]) -> list[Any]:
-    """Returns the outputs of all processes in the order of batches, on the CPU if there are several processes."""
-    if processes.size > 1:
-        everyone = processes.exchange(move_data_to_device(own, "cpu"), "predictions")
-        own = {number: output for part in everyone for number, output in part.items()}
-    return [own[number] for number in sorted(own)]
 
 
 def print_results(names: list[str], results: list[dict[str, float]]) -> None:

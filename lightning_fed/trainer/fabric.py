@@ -171,18 +171,7 @@ def lay_out(
     asked: Literal["auto", "preserve", "channels_last"],
     kept: Literal["preserve", "channels_last"] | None,
 ) -> Literal["preserve", "channels_last"]:
-    """Lays out the weights of 2-D convolutions, and says why where nobody asked for it.
-
-    Args:
-        fabric: Gives the precision.
-        module: The module, on its device.
-        callbacks: Those of the run.
-        asked: The option.
-        kept: The layout that a resumed run has had until now.
-
-    Returns:
-        The layout.
-    """
+    """Lays out the weights of 2-D convolutions, and says why where nobody asked for it; ``kept`` is a resumed run's."""
     chosen = kept if asked == "auto" else asked
     if chosen is None:
         chosen, why = _layout(fabric, module, callbacks)

@@ -49,12 +49,7 @@ FOREIGN = frozenset({*ALIASES, *WITHOUT_EFFECT, *INSTEAD})
 def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
     """Turns arguments of Lightning's Trainer into ours, and says which of them change nothing.
 
-    Args:
-        given: Arguments that ours does not have under their names, by name.
-        others: What it has, to propose one for a name that nobody knows.
-
-    Returns:
-        Ours by name.
+    Where nobody knows a name, one of ``others`` is proposed, which ours has.
     """
     ours: dict[str, Any] = {}
     for name, value in given.items():
@@ -77,13 +72,7 @@ def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dic
 
 
 def with_aliases(lightning: Mapping[str, Any], of: Callable[..., Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ours of the arguments that a constructor was given under other names.
-
-    Args:
-        lightning: What the constructor does not have, by name.
-        of: The constructor.
-        own: Its arguments, as they are given under our names.
-    """
+    """Returns ours of the arguments that the constructor ``of`` was given under other names, beside its ``own``."""
     parameters = signature(of).parameters
     renamed = own_arguments(lightning, tuple(name for name in parameters if name not in ("self", "lightning")))
     for name, value in renamed.items():

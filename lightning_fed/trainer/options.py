@@ -89,7 +89,10 @@ class TrainerOptions(LocalOptions):
             )
         expect_number("--trainer.process_timeout", self.process_timeout, above=0)
         _expect_numbers(options)
-        _expect_places(self.default_root_dir, self.name)
+        if not isinstance(self.default_root_dir, (str, os.PathLike)):
+            raise _error("default_root_dir", "a folder", self.default_root_dir)
+        if self.name is not None and not is_below(self.name):
+            raise _error("name", "a folder name below `--trainer.default_root_dir`", self.name)
         _expect_parts(options)
         if self.max_time is not None:
             _expect_duration(self.max_time)
@@ -134,15 +137,7 @@ def known_length(loader: Any) -> int | None:
 
 
 def batch_limit(limit: int | float, total: int | None) -> int | None:
-    """Turns a count or a fraction into a number of batches.
-
-    Args:
-        limit: A count (int) or a fraction in [0, 1] (float).
-        total: Batches that the loader has, None if it does not say.
-
-    Returns:
-        The largest number of batches to run, None for no limit.
-    """
+    """Turns a count (int) or a fraction (float) of ``total`` batches, None if unknown, into the most; None for all."""
     if not isinstance(limit, float):
         return limit
     if limit == 1.0:
@@ -175,13 +170,6 @@ def _expect_numbers(options: dict[str, Any]) -> None:
         expect_count("--trainer.seed", seed, least=0)
     if not isinstance(rounds, int) or rounds < 0:
         raise _error("fast_dev_run", "true, false or a number of rounds", rounds)
-
-
-def _expect_places(root: Any, name: Any) -> None:
-    if not isinstance(root, (str, os.PathLike)):
-        raise _error("default_root_dir", "a folder", root)
-    if name is not None and not is_below(name):
-        raise _error("name", "a folder name below `--trainer.default_root_dir`", name)
 
 
 def _expect_parts(options: dict[str, Any]) -> None:
@@ -236,11 +224,7 @@ def expect_module(module: Any, step: str) -> LightningModule:
 def expect_datamodule(model: Any, datamodule: Any, **loaders: Any) -> LightningDataModule:
     """Returns the data of a call, with clients; refuses what the user gave if there is nothing in it for the call.
 
-    Args:
-        model: The LightningModule, whose own loaders are taken where nothing else is given.
-        datamodule: A data module of any kind, or None.
-        **loaders: ``train``, ``val``, ``test`` or ``predict`` loaders, the first one for what the call is about; None
-            where there are none.
+    Loaders are those for ``train``, ``val``, ``test`` or ``predict``, the first one for what the call is about.
     """
     data = adopt(datamodule, model, **loaders)
     if data is None:

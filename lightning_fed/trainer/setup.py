@@ -105,7 +105,7 @@ def train(trainer: Any, stop: StopRequest, ckpt_path: str | None, weights: str |
     """Sets ``fit`` up, fresh or from a checkpoint, and runs its rounds."""
     books = trainer.books
     _set_up_data(trainer, "fit")
-    path, former = books.find_to_train(trainer, ckpt_path)
+    path, former = books.find(trainer, ckpt_path, to_train=True)
     checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
     books.open_run(trainer, ckpt_path, former, found=path is not None)
     try:

@@ -40,9 +40,6 @@ def graceful_stop(speaks: bool = True) -> Iterator[StopRequest]:
     """Handles SIGINT and SIGTERM within the block and puts the former handlers back.
 
     Outside the main thread, where Python allows no handlers, nothing is changed.
-
-    Args:
-        speaks: Whether a signal is answered by a line on stderr.
     """
     request = StopRequest(speaks)
     former: dict[signal.Signals, Any] = {}

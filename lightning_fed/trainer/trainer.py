@@ -33,7 +33,7 @@ from lightning_fed.trainer.client_evaluation import evaluate_clients
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.lightning_arguments import with_aliases
-from lightning_fed.trainer.lightning_names import LightningNames, forwarded
+from lightning_fed.trainer.lightning_names import LightningNames, derived, forwarded
 from lightning_fed.trainer.options import TrainerOptions, expect_datamodule, expect_module
 from lightning_fed.trainer.setup import attached, evaluating, no_state, train
 from lightning_fed.trainer.signals import graceful_stop
@@ -202,10 +202,9 @@ class FederatedTrainer(LightningNames):
         algorithms = [type(cb).__name__ for cb in self.callbacks if isinstance(cb, ClientAlgorithm)]
         return "+".join([self.aggregator.label, *algorithms])
 
-    @property
-    def log_dir(self) -> str | None:
-        """The run's folder, as Lightning calls it."""
-        return None if self.run is None else str(self.run.path)
+    log_dir: str | None = derived(
+        lambda self: None if self.run is None else str(self.run.path), "The run's folder, as Lightning calls it."
+    )
 
     def save_checkpoints(self, *names: str) -> None:
         """Writes the checkpoint of the last finished round under these names, one after the other, if any is kept."""
@@ -215,12 +214,8 @@ class FederatedTrainer(LightningNames):
     def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
         """Writes a checkpoint that this trainer and Lightning's read, as Lightning's trainer does.
 
-        Between two rounds, where ModelCheckpoint saves, a run can be resumed from it; else it holds the model alone.
-
-        Args:
-            filepath: The file.
-            weights_only: Whether it holds the model alone in any case.
-            storage_options: Of no use here: files are written to disks.
+        Between two rounds, where ModelCheckpoint saves, a run can be resumed from it; else, or with ``weights_only``,
+        it holds the model alone. Storage options are of no use here: files are written to disks.
         """
         finished = isinstance(self.train_state, TrainState) and self.round == self.finished_round
         if finished and self.run is not None and not weights_only:
@@ -355,10 +350,9 @@ class FederatedTrainer(LightningNames):
         self, model: LightningModule | None, data: dict[str, Any], stage: RunningStage,
         ckpt_path: str | None, weights: str | None, verbose: bool,
     ) -> list[dict[str, float]]:  # fmt: skip
-        name = "test" if stage == RunningStage.TESTING else "validate"
-        with evaluating(self, name, model, data, ckpt_path, weights) as loaders:
+        with evaluating(self, stage.value, model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
-            limit = self.options.limit_test_batches if name == "test" else self.options.limit_val_batches
+            limit = self.limit_val_batches if stage == RunningStage.VALIDATING else self.limit_test_batches
             results = [metrics.logged for metrics in evaluate(self, loaders, stage, limit)]
         if verbose and self.is_global_zero:
             print_results(list(loaders), results)

@@ -16,13 +16,7 @@ class AbsentNameError(FederatedError, AttributeError):
 
 
 def forwarded(path: str, doc: str, settable: bool = False) -> Any:
-    """Makes a property that reads an attribute of one of the trainer's parts.
-
-    Args:
-        path: The part and its attribute.
-        doc: What it is.
-        settable: Whether it may be set too.
-    """
+    """Makes a property that reads an attribute of one of the trainer's parts, by its path, and may set it too."""
     part, _, name = path.rpartition(".")
     part_of = attrgetter(part)
 
@@ -33,12 +27,7 @@ def forwarded(path: str, doc: str, settable: bool = False) -> Any:
 
 
 def option(name: str, at: str | None = None) -> Any:
-    """Makes a property that reads an option, and gives it another value, which is checked, between two calls.
-
-    Args:
-        name: The option.
-        at: Where to read it, if not under its name.
-    """
+    """Makes a property that reads an option (``at`` another place), and between two calls sets it, which is checked."""
 
     def change(trainer: Any, value: Any) -> None:
         trainer.options = replace(trainer.options, **{name: value})
@@ -47,12 +36,7 @@ def option(name: str, at: str | None = None) -> Any:
 
 
 def fixed(value: Any, doc: str) -> Any:
-    """Makes a property that is always the same.
-
-    Args:
-        value: Its value.
-        doc: What it is.
-    """
+    """Makes a property that is always the same."""
     shown = f"Always ``{value}``. {doc}" if isinstance(value, (bool, int, float, type(None))) else doc
     return derived(lambda trainer: value, shown)
 
@@ -87,10 +71,7 @@ class Refused:
 class RefusedBut:
     """A part of Lightning's trainer of which little is there: the rest says, when it is read or set, why not.
 
-    Args:
-        path: Where it is read, from the trainer on.
-        why: The reason, as for ``Refused``.
-        known: What is there, by the path from here on.
+    ``known`` has what is there, by the path from here on; ``why`` is as for ``Refused``.
     """
 
     def __init__(self, path: str, why: str, known: dict[str, Any]) -> None:
