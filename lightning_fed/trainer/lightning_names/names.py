@@ -331,10 +331,12 @@ class LightningNames:
 
     early_stopping_callbacks: list[EarlyStopping] = derived(_of_kind(EarlyStopping), "Every EarlyStopping.")
     early_stopping_callback: EarlyStopping | None = derived(
-        _first_of(EarlyStopping), "The first one, None without any."
+        _first_of(EarlyStopping), "The first EarlyStopping, None without any."
     )
     checkpoint_callbacks: list[Checkpoint] = derived(_of_kind(Checkpoint), "The callbacks that write checkpoints.")
-    checkpoint_callback: Checkpoint | None = derived(_first_of(Checkpoint), "The first of these, None without any.")
+    checkpoint_callback: Checkpoint | None = derived(
+        _first_of(Checkpoint), "The first callback that writes checkpoints, None without any."
+    )
 
     @property
     def progress_bar_callback(self) -> Any:
