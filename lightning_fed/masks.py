@@ -72,9 +72,6 @@ class SignAgreement(Mask):
         comparison: Whether A = τ reaches the threshold (``>=``, the paper's) or not (``>``).
         votes: ``equal``, the paper's: one vote for each client. ``samples``: as many as the client has training
             samples, A = |Σ_i s_i sign(δ_i)| / Σ_i s_i.
-
-    Raises:
-        FederatedError: If the threshold is outside [0, 1], or another argument is not one of its values.
     """
 
     needs = Need.SIGN_SUM
@@ -125,9 +122,6 @@ class MagnitudeAgreement(Mask):
     Args:
         threshold: τ in [0, 1].
         binary: Whether coordinates below the threshold are dropped instead of scaled by A.
-
-    Raises:
-        FederatedError: If the threshold is outside [0, 1].
     """
 
     needs = Need.SUM | Need.ABS_SUM
@@ -158,9 +152,6 @@ class SANDMask(Mask):
         threshold: τ in [0, 1]. Coordinates of A <= τ are dropped, so 1, DomainBed's default, drops all of them.
         k: Steepness, above 0; DomainBed's default is 10. Its scale is that of the squared updates: far above it every
             coordinate of A > τ counts alike, far below it only the differences in A and in variance do.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     needs = Need.SIGN_SUM | Need.VARIANCE
@@ -216,9 +207,6 @@ class MaskControl(_MaskOfAnother):
     Args:
         mask: m.
         keep: ``length``, ``direction`` or ``values``.
-
-    Raises:
-        FederatedError: If an argument is not one of its values.
     """
 
     def __init__(self, mask: Mask, keep: Literal["length", "direction", "values"]) -> None:
@@ -256,9 +244,6 @@ class DelayedMask(_MaskOfAnother):
     Args:
         mask: m after the delay.
         rounds: Rounds without it, at least 0.
-
-    Raises:
-        FederatedError: If an argument is out of range or no mask.
     """
 
     def __init__(self, mask: Mask, rounds: int) -> None:

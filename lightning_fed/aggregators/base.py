@@ -40,9 +40,6 @@ class Aggregator(FederatedCallback, ABC):
         min_clients: The fewest clients in a round that the rule works with.
         weightings: What ``weighting`` may be.
         weighs_updates: Whether the p_i enter the step; where they do not, they are the weights of buffers alone.
-
-    Raises:
-        FederatedError: If an argument, of a subclass too, is out of range.
     """
 
     needs: Need = Need.MEAN

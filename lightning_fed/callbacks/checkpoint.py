@@ -48,9 +48,6 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
             val_acc, val/loss, val_loss that is logged.
         mode: Whether the best is the largest or the smallest value; by default as fits the name.
         every_n_rounds: Rounds between two writes of ``last``; the final round is always written.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(

@@ -44,11 +44,7 @@ def with_found_configs(words: Sequence[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Lists the configurations, or copies them; returns 0.
-
-    Raises:
-        FederatedError: If a name is unknown, or a file is there already.
-    """
+    """Lists the configurations, or copies them; returns 0."""
     parser = argparse.ArgumentParser(
         prog="lightning-fed configs",
         description="The configurations that come with the package, by the names that `--config` takes.",

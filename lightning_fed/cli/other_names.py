@@ -15,11 +15,7 @@ _Place = dict[str, Any] | Namespace
 
 
 def take_lightnings(config: Any, parent: str = "") -> None:
-    """Renames the trainer's options that Lightning calls otherwise, in place, and answers those without a meaning.
-
-    Raises:
-        FederatedError: On one that has no meaning here.
-    """
+    """Renames the trainer's options that Lightning calls otherwise, in place, and answers those without a meaning."""
     place = _of_trainer(config, parent)
     for name in [name for name in FOREIGN if name in place]:
         for own, value in own_arguments({name: place.pop(name)}).items():
@@ -27,11 +23,7 @@ def take_lightnings(config: Any, parent: str = "") -> None:
 
 
 def own_words(words: Sequence[str]) -> list[str]:
-    """Does the same for the words of a command line.
-
-    Raises:
-        FederatedError: On one that has no meaning here.
-    """
+    """Does the same for the words of a command line."""
     kept, rest = [], iter(words)
     for word in rest:
         option, equals, value = word.partition("=")

@@ -34,9 +34,6 @@ class FedGA(ClientAlgorithm):
         measure_from: Whether the update is measured from the ``displaced`` start, or from the ``global`` model as
             Algorithm 2 is written: that has the same mean, but displacements then vote in masks and robust means. The
             form ``step`` displaces no start.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     stacks = True

@@ -20,9 +20,6 @@ class FedProx(ClientAlgorithm):
 
     Args:
         mu: μ, at least 0.
-
-    Raises:
-        FederatedError: If μ is negative or not finite.
     """
 
     stacks = True

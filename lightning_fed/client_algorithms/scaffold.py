@@ -54,9 +54,6 @@ class SCAFFOLD(_Corrected):
 
     Attributes:
         control: c, shape (d,), None before the first round.
-
-    Raises:
-        FederatedError: If the option is another one.
     """
 
     vectors_down = vectors_up = 1

@@ -42,9 +42,6 @@ def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataMo
 
     Returns:
         The data module itself if it has clients, or no training data to make clients of; None if there are no data.
-
-    Raises:
-        FederatedError: If data are given in two ways.
     """
     given = {name: loader for name, loader in loaders.items() if loader is not None}
     if datamodule is None and given and is_datamodule(first := next(iter(given.values()))):

@@ -47,9 +47,6 @@ class CropFlip(Augmentation):
     Args:
         padding: Width of the border on each side, in pixels; 0 for no cropping.
         flip: Whether an image is mirrored, left to right, with probability 1/2.
-
-    Raises:
-        FederatedError: If ``padding`` is below 0.
     """
 
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
@@ -58,11 +55,7 @@ class CropFlip(Augmentation):
         self.flip = flip
 
     def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Changes images of shape (B, C, H, W).
-
-        Raises:
-            FederatedError: If the inputs have another number of dimensions.
-        """
+        """Changes images of shape (B, C, H, W)."""
         if inputs.ndim != 4:
             raise FederatedError(
                 f"Expected images of shape (B, C, H, W) for `--data.augmentation` CropFlip, got inputs of shape "

@@ -48,11 +48,7 @@ class CheckedCollate:
         self.collate = default_collate if collate is None else collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Makes a batch.
-
-        Raises:
-            FederatedError: If the samples do not go together.
-        """
+        """Makes a batch."""
         try:
             return self.collate(samples)
         except FederatedError:

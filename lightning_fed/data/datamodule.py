@@ -146,11 +146,7 @@ class FederatedDataModule(LightningDataModule):
             vars(self).update(self._source.transfers())
 
     def load_datasets(self) -> Datasets:
-        """Returns the data sets; override it (or subclass ``BundledDataModule``) to bring your own.
-
-        Raises:
-            FederatedError: If no training set was given.
-        """
+        """Returns the data sets; override it (or subclass ``BundledDataModule``) to bring your own."""
         train, val, test, predict, targets = self._given
         if self._source is not None:
             train, self._source_loading = self._source.train_set()
@@ -236,9 +232,6 @@ class FederatedDataModule(LightningDataModule):
 
         Args:
             part: Those for validation (``val_split="per_client"``), or for test (``client_test_fraction``).
-
-        Raises:
-            FederatedError: If none were held out of clients.
         """
         held = self.division.val if part == "val" else self.division.clients
         if not len(held) or held.owners[0] == CENTRAL:
@@ -281,9 +274,6 @@ class FederatedDataModule(LightningDataModule):
 
         Beside sets that were held out of the training set a single test set is named ``test``. Where it tells the users
         of its samples, those of users that do not train are part of ``unseen`` instead.
-
-        Raises:
-            FederatedError: If the data have a test set of the same name as one held out.
         """
         central = [] if self._source is None else self._source.loaders("test")
         if self._source is not None and not self.held_out.holds_out_tests:

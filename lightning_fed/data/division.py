@@ -25,11 +25,7 @@ _VAL, _UNSEEN, _WITHIN = 1, 2, 3
 
 @dataclass(frozen=True)
 class DivisionOptions:
-    """What is held out of training; the options of ``FederatedDataModule`` of the same names.
-
-    Raises:
-        FederatedError: If an option is out of range.
-    """
+    """What is held out of training; the options of ``FederatedDataModule`` of the same names."""
 
     val_fraction: float = 0.0
     val_split: ValSplit = "central"
@@ -58,11 +54,7 @@ class DivisionOptions:
         return self.unseen_clients > 0 or self.client_test_fraction > 0
 
     def count_unseen(self, num_clients: int) -> int:
-        """Returns how many of the clients are held out.
-
-        Raises:
-            FederatedError: If none would be left.
-        """
+        """Returns how many of the clients are held out."""
         unseen = self.unseen_clients
         share = max(1, round(unseen * num_clients)) if unseen > 0 else 0
         count = int(unseen) if is_count(unseen, least=0) else share
@@ -167,9 +159,6 @@ def divide(
         num_samples: Rows of the training set.
         num_clients: Clients, those held out included; None where the partitioner finds their number.
         seed: Seed of the split and of all that is held out.
-
-    Raises:
-        FederatedError: If there are too few clients or samples for what is asked.
     """
     values = users if partitioner.reads == "users" else targets
     num_clients = partitioner.count_clients(values, num_clients)

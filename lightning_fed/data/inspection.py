@@ -42,11 +42,7 @@ def name_kind(value: object) -> str:
 
 
 def length(dataset: object, option: str) -> int:
-    """Returns the number of samples of a map-style data set.
-
-    Raises:
-        FederatedError: If the data set has no length or no items.
-    """
+    """Returns the number of samples of a map-style data set."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise FederatedError(f"Expected `{option}` to be a map-style data set, got {name_kind(dataset)}.")
     return len(dataset)

@@ -59,11 +59,7 @@ class Datasets:
     class_labels: bool = True
 
     def readable(self) -> "Datasets":
-        """Returns the same with data sets in the place of arrays, data frames, and a list of clients' data sets.
-
-        Raises:
-            FederatedError: If something is no data set and cannot be made one.
-        """
+        """Returns the same with data sets in the place of arrays, data frames, and a list of clients' data sets."""
         test = self.test
         several = test if isinstance(test, dict) and not are_columns(test.values()) else None
         tests = None if several is None else {n: as_dataset(part, "--data.test_dataset") for n, part in several.items()}
@@ -96,12 +92,7 @@ class LoadedData:
 
     @classmethod
     def of(cls, datasets: Datasets, in_memory: bool) -> "LoadedData":
-        """Looks into the training set.
-
-        Raises:
-            FederatedError: If it is no map-style data set, the targets or users do not fit it, or a validation or test
-                set has class labels beyond those of training.
-        """
+        """Looks into the training set."""
         num_samples = length(datasets.train, "--data.train_dataset")
         tensors = find_tensors(datasets.train) if in_memory else None
         targets = _given(datasets.targets, "targets", num_samples)

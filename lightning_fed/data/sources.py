@@ -280,11 +280,7 @@ def map_inputs(batch: Any, function: Conversion) -> Any:
 
 
 def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArray[np.int64]:
-    """Returns the samples of each client, shape (clients,); 0 for those that ``drop_last`` leaves without a batch.
-
-    Raises:
-        FederatedError: If that is all of them.
-    """
+    """Returns the samples of each client, shape (clients,); 0 for those that ``drop_last`` leaves without a batch."""
     sizes = split.sizes
     if not drop_last:
         return sizes

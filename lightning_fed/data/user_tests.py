@@ -44,9 +44,6 @@ class UserTests:
 
         Returns:
             None where no client is held out, users are unknown, there is not one test set alone, or all users train.
-
-        Raises:
-            FederatedError: If ``test_users`` does not fit the test set.
         """
         test, given = datasets.test, datasets.test_users
         if test is None or isinstance(test, dict) or users is None or not len(division.unseen):

@@ -14,11 +14,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str]) -> int:
-    """Builds a workspace and a report for the columns of some runs, saves both and prints where they are; returns 0.
-
-    Raises:
-        FederatedError: If there is no run, nobody is logged in, or Weights & Biases refuses.
-    """
+    """Builds a workspace and a report for the columns of some runs, saves both and prints where they are; returns 0."""
     parser = RunsParser(
         prog="lightning-fed dashboard",
         description="Arranges runs at Weights & Biases: a workspace and a report with a section for each prefix.",

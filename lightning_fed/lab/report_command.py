@@ -36,9 +36,6 @@ def main(argv: list[str]) -> int:
     """Prints the table over methods and seeds, writes it as CSV and draws the picture or the page; returns 0.
 
     With ``--study`` it is the report of a study.
-
-    Raises:
-        FederatedError: If there is no run, no such column, or the output cannot be written.
     """
     if any(word.partition("=")[0] == "--study" for word in argv):
         from lightning_fed.lab.runner.report import main as report_study

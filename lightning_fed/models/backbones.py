@@ -147,9 +147,6 @@ class MLP(Backbone):
         in_features: Values per image, C * H * W.
         hidden: Units of each hidden layer.
         num_classes: Number of classes, at least 1.
-
-    Raises:
-        FederatedError: If a count is below 1.
     """
 
     def __init__(self, in_features: int, hidden: Sequence[int] = (200,), num_classes: int = 10) -> None:
@@ -172,9 +169,6 @@ class LogisticRegression(Backbone):
     Args:
         in_features: Values per image, C * H * W.
         num_classes: Number of classes, at least 1.
-
-    Raises:
-        FederatedError: If a count is below 1.
     """
 
     def __init__(self, in_features: int, num_classes: int = 10) -> None:

@@ -21,9 +21,6 @@ class CharLSTM(Backbone):
         embedding_dim: Values of each character's vector.
         hidden_size: Units of each LSTM layer.
         num_layers: LSTM layers.
-
-    Raises:
-        FederatedError: If a count is below 1.
     """
 
     def __init__(

@@ -26,9 +26,6 @@ class ResNet18(Backbone):
         in_channels: Channels of the images: 1 for grey, 3 for colour.
         norm: ``group`` or ``batch`` normalisation.
         groups: Groups of each group normalisation, a divisor of 64.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(

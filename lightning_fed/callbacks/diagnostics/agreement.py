@@ -37,9 +37,6 @@ class UpdateAgreement(FederatedCallback):
     Attributes:
         histogram: Coordinates by their A at the last measurement, in 20 bins of equal width over [0, 1], of which the
             last holds 1; None before the first.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     needs = Need.SIGN_SUM | Need.MEAN

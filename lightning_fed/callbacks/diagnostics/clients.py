@@ -55,9 +55,6 @@ class ClientEvaluation(FederatedCallback):
         num_clients: How many clients are evaluated, drawn once by the run's seed; all if there are no more, or if not
             given.
         participation: Whether to tell the clients of the round from the others, at twice the cost.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(

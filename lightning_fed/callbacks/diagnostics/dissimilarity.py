@@ -33,9 +33,6 @@ class GradientDissimilarity(FederatedCallback):
         client: Id of a client whose own distance is logged, None for none; the paper's figures have the first one's, 0.
         over: Whether f is over the ``cohort`` or over ``all`` clients that hold samples, as in the paper's figures:
             then the gradients of all are computed, by each process, and kept while they are compared.
-
-    Raises:
-        FederatedError: If an argument is out of range.
     """
 
     def __init__(

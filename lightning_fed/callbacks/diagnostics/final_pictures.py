@@ -41,9 +41,6 @@ class FinalPictures(FederatedCallback):
 
     Args:
         num_samples: Right, and as many wrong, predictions to show, drawn by the run's seed.
-
-    Raises:
-        FederatedError: If the number is out of range.
     """
 
     def __init__(self, num_samples: int = 20) -> None:

@@ -26,11 +26,7 @@ class DistributionGap(FederatedCallback):
         self.reference = reference
 
     def on_test_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
-        """Logs the gaps, once all sets have been evaluated.
-
-        Raises:
-            FederatedError: If there is no such set, or no other.
-        """
+        """Logs the gaps, once all sets have been evaluated."""
         metrics: dict[str, Any] = trainer.callback_metrics  # type: ignore[attr-defined]  # one of Lightning's names
         named = {tuple(parts[1:]): value for name, value in metrics.items() if len(parts := name.split("/")) == 3
                  and parts[0] == "test"}  # fmt: skip

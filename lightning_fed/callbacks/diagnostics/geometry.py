@@ -33,9 +33,6 @@ class UpdateGeometry(FederatedCallback):
     Args:
         every_n_rounds: Rounds between measurements, at least 1.
         by_client: Whether each client's figures are written to a table.
-
-    Raises:
-        FederatedError: If the number is out of range.
     """
 
     needs = Need.MEAN

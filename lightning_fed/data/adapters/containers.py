@@ -56,9 +56,6 @@ def as_dataset(container: Any, option: str, clients: bool = False) -> AnyDataset
         container: The container.
         option: Its option's name.
         clients: Whether a list or dict of data sets means one for each client.
-
-    Raises:
-        FederatedError: If it is neither.
     """
     if clients and are_datasets(container) and not _are_splits(container):
         return ClientDatasets(container)

@@ -36,9 +36,6 @@ def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
 
     Returns:
         The data set, restricted to what a sampler of some rows leaves, and how its samples become batches.
-
-    Raises:
-        FederatedError: If its samples cannot be split over clients.
     """
     if are_datasets(loader):
         return _read_clients(loader, owner)

@@ -44,9 +44,6 @@ class Arrays(BundledDataModule):
         std: Divides inputs after that, above 0, one value or one for each channel.
         class_labels: Whether targets are class labels: whole numbers from 0; others are left as they are.
         **kwargs: Every other option of ``BundledDataModule``.
-
-    Raises:
-        FederatedError: If ``layout`` or ``std`` is out of range.
     """
 
     def __init__(

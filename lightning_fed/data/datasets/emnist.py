@@ -47,9 +47,6 @@ class EMNIST(IdxImages):
     Args:
         variant: Which of the six, which the paper calls splits.
         **kwargs: Every option of ``ImageDataModule``.
-
-    Raises:
-        FederatedError: If there is no such variant.
     """
 
     title: ClassVar[str] = "EMNIST"

@@ -58,9 +58,6 @@ class ImageDataModule(BundledDataModule, ABC):
 
         Returns:
             Images, uint8 of shape (N, C, H, W), and labels, int64 of shape (N,).
-
-        Raises:
-            FederatedError: Naming a file that is missing or not as expected.
         """
 
     @abstractmethod
@@ -76,11 +73,7 @@ class ImageDataModule(BundledDataModule, ABC):
         """Downloads into another folder of data sets than the module's own, and checks what came."""
 
     def prepare_data(self) -> None:
-        """Fetches the files if ``download`` is set and one is missing; an interrupted download leaves none.
-
-        Raises:
-            FederatedError: If they cannot be fetched.
-        """
+        """Fetches the files if ``download`` is set and one is missing; an interrupted download leaves none."""
         if self.download and not self.is_complete():
             fetch_whole(self.data_root, self.folder, self.fetch)
 

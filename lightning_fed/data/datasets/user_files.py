@@ -29,9 +29,6 @@ class UserDataModule(BundledDataModule, ABC):
             makes a client of each user, else all.
         draw_seed: Seed of that draw. It is no part of the run's seed, so that all runs use the same users.
         **kwargs: Every other option of ``BundledDataModule``.
-
-    Raises:
-        FederatedError: If an option is out of range.
     """
 
     def __init__(
@@ -55,11 +52,7 @@ class UserDataModule(BundledDataModule, ABC):
 
     @property
     def place(self) -> Path:
-        """The folder or file.
-
-        Raises:
-            FederatedError: If it does not exist.
-        """
+        """The folder or file."""
         place = (data_folder(self.root) or Path()) / Path(self.path).expanduser()
         if not place.exists():
             raise FederatedError(
@@ -81,11 +74,7 @@ class UserDataModule(BundledDataModule, ABC):
             )
 
     def draw(self, available: int) -> npt.NDArray[np.int64]:
-        """Returns which of the users take part, ascending indices in [0, available).
-
-        Raises:
-            FederatedError: If there are fewer than asked for.
-        """
+        """Returns which of the users take part, ascending indices in [0, available)."""
         natural = isinstance(self.partitioner, ByUser)
         count = self.num_clients if self.num_users is None and natural else self.num_users
         option = "--data.num_clients" if self.num_users is None else "--data.num_users"

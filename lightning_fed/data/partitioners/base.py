@@ -32,9 +32,6 @@ class Partitioner(ABC):
         reads: What the split depends on besides the counts and the seed. A partitioner that reads ``targets`` or
             ``users`` refuses data without them.
         sizes_vary: Whether another draw gives clients other sizes; if not, ``redraw`` is the same as ``refuse``.
-
-    Raises:
-        FederatedError: If an option is out of range.
     """
 
     reads: ClassVar[Reads] = "nothing"
@@ -71,9 +68,6 @@ class Partitioner(ABC):
         Args:
             values: What the partitioner reads, one value per sample.
             num_clients: The option.
-
-        Raises:
-            FederatedError: If the option leaves it open.
         """
         if num_clients is None:
             raise FederatedError(

@@ -40,11 +40,7 @@ class ExactClasses(Partitioner):
         self.classes_per_client = classes_per_client
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Finds who holds which classes and cuts each class into parts.
-
-        Raises:
-            FederatedError: If there are fewer classes than k, a class would have no holder, or a part no sample.
-        """
+        """Finds who holds which classes and cuts each class into parts."""
         counts, codes = class_codes(targets)
         self._check_counts(counts, num_clients)
         holders = _holders(counts, num_clients, num_clients * self.classes_per_client)

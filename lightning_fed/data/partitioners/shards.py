@@ -31,11 +31,7 @@ class Shards(Partitioner):
         self.classes_per_client = classes_per_client
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Sorts by label after a shuffle, cuts into shards, deals the shards.
-
-        Raises:
-            FederatedError: If there are fewer classes than ``classes_per_client`` or fewer samples than shards.
-        """
+        """Sorts by label after a shuffle, cuts into shards, deals the shards."""
         labels = np.asarray(targets)
         num_shards = self.classes_per_client * num_clients
         self._check_shards(len(np.unique(labels)), num_samples, num_shards)

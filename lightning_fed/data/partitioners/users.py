@@ -25,22 +25,14 @@ class ByUser(Partitioner):
     sizes_vary: ClassVar[bool] = False
 
     def count_clients(self, values: Values, num_clients: int | None) -> int:
-        """Returns the number of users if the option leaves it open.
-
-        Raises:
-            FederatedError: If there are no users.
-        """
+        """Returns the number of users if the option leaves it open."""
         if num_clients is not None:
             return num_clients
         self._check_values(values, 0 if values is None else len(values))
         return len(np.unique(np.asarray(values)))
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Numbers the users, which are passed as ``targets``.
-
-        Raises:
-            FederatedError: If there are more or fewer of them than clients.
-        """
+        """Numbers the users, which are passed as ``targets``."""
         users, owner = np.unique(np.asarray(targets), return_inverse=True)
         if len(users) != num_clients:
             raise FederatedError(

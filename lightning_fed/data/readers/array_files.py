@@ -43,9 +43,6 @@ class ArrayFile:
     Attributes:
         path: The file or folder.
         names: The arrays in it.
-
-    Raises:
-        FederatedError: If there is no such file, or it cannot be read.
     """
 
     def __init__(self, path: Path, option: str) -> None:
@@ -65,9 +62,6 @@ class ArrayFile:
         Returns:
             A tensor of numbers on the CPU, of at least one dimension; a large .npy file is mapped into memory, and
             writing into the tensor does not change the file.
-
-        Raises:
-            FederatedError: If there is no such array, or it holds no numbers.
         """
         if name not in self.names:
             raise FederatedError(

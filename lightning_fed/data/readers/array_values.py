@@ -36,9 +36,6 @@ def as_inputs(
 
     Returns:
         float32 of shape (N, ...); int64 for integers wider than 8 bits, such as tokens, unless mean or std is given.
-
-    Raises:
-        FederatedError: If the shape does not fit ``layout``, ``mean`` or ``std``.
     """
     array = _with_channels(array, name, layout)
     normalised = mean is not None or std is not None
@@ -66,9 +63,6 @@ def as_labels(array: Tensor, name: str, option: str) -> Tensor:
 
     Returns:
         Labels, int64 of shape (N,).
-
-    Raises:
-        FederatedError: If there is not one whole number of at least 0 for each sample.
     """
     flat = array.squeeze(1) if array.ndim == 2 and array.shape[1] == 1 else array
     if flat.ndim != 1:

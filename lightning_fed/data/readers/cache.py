@@ -43,9 +43,6 @@ def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]
         path: The file.
         fingerprint: Names what the tensors are made from.
         make: Makes them.
-
-    Raises:
-        FederatedError: If the file cannot be written.
     """
     tensors = _read(path, fingerprint)
     if tensors is not None:

@@ -29,9 +29,6 @@ def fetch_whole(root: Path, folder: str, fetch: Callable[[Path], None]) -> None:
         root: Folder of data sets.
         folder: Where the files lie below ``root``.
         fetch: Downloads into the folder that it is given in place of ``root``, and checks what it downloads.
-
-    Raises:
-        FederatedError: If they cannot be fetched.
     """
     top = Path(folder).parts[0]
     try:

@@ -81,9 +81,6 @@ def leaf_users(path: Path, option: str, count: Callable[[LeafUser], int] | None 
         option: The option that named it, for messages.
         count: Checks one user's entry and counts its samples, which must be as many as ``num_samples`` says; lists
             ``x`` and ``y`` of the same length if not given.
-
-    Raises:
-        FederatedError: If a file cannot be read, its counts disagree, or a user is missing or occurs twice.
     """
     places: dict[str, str] = {}
     for file in leaf_files(path, option):
@@ -100,11 +97,7 @@ def leaf_users(path: Path, option: str, count: Callable[[LeafUser], int] | None 
 
 
 def leaf_files(path: Path, option: str) -> list[Path]:
-    """Returns the JSON files of a folder by name, or the one file that ``path`` is.
-
-    Raises:
-        FederatedError: If there is none.
-    """
+    """Returns the JSON files of a folder by name, or the one file that ``path`` is."""
     if path.is_file():
         return [path]
     files = sorted(file for file in path.glob("*.json*") if file.name.endswith((".json", ".json.gz")))

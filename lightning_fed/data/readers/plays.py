@@ -61,9 +61,6 @@ def read_roles(path: Path, option: str) -> list[Role]:
 
     A user's entry holds its text as ``raw``, of which all windows are samples, or the samples themselves: ``x``,
     strings of 80 characters, and ``y``, the character after each. Consecutive ones are stored as one text.
-
-    Raises:
-        FederatedError: If a file cannot be read, its counts disagree, or a sample is something else.
     """
     roles = []
     for user in leaf_users(path, option, _count):

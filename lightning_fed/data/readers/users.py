@@ -43,11 +43,7 @@ class UserSamples:
 
 
 def draw_users(available: int, count: int | None, seed: int, option: str) -> npt.NDArray[np.int64]:
-    """Draws users without replacement, all if ``count`` is None: ascending indices in [0, available), shape (count,).
-
-    Raises:
-        FederatedError: If there are fewer than ``count``, which the option named gave.
-    """
+    """Draws users without replacement, all for None: ascending indices in [0, available), shape (count,)."""
     if count is None:
         return np.arange(available)
     if count > available:

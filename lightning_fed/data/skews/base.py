@@ -112,9 +112,6 @@ class FeatureSkew(ABC):
 
         Returns:
             A copy that is ready; ``self`` stays as it is, and may serve another data module.
-
-        Raises:
-            FederatedError: If the skew is not made for such data.
         """
         self.check(facts)
         ready = copy.copy(self)
@@ -179,9 +176,6 @@ class FeatureSkew(ABC):
 
         Returns:
             A list for a tuple, else a batch of the same form.
-
-        Raises:
-            FederatedError: If the batch has another form.
         """
         if isinstance(batch, Tensor):
             return self._skewed(batch, None, scheme, draws)[0]

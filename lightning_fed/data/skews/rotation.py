@@ -25,9 +25,6 @@ class ClientRotation(FeatureSkew):
 
     Args:
         max_angle: Largest angle in degrees, above 0 and at most 180.
-
-    Raises:
-        FederatedError: If the angle is out of range.
     """
 
     def __init__(self, max_angle: float = 45.0) -> None:

@@ -147,11 +147,7 @@ class SkewedSets:
 
     @classmethod
     def of(cls, skew: FeatureSkew, loaded: LoadedData, division: Division) -> "SkewedSets":
-        """Prepares a skew for the data that were loaded.
-
-        Raises:
-            FederatedError: If the skew is not made for such data.
-        """
+        """Prepares a skew for the data that were loaded."""
         sample, datasets = first_input(loaded.datasets.train), loaded.datasets
         facts = DataFacts(
             sample if isinstance(sample, Tensor) else None,

@@ -55,9 +55,6 @@ def read_outputs(
 
     Returns:
         Members and non-members in random order, the same for the same draw.
-
-    Raises:
-        FederatedError: If there are too few of either, or the module is no classifier.
     """
     generator = torch.Generator().manual_seed(draw.seed)
     rows: Tensor

@@ -46,11 +46,7 @@ def _curves(reports: Any, columns: Sequence[str]) -> list[Any]:
 
 
 def build_workspace(entity: str, project: str, columns: Iterable[str]) -> Any:
-    """Builds a workspace with a section for each prefix and the runs grouped by method, without saving it.
-
-    Raises:
-        FederatedError: If wandb-workspaces is not installed.
-    """
+    """Builds a workspace with a section for each prefix and the runs grouped by method, without saving it."""
     reports, workspaces = _library()
     sections = [
         workspaces.Section(name=name, panels=_curves(reports, names), is_open=name in _FIRST[:2])
@@ -71,9 +67,6 @@ def build_report(entity: str, project: str, columns: Iterable[str], methods: Seq
         project: Project.
         columns: Columns of metrics.csv.
         methods: Labels of what is compared, for the text.
-
-    Raises:
-        FederatedError: If wandb-workspaces is not installed.
     """
     reports, _ = _library()
     sections = sections_of(columns)

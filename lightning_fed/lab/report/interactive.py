@@ -19,11 +19,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def import_plotly() -> Any:
-    """Imports plotly, which only a page needs.
-
-    Raises:
-        FederatedError: If it is not installed.
-    """
+    """Imports plotly, which only a page needs."""
     try:
         import plotly.graph_objects
         import plotly.offline

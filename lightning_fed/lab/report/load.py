@@ -37,9 +37,6 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
 
     Returns:
         The runs that measured anything, and a sentence for each that cannot be used.
-
-    Raises:
-        FederatedError: If a folder is missing or there is no run to use.
     """
     runs, notes = [], []
     folders = list(folders)
@@ -69,9 +66,6 @@ def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], 
 
     Returns:
         The methods in order of their first run, and a sentence for each thing left out.
-
-    Raises:
-        FederatedError: If no run measured the metric.
     """
     usable = [run for run in runs if metric in run.columns]
     if not usable:

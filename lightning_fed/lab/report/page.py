@@ -68,9 +68,6 @@ def report_page(
         x: What the curves are drawn against at first.
         others: Further metrics that every run measured, to be drawn below.
         notes: Sentences on what was left out.
-
-    Raises:
-        FederatedError: If plotly is not installed, or a run did not measure ``x``.
     """
     axes = [x, *(name for name in X_LABELS if name != x and is_measured(methods, name))]
     agreement = sorted({c for m in methods for run in m.runs for c in run.columns if c.startswith(_AGREEMENT)})
@@ -92,11 +89,7 @@ def report_page(
 
 
 def whole_page(title: str, body: Iterable[str]) -> str:
-    """Makes a page of its parts, with the scripts that sorted tables and curves need.
-
-    Raises:
-        FederatedError: If plotly is not installed.
-    """
+    """Makes a page of its parts, with the scripts that sorted tables and curves need."""
     plotly_js = import_plotly().offline.get_plotlyjs()
     return "\n".join(
         [

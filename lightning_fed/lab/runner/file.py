@@ -46,9 +46,6 @@ def load_study(name: str, profile: str = "full") -> Study:
     Args:
         name: Its file, or its name among those that come with the package, such as ``studies/quickstart``.
         profile: The size of the study that is returned.
-
-    Raises:
-        FederatedError: If the file cannot be read or is wrong somewhere, or there is no such profile.
     """
     path = _find(name)
     try:
@@ -106,11 +103,7 @@ def _long_axis(name: str, axis: Any) -> Any:
 
 
 def _read(hint: Any, value: Any, place: str) -> Any:
-    """Makes of a value what a type hint says.
-
-    Raises:
-        FederatedError: If it is something else, named by its place in the file.
-    """
+    """Makes of a value what a type hint says."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint) and isinstance(hint, type):
         return _read_part(hint, _mapping(value, place), place)

@@ -170,11 +170,7 @@ def _wait(name: str, plan: Callable[[], tuple[list[Cell], list[Cell]]]) -> list[
 
 
 def _states(name: str) -> Counter[str]:
-    """Counts the tasks of a job in the queue by what they do there.
-
-    Raises:
-        FederatedError: If SLURM does not answer.
-    """
+    """Counts the tasks of a job in the queue by what they do there."""
     command = ["squeue", "--me", "--noheader", "--array", f"--name={name}", "--format=%T"]
     answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode:

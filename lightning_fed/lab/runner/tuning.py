@@ -256,11 +256,7 @@ def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -
 
 
 def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
-    """Returns the mean over a trial's runs of what decides, None if one of them is not done, NaN if one diverged.
-
-    Raises:
-        FederatedError: If they have not measured it.
-    """
+    """Returns the mean over a trial's runs of what decides, None if one of them is not done, NaN if one diverged."""
     values = []
     for cell in attempt.cells:
         run = done_run(root, cell)

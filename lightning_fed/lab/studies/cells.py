@@ -72,11 +72,7 @@ def combinations(study: Study) -> Iterator[dict[str, Name]]:
 
 
 def cells_of(study: Study) -> list[Cell]:
-    """Returns the runs of a study without what is tuned, all seeds of a combination one after the other.
-
-    Raises:
-        FederatedError: If two would share a folder, on a file system that takes capital letters for small ones too.
-    """
+    """Returns the runs of a study without what is tuned, all seeds of a combination one after the other."""
     cells = [make_cell(study, axes, seed, {}) for axes in combinations(study) for seed in study.seeds]
     places: dict[str, Cell] = {}
     for cell in cells:
@@ -127,9 +123,6 @@ def chosen_by(cells: Sequence[Cell], only: str | None) -> list[Cell]:
     """Returns the runs whose values fit patterns such as ``rule=FedAvg*,client rate=0.1``; ``seed`` counts as an axis.
 
     Several patterns for an axis are alternatives.
-
-    Raises:
-        FederatedError: If there is no such axis, or no run fits.
     """
     if only is None:
         return list(cells)

@@ -44,9 +44,6 @@ def study_page(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str
         notes: Further sentences.
         table: The table.
         x: Column that the curves are drawn over.
-
-    Raises:
-        FederatedError: If plotly is not installed.
     """
     curves = []
     for index, ((title, metric), methods) in enumerate(_panels(table).items()):

@@ -42,11 +42,7 @@ class PublishedFigures:
     axes: Mapping[str, Mapping[str, Row]]
 
     def figure(self, cell: Mapping[str, str]) -> Figure | None:
-        """Finds the figure of a cell, given by the names of its values; None if the file has none.
-
-        Raises:
-            FederatedError: If there are several.
-        """
+        """Finds the figure of a cell, given by the names of its values; None if the file has none."""
         wanted: Row = {}
         for axis, values in self.axes.items():
             if cell[axis] not in values:
@@ -75,9 +71,6 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
             all cells; and ``axes``, for each axis the column that it is, or for each of its values those of the columns
             that it stands for. Where they do not say which metric, figures are of the first one.
         axes: The names of the values of each axis.
-
-    Raises:
-        FederatedError: If it names a file, a column, a value or an axis that is not there, or no figure at all.
     """
     _expect("report.published", {*published}, ("file", "where", "axes"))
     if "file" not in published:

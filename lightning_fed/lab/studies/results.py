@@ -91,9 +91,6 @@ def write_results(results: StudyResults, folder: Path) -> None:
     """Writes ``results.csv``, ``curves.csv`` and, where something was tuned, ``tuning.csv``.
 
     Numbers have seven digits, as many as single precision holds: written again after reading, the files are the same.
-
-    Raises:
-        FederatedError: If there is no run, or a file cannot be written.
     """
     if not results.runs:
         raise FederatedError(
@@ -109,11 +106,7 @@ def write_results(results: StudyResults, folder: Path) -> None:
 
 
 def read_results(folder: Path) -> StudyResults:
-    """Reads what ``write_results`` has written.
-
-    Raises:
-        FederatedError: If a file is missing or damaged.
-    """
+    """Reads what ``write_results`` has written."""
     rows = _read(folder / "results.csv", (*_NAMED, "seed", "fingerprint", "rounds"))
     curves = _read_curves(folder / "curves.csv")
     with _intact(folder / "results.csv"):

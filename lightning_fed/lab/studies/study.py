@@ -179,11 +179,7 @@ class Study:
 
 
 def apply_profile(study: Study, name: str) -> Study:
-    """Returns the study in another size; ``full`` is the study as it is.
-
-    Raises:
-        FederatedError: If there is no such profile, or it names what the study does not have.
-    """
+    """Returns the study in another size; ``full`` is the study as it is."""
     if name == "full":
         return study
     if name not in study.profiles:
@@ -240,11 +236,7 @@ def _all_parameters(tune: Tune) -> list[Parameters]:
 
 
 def expect_sound(study: Study) -> None:
-    """Refuses a study that names what it does not have, or is tuned by what it is reported by.
-
-    Raises:
-        FederatedError: In a sentence without the name of the file.
-    """
+    """Refuses a study that names what it does not have, or is tuned by what it is reported by."""
     _expect_names(study)
     for axis, values in study.axes.items():
         if axis in (taken := (*RESERVED, *study.report.metric)) or not values:
