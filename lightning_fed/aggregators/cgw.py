@@ -11,7 +11,7 @@ from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.cgw import corrective_weights, products_with_sum, weighted_gradients
-from lightning_fed.functional.inner_products import gram_matrix
+from lightning_fed.functional.geometry import gram_matrix
 
 __all__ = ["CGW"]
 

@@ -7,7 +7,7 @@ from lightning_fed.callbacks.payload import Payload
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Update
 from lightning_fed.errors import expect_number
-from lightning_fed.functional.inner_products import wide_dtype
+from lightning_fed.functional.geometry import wide_dtype
 
 __all__ = ["ClipUpdates"]
 

@@ -2,9 +2,8 @@
 
 from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.clients import ClientSummary, summarize_clients
-from lightning_fed.functional.dissimilarity import GradientSpread, gradient_spread
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
-from lightning_fed.functional.inner_products import gram_matrix, squared_distances
+from lightning_fed.functional.geometry import GradientSpread, gradient_spread, gram_matrix, squared_distances
 from lightning_fed.functional.local import control_variate, difference, linear_scaling_shift
 from lightning_fed.functional.masks import (
     agreement,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fed.functional.inner_products import wide_dtype
+from lightning_fed.functional.geometry import wide_dtype
 
 __all__ = ["ClientSummary", "summarize_clients"]
 

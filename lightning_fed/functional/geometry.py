@@ -1,11 +1,65 @@
-"""How far vectors point in the same direction, from the sum of their directions."""
+"""Lengths, inner products and directions of the rows of a cohort's matrix, in double precision."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_fed.functional.inner_products import wide_dtype
+__all__ = [
+    "GradientSpread",
+    "direction_cosines",
+    "gradient_spread",
+    "gram_matrix",
+    "squared_distances",
+    "wide_dtype",
+]
 
-__all__ = ["direction_cosines"]
+# Columns taken at a time: what is widened to double precision stays small beside the matrix itself.
+_COLUMNS = 1 << 16
+
+
+def wide_dtype(tensor: Tensor) -> torch.dtype:
+    """Returns the dtype to sum in: float64, or float32 on devices that have no other."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def gram_matrix(rows: Tensor) -> Tensor:
+    """Computes the inner products ⟨r_i, r_j⟩ of all pairs of rows.
+
+    A row that is not finite spoils its own row and column only.
+
+    Args:
+        rows: Tensor of shape (n, d), floating.
+
+    Returns:
+        Tensor of shape (n, n), float64, on the device of ``rows``.
+    """
+    gram = rows.new_zeros(len(rows), len(rows), dtype=wide_dtype(rows))
+    for columns in torch.split(rows, _COLUMNS, dim=1):
+        block = columns.to(gram.dtype)
+        gram.addmm_(block, block.T)
+    return gram
+
+
+def squared_distances(rows: Tensor) -> Tensor:
+    """Computes ‖r_i - r_j‖² of all pairs of rows.
+
+    Differences are taken before they are squared: from inner products, the distance of two long rows that lie close
+    together would be lost to rounding. Each pair is summed alike, so equal rows have equal distances to the bit.
+
+    Args:
+        rows: Tensor of shape (n, d), floating.
+
+    Returns:
+        Symmetric tensor of shape (n, n) with zeros on its diagonal, float64, on the device of ``rows``.
+    """
+    distances = rows.new_zeros(len(rows), len(rows), dtype=wide_dtype(rows))
+    for i, row in enumerate(rows):
+        wide = row.to(distances.dtype)
+        for j in range(i + 1, len(rows)):
+            difference = wide - rows[j]
+            distances[i, j] = distances[j, i] = torch.dot(difference, difference)
+    return distances
 
 
 def direction_cosines(directions: Tensor, count: Tensor | int, mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,3 +79,48 @@ def direction_cosines(directions: Tensor, count: Tensor | int, mean: Tensor) -> 
     n = torch.as_tensor(count, dtype=wide.dtype, device=wide.device)
     pairs = torch.where(n > 1, (wide.square().sum() - n) / (n * (n - 1)), torch.nan)
     return pairs, wide.dot(other) / (n * torch.linalg.vector_norm(other))
+
+
+class GradientSpread(NamedTuple):
+    """What ``gradient_spread`` returns, in float64.
+
+    Attributes:
+        dissimilarity: r = ½ Σ p_i ‖g_i - g̅‖², shape ().
+        distances: ‖g_i - g̅‖, shape (n,).
+        norm: ‖g̅‖, shape ().
+    """
+
+    dissimilarity: Tensor
+    distances: Tensor
+    norm: Tensor
+
+
+def gradient_spread(rows: Tensor, weights: Tensor | None = None) -> GradientSpread:
+    """Computes the gradient dissimilarity r = (1/2n) Σ ‖g_i - g̅‖², g̅ = (1/n) Σ g_i, and what it is made of.
+
+    r is half the trace of the covariance of the clients' gradients. With weights p_i it is ½ Σ p_i ‖g_i - g̅‖² with
+    g̅ = Σ p_i g_i. For equal rows, or one, it is exactly 0.
+
+    Source: Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI 2022, section
+    3 (r) and figures 5, 7 and 9 (the distance of the first client).
+
+    Args:
+        rows: g_i = ∇f_i(w), shape (n, d), n at least 1, floating.
+        weights: p_i before normalisation, shape (n,), not negative; None for equal ones.
+
+    Returns:
+        r, the distances ‖g_i - g̅‖ and ‖g̅‖, on the device of ``rows``.
+    """
+    wide = wide_dtype(rows)
+    shares = torch.ones(len(rows)) if weights is None else weights
+    shares = shares.to(device=rows.device, dtype=wide)
+    shares = shares / shares.sum()
+    squares, mean_square = rows.new_zeros(len(rows), dtype=wide), rows.new_zeros((), dtype=wide)
+    for columns in torch.split(rows, _COLUMNS, dim=1):
+        first = columns[0].to(wide)
+        # From one of them, not from zero: gradients that are long and alike would lose their differences to rounding.
+        apart = columns.to(wide) - first
+        mean = shares @ apart
+        squares += apart.sub_(mean).square_().sum(dim=1)
+        mean_square += mean.add_(first).square().sum()
+    return GradientSpread(0.5 * (shares @ squares), squares.sqrt(), mean_square.sqrt())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.functional.inner_products import squared_distances, wide_dtype
+from lightning_fed.functional.geometry import squared_distances, wide_dtype
 
 __all__ = [
     "check_krum",

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradient
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
-from lightning_fed.functional.dissimilarity import gradient_spread
+from lightning_fed.functional.geometry import gradient_spread
 
 __all__ = ["GradientDissimilarity"]
 
