@@ -68,7 +68,6 @@ class ManualStep:
 
     def _note_step(self, *_: Any) -> None:
         self.taken = True
-        torch.clear_autocast_cache()  # what it has cast are the weights before this step
 
     def step(self, batch: Any, batch_idx: int, first: bool, closes: bool) -> Any:
         """Runs a batch; what it leaves in the gradients is the module's own, but for that of the client before.

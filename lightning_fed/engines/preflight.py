@@ -15,8 +15,9 @@ from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.distributed.strategy import processes_of
+from lightning_fed.engines.attributes import Snapshot
 from lightning_fed.engines.local_step import loss_of
-from lightning_fed.engines.trial import Attributes, agree, holds_stacked_tensors, random_states, without_trace
+from lightning_fed.engines.trial import agree, holds_stacked_tensors, random_states, without_trace
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence
@@ -75,7 +76,8 @@ class StepProbe:
                 keep apart.
         """
         name, counts = type(self.module).__name__, self._update_counts()
-        with self._moving_nothing(), self._on_trial(in_eval) as before:
+        with self._moving_nothing(), self._on_trial(in_eval):
+            before = Snapshot(self.module, self._variables, in_place=True)
             try:
                 gradients, buffers = self._take(2)
             except CannotStack:
@@ -91,7 +93,7 @@ class StepProbe:
             self._expect_metrics_untouched(counts)
             if kept := holds_stacked_tensors(self.module):
                 raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
-            if self._variables is not None and (changed := before.changed()):
+            if self._variables is not None and (changed := self._changed(before)):
                 raise CannotStack(f"{name} changes `{changed}` in training, which clients at once would share")
             ours, theirs = self._streams(), self._before
             if ours[1:3] != theirs[1:3]:
@@ -103,13 +105,19 @@ class StepProbe:
         return draws
 
     @contextmanager
-    def _on_trial(self, in_eval: bool) -> Iterator[Attributes]:
-        """Leaves no trace of a step, not even of its warnings; yields the module's attributes before it."""
-        with without_trace(self.module, variables=self._variables) as before, catch_warnings():
+    def _on_trial(self, in_eval: bool) -> Iterator[None]:
+        """Leaves no trace of a step, not even of its warnings."""
+        with without_trace(self.module, variables=self._variables), catch_warnings():
             simplefilter("ignore")
             if in_eval:
                 self.module.eval()
-            yield before
+            yield
+
+    def _changed(self, before: Snapshot) -> str | None:
+        """Names an attribute or global variable that is another one than before; torch knows those of its own parts."""
+        parts = dict(self.module.named_modules())
+        changed = Snapshot(self.module, self._variables, in_place=True).differences(before)
+        return min((n for at, n in changed if not type(parts.get(at)).__module__.startswith("torch.")), default=None)
 
     @contextmanager
     def _moving_nothing(self) -> Iterator[None]:

@@ -1,10 +1,10 @@
 """Lets a module take steps that leave no trace, and compares what they give."""
 
-import operator
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,22 +13,18 @@ from torch import Tensor, nn
 from lightning_fed.core.devices import device_streams, wide_dtype
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.core.user_code import is_own
+from lightning_fed.engines.attributes import is_wrapped
 
 __all__ = ["Attributes", "agree", "holds_stacked_tensors", "next_numbers", "random_states", "without_trace"]
 
-
-class _Held(NamedTuple):
-    live: dict[str, Any]
-    before: dict[str, Any]
-    whole: bool = True  # names that are new have no place in it
-    own: bool = True  # torch knows the attributes of its own parts
+_GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
 
 
 class Attributes:
-    """The attributes of a module and of its parts as they are now, to be put back or compared.
+    """The attributes of a module and of its parts as they are now, to be put back.
 
-    They get their objects back, lists, dicts and sets their entries, parameters whether they require a gradient; what
-    other objects hold is not followed.
+    They get their objects back, lists, dicts and sets their entries, random generators their states, parameters whether
+    they require a gradient; what other objects hold is not followed.
 
     Args:
         module: The module.
@@ -41,37 +37,43 @@ class Attributes:
     """
 
     def __init__(self, module: nn.Module, variables: Mapping[str, dict[str, Any]] | None = None) -> None:
-        parts = list(module.modules())
-        self._held = [_Held(vars(p), dict(vars(p)), own=not type(p).__module__.startswith("torch.")) for p in parts]
+        self._held = [(vars(part), dict(vars(part))) for part in module.modules()]
+        self._variables = [(live, name, live[name]) for name, live in (variables or {}).items()]
         if variables is not None:
-            self._held += [_Held(live, {name: live[name]}, whole=False) for name, live in variables.items()]
-            objects = {id(v): v for one in self._held for v in one.before.values() if _has_own_attributes(v)}
-            self._held += [_Held(vars(value), dict(vars(value))) for value in objects.values()]
+            values = [v for _, before in self._held for v in before.values()] + [v for *_, v in self._variables]
+            objects = {id(value): value for value in values if _has_own_attributes(value)}
+            self._held += [(vars(value), dict(vars(value))) for value in objects.values()]
         self._trained = [(p, p.requires_grad) for p in module.parameters()]
-        self.values = [value for one in self._held for value in one.before.values()]
+        self.values = [v for _, before in self._held for v in before.values()] + [v for *_, v in self._variables]
         self.containers = [(value, value.copy()) for value in self.values if isinstance(value, (list, dict, set))]
-
-    def changed(self) -> str | None:
-        """Names what holds something else now, None if nothing does."""
-        content = {id(container): before for container, before in self.containers}
-        for live, before, whole, own in self._held:
-            for name in before.keys() | (live.keys() if whole else ()) if own else ():
-                value = before.get(name, live)
-                if live.get(name, live) is not value or not _holds(value, content.get(id(value), value)):
-                    return name
-        return None
+        self._streams = [_stream(value) for value in self.values if isinstance(value, _GENERATORS)]
 
     def put_back(self) -> None:
         """Makes them what they were."""
-        for live, before, whole, _ in self._held:
-            if whole:
-                live.clear()
+        for live, before in self._held:
+            live.clear()
             live.update(before)
+        for live, name, value in self._variables:
+            live[name] = value
         for container, content in self.containers:
             container.clear()
             (container.extend if isinstance(container, list) else container.update)(content)
         for parameter, requires_grad in self._trained:
             parameter.requires_grad = requires_grad
+        for put_back, state in self._streams:
+            put_back(state)
+
+
+def _stream(generator: Any) -> tuple[Callable[[Any], Any], Any]:
+    """Returns what puts the state of a random generator back, and its state now."""
+    if isinstance(generator, torch.Generator):
+        return generator.set_state, generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.setstate, generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.set_state, generator.get_state()
+    bits = generator.bit_generator
+    return partial(setattr, bits, "state"), bits.state
 
 
 def _has_own_attributes(value: Any) -> bool:
@@ -79,30 +81,16 @@ def _has_own_attributes(value: Any) -> bool:
     return is_own(type(value)) and not isinstance(value, (type, nn.Module)) and hasattr(value, "__dict__")
 
 
-def _holds(container: Any, content: Any) -> bool:
-    """Says whether a container has these entries; anything else holds itself."""
-    if container is content or isinstance(container, set):
-        return bool(container is content or container == content)
-    if isinstance(container, dict):
-        if list(container) != list(content):
-            return False
-        container, content = container.values(), content.values()
-    return len(container) == len(content) and all(map(operator.is_, container, content))
-
-
 @contextmanager
 def without_trace(
     module: nn.Module, frozen: Iterable[Tensor] = (), variables: Mapping[str, dict[str, Any]] | None = None
-) -> Iterator[Attributes]:
+) -> Iterator[None]:
     """Puts the attributes of a module and of its parts back at the end of the block, and the global random streams.
 
     Args:
         module: The module.
         frozen: Parameters of it that training moves: they get their values back as well.
         variables: See ``Attributes``.
-
-    Yields:
-        What will be put back.
 
     Attributes are put back as ``Attributes`` says, and tensors that are no parameters get their values back.
     """
@@ -116,7 +104,7 @@ def without_trace(
     tensors += [(p, p.detach().clone()) for p in frozen]
     try:
         with isolated_streams():
-            yield kept
+            yield
     finally:
         kept.put_back()
         for tensor, value in tensors:
@@ -125,13 +113,9 @@ def without_trace(
 
 def _may_change(tensor: Tensor) -> bool:
     """Says whether a tensor is no parameter, nor one that nobody can write to: expanded, or of a transform's past."""
-    if isinstance(tensor, nn.Parameter) or _is_wrapped(tensor):  # as LSTM keeps them until its next step
+    if isinstance(tensor, nn.Parameter) or is_wrapped(tensor):  # as LSTM keeps them until its next step
         return False
     return not any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _is_wrapped(value: Any) -> bool:
-    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def agree(one: Tensor, other: Tensor, coarse: float) -> bool:
@@ -149,7 +133,7 @@ def holds_stacked_tensors(module: nn.Module) -> str | None:
     for part in own:
         for name, value in vars(part).items():
             held = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]
-            if any(map(_is_wrapped, held)):
+            if any(map(is_wrapped, held)):
                 return name
     return None
 

@@ -1,26 +1,24 @@
 """Notices what training changes of a module besides its trained parameters and buffers."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import Metric
 
 from lightning_fed.core.devices import same_values
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.user_code import is_ours
+from lightning_fed.engines.attributes import Place, Snapshot
 from lightning_fed.errors import FederatedError
 
 __all__ = ["ModuleWatch"]
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # What torch and Lightning keep in a module themselves, and lend to it.
 _NOT_OF_THE_USER = frozenset({*vars(LightningModule()), "log"})
-# Longer containers are compared by their length.
-_MOST_ITEMS = 1000
+_OF_LIBRARIES = ("torch.", "torchvision.")
 
 
 class ModuleWatch:
@@ -39,7 +37,7 @@ class ModuleWatch:
         self._parameters = dict(zip(vector.names, vector.parameters, strict=True))
         self._known = {name for name, _ in state.module.named_parameters()}
         self._clients = 0
-        self._before: dict[str, Any] = {}
+        self._before: tuple[Snapshot, dict[Place, int]] | None = None
 
     def expect_parameters(self) -> None:
         """Refuses other parameters than ``fit`` began with: nobody would train them.
@@ -82,15 +80,21 @@ class ModuleWatch:
         """Notes what attributes the second client finds."""
         self._clients += 1
         if self._clients == 2:
-            self._before = _attributes(self._module)
+            self._before = Snapshot(self._module, in_place=True), _sizes(self._module)
 
     def end_client(self) -> None:
-        """Says once which of them it leaves changed."""
-        if self._clients != 2:
+        """Says once which of them it leaves changed; lists and dicts may grow, as those that wait for a round's end."""
+        if self._before is None:
             return
-        now, self._clients = _attributes(self._module), 3
-        changed = [name for name, value in now.items() if not _is_kept(self._before.get(name), value)]
-        self._before = {}
+        (before, sizes), self._before = self._before, None
+        parts, now = dict(self._module.named_modules()), _sizes(self._module)
+        changed = [
+            f"{owner}.{name}".lstrip(".")
+            for owner, name in sorted(Snapshot(self._module, in_place=True).differences(before))
+            if name not in _NOT_OF_THE_USER
+            and not _is_of_a_library(parts.get(owner))
+            and now.get((owner, name), 0) <= sizes.get((owner, name), 0)
+        ]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             rank_zero_warn(
@@ -100,50 +104,18 @@ class ModuleWatch:
             )
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Returns the user's own attributes of a module and its parts, each as something that can be compared."""
-    found = {}
-    for prefix, part in module.named_modules():
-        if isinstance(part, Metric) or type(part).__module__.startswith(("torch.", "torchvision.")):
-            continue
-        for key, value in vars(part).items():
-            if key not in _NOT_OF_THE_USER:
-                found[f"{prefix}.{key}" if prefix else key] = _seen(value)
-    return found
+def _is_of_a_library(part: nn.Module | None) -> bool:
+    return isinstance(part, Metric) or type(part).__module__.startswith(_OF_LIBRARIES)
 
 
-def _seen(value: Any) -> Any:
-    """What is compared of a value: plain ones as they are, containers by their items, other objects by identity."""
-    if isinstance(value, _PLAIN):
-        return type(value), repr(value)  # NaN equals itself
-    if isinstance(value, Tensor):  # the object is kept, or its id would be given away
-        return _Same(value), None if isinstance(value, nn.Parameter) else value._version
-    if isinstance(value, (list, tuple, set, dict, deque)) and len(value) > _MOST_ITEMS:
-        return _Same(value), len(value)
-    if isinstance(value, dict):
-        return {key: _seen(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, deque)):
-        return [_seen(item) for item in value]
-    return _Same(value)
+def _sizes(module: nn.Module) -> dict[Place, int]:
+    """Counts the items of what each attribute holds: lists and dicts, and those within them."""
+    parts = module.named_modules()
+    return {
+        (name, key): _size(v) for name, part in parts for key, v in vars(part).items() if isinstance(v, list | dict)
+    }
 
 
-class _Same:
-    """Equals another one of the same object."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-
-def _is_kept(before: Any, now: Any) -> bool:
-    """Says whether a value is as it was; lists and dicts may have grown, as those do that wait for a round's end."""
-    if isinstance(before, list) and isinstance(now, list):
-        return len(before) <= len(now) and all(map(_is_kept, before, now))
-    if isinstance(before, dict) and isinstance(now, dict):
-        return all(key in now and _is_kept(value, now[key]) for key, value in before.items())
-    return bool(before == now)
+def _size(value: Any) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return len(items) + sum(map(_size, items))

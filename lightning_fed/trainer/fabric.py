@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule
@@ -68,6 +69,10 @@ def make_fabric(
             f"Expected `--trainer.accelerator`, `devices`, `strategy` and `precision` to fit this machine, but Fabric "
             f"refuses them: {' '.join(str(error).split()).rstrip('.')}."
         ) from error
+    if isinstance(mixed := fabric.strategy.precision, MixedPrecision):
+        # As Lightning's trainer has it: weights that change within a step are cast anew, not taken from a cache.
+        device, dtype = fabric.device.type, torch.bfloat16
+        mixed.forward_context = partial(torch.autocast, device, dtype, cache_enabled=False)  # type: ignore[method-assign]
     fabric.strategy.remove_checkpoint = partial(_remove_checkpoint, fabric)  # type: ignore[attr-defined]  # as Trainer's has
     if fabric.world_size > 1 and not isinstance(fabric.strategy, ClientsStrategy):
         raise FederatedError(

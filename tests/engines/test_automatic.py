@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from lightning_fed.client_algorithms import FedGA
 from lightning_fed.core import seeding
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
@@ -250,7 +251,7 @@ class Stores(Model):
 SEEN = {
     "tensor": (AddsToTensor, "mutate a captured Tensor"), "dict": (Stores, "`outs`"),
     "prints": (Prints, "`print`"), "writes": (Writes, "`open`"), "global": (CountsGlobally, "`total`"),
-    "list": (Appends, "`calls`"), "attribute": (Counts, "`calls`"), "object": (Notes, "`steps`"),
+    "list": (Appends, "`calls`"), "attribute": (Counts, "`calls`"), "object": (Notes, "`record`"),
     "trainer": (ReadsTrainer, "`trainer`"), "metric": (Measures, "`seen`"),
 }  # fmt: skip
 
@@ -447,3 +448,44 @@ def test_a_damaged_name_of_an_engine_is_told_in_a_sentence(tmp_path: Path) -> No
     torch.save(checkpoint, path)
     with pytest.raises(FederatedError, match=r"`federated\.engine` is of type str"):
         run_on(first, 2)
+
+
+def test_it_takes_gradients_over_all_data_at_once_too(tmp_path: Path) -> None:
+    """The module's own change to eval mode for such a gradient is none that clients would share."""
+    found = run(tmp_path, Model, "auto", FedGA()).trainer.engine_choice
+    assert found["engine"] == "vectorized" and "full_gradients" not in found
+
+
+stream = np.random.default_rng(3)
+
+
+class DrawsFrom(Model):
+    """Draws a number in each step from a stream that the module holds, or that is a global variable."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.own = own
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        drawn = self.draw(self.own if self.own is not None else stream)
+        return super().training_step(batch, batch_idx) * (1 + drawn)
+
+    @staticmethod
+    def draw(held: Any) -> float:
+        return torch.rand((), generator=held).item() if isinstance(held, torch.Generator) else held.random()
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.Generator().manual_seed(1), "NumPy": lambda: np.random.default_rng(1),
+    "random": lambda: random.Random(1), "global": lambda: None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_of_the_modules_own_is_where_it_was_after_the_trial(tmp_path, monkeypatch, name) -> None:
+    both = []
+    for engine in ("sequential", "auto"):
+        monkeypatch.setitem(globals(), "stream", np.random.default_rng(3))
+        both.append(run(tmp_path, lambda: DrawsFrom(STREAMS[name]()), engine))
+    assert both[1].trainer.engine_choice["engine"] == "sequential"
+    agree(*both, rtol=0)

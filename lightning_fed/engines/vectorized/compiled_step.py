@@ -16,8 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_fed.core.logged_values import LoggedValue
+from lightning_fed.engines.attributes import Place
 from lightning_fed.engines.trial import agree, without_trace
-from lightning_fed.engines.vectorized.constants import Constants, Place, Refusing
+from lightning_fed.engines.vectorized.constants import Constants, Refusing
 from lightning_fed.engines.vectorized.step import CannotStack, CannotTrace, StackedStep, first_sentence
 
 __all__ = ["CompiledStep", "common_batch_sizes"]
