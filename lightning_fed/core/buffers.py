@@ -168,6 +168,17 @@ class GlobalBuffers:
             if isinstance(now, nn.Parameter) and not same_values(now.detach(), value.to(now.dtype)):
                 value.copy_(now.detach())
 
+    def changed(self, before: dict[str, Tensor]) -> list[str]:
+        """Names the live buffers that no longer hold what these copies do."""
+        live = self.live.tensors()
+        return [name for name, value in before.items() if name in live and not _same(live[name], value)]
+
+    def take_over(self, names: Iterable[str]) -> None:
+        """Makes what the module holds in these buffers the global model's."""
+        live = self.live.tensors()
+        for name in names:
+            self.values[name].copy_(live[name])
+
     def take_in_moved(self) -> dict[str, Tensor]:
         """Makes buffers of the frozen parameters that a client's training has moved, refusing those without a copy.
 
@@ -258,6 +269,10 @@ class GlobalBuffers:
         self._of_client = {}
         for client, own in state["of_client"].items():
             self.move_in(client, own)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and same_values(one, other.to(one))
 
 
 def _widened(buffer: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import re
 import zlib
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, Literal
@@ -174,7 +175,7 @@ class ClientStates:
                 raise refusal
         self._changed.clear()
         self._version += 1
-        self._dumped = everyone[0] if len(everyone) == 1 else sorted(set().union(*everyone))
+        self._dumped = everyone[0] if len(everyone) == 1 else _joined(everyone)
         return self._dumped
 
     def saved(self, name: str, present: Container[str]) -> None:
@@ -294,6 +295,19 @@ def _expect_shape(key: str, client: int, shape: torch.Size, got: Tensor) -> None
             f"Expected client state {key!r} of client {client} in the shape {tuple(shape)} that the key was first "
             f"stored in, got {tuple(got.shape)}: keep tensors of another shape under a key of their own."
         )
+
+
+def _joined(everyone: list[list[str]]) -> list[str]:
+    """Brings together the files of all processes; refuses a client's record that several of them have stored."""
+    files = sorted(set().union(*everyone))
+    records = [file.partition("-")[0] for file in files]
+    if twice := [one for one, other in pairwise(records) if one == other]:
+        key, client = twice[0].split("/")
+        raise FederatedError(
+            f"Expected the state {key!r} of client {client} to be stored by the process that trains it, but several "
+            "have stored it: call `client_states.store` while the client trains, or set `--trainer.devices` to 1."
+        )
+    return files
 
 
 def _checksum(array: npt.NDArray[Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
@@ -21,7 +21,7 @@ from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 
-__all__ = ["CompileMode", "LocalOptions", "NoState", "NoStateError", "TrainState", "no_totals"]
+__all__ = ["CompileMode", "LocalOptions", "NoState", "NoStateError", "TrainState", "names_kept", "no_totals"]
 
 # The modes of torch.compile.
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -64,6 +64,16 @@ class LocalOptions:
         return "default" if self.compile is True else self.compile or None
 
 
+def names_kept(module: nn.Module) -> frozenset[str]:
+    """Returns the names of a module's parameters and of its buffers that a checkpoint holds."""
+    return frozenset(
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, part in module.named_modules()
+        for name, tensor in (*part._parameters.items(), *part._buffers.items())
+        if tensor is not None and name not in part._non_persistent_buffers_set
+    )
+
+
 def no_totals() -> dict[str, float]:
     """Returns the totals of a run that has not begun."""
     return dict.fromkeys(TOTALS, 0)
@@ -96,6 +106,7 @@ class TrainState:
         engine_choice: The engine in use, why, and how many clients it trains at once; before there is one, that of the
             checkpoint that the run goes on from.
         untrained: The parts of the flat vector that no client's optimizer steps in this round.
+        known: Names of the parameters and persistent buffers that the module had when ``fit`` began.
     """
 
     fabric: Fabric
@@ -123,8 +134,10 @@ class TrainState:
     engine_choice: dict[str, Any] | None = None
     memory_format: Literal["preserve", "channels_last"] = "preserve"
     untrained: list[slice] = field(init=False)
+    known: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.known = names_kept(self.module)
         self.start_round()
 
     def start_round(self) -> None:

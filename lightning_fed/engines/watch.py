@@ -1,20 +1,23 @@
 """Notices what training changes of a module besides its trained parameters and buffers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 from torchmetrics import Metric
 
 from lightning_fed.core.devices import same_values
-from lightning_fed.core.train_state import TrainState
+from lightning_fed.core.train_state import TrainState, names_kept
 from lightning_fed.core.user_code import is_ours
+from lightning_fed.distributed.consistency import follow_first
+from lightning_fed.distributed.processes import Processes
 from lightning_fed.engines.attributes import Place, Snapshot
 from lightning_fed.errors import FederatedError
 
-__all__ = ["ModuleWatch"]
+__all__ = ["HookGuard", "ModuleWatch"]
 
 # What torch and Lightning keep in a module themselves, and lend to it.
 _NOT_OF_THE_USER = frozenset({*vars(LightningModule()), "log"})
@@ -35,20 +38,20 @@ class ModuleWatch:
         self._module, self._vector = state.module, state.vector
         vector = state.vector
         self._parameters = dict(zip(vector.names, vector.parameters, strict=True))
-        self._known = {name for name, _ in state.module.named_parameters()}
+        self._known = state.known
         self._clients = 0
         self._before: tuple[Snapshot, dict[Place, int]] | None = None
 
     def expect_parameters(self) -> None:
-        """Refuses other parameters than ``fit`` began with: nobody would train them.
+        """Refuses other parameters and buffers than ``fit`` began with: nobody would train or average them.
 
         Raises:
-            FederatedError: If one was replaced or added.
+            FederatedError: If a parameter was replaced, or something was added that checkpoints would hold.
         """
         live = dict(self._module.named_parameters())
-        if added := sorted(live.keys() - self._known):
+        if added := sorted(names_kept(self._module) - self._known):
             raise FederatedError(
-                f"Expected {type(self._module).__name__} to keep the parameters that `fit` began with, but "
+                f"Expected {type(self._module).__name__} to keep the parameters and buffers that `fit` began with, but "
                 f"`{added[0]}` was added: make it in `__init__`, `setup` or `configure_model`."
             )
         for name, parameter in self._parameters.items():
@@ -102,6 +105,76 @@ class ModuleWatch:
                 f"{type(self._module).__name__}, and the next client finds it so: unless it is set anew where "
                 "`batch_idx` is 0, keep it in a buffer (`register_buffer`), of which every client has its own."
             )
+
+
+class HookGuard:
+    """Looks after what the user's own code writes to the module between clients.
+
+    Buffers that it writes are the global model's from then on. Parameters are refused: clients start from
+    ``trainer.weights``.
+
+    Args:
+        state: What ``fit`` works on.
+        processes: The processes of the run.
+    """
+
+    def __init__(self, state: TrainState, processes: Processes) -> None:
+        self.state, self.processes, self.name = state, processes, type(state.module).__name__
+
+    @contextmanager
+    def watching(
+        self, what: str, watched: bool = True, before_step: bool = False, is_global: bool = False
+    ) -> Iterator[None]:
+        """Watches over a block.
+
+        Args:
+            what: What runs in it.
+            watched: Whether code of the user's own does; there is nothing to do otherwise.
+            before_step: Whether the server's step, which sets averaged buffers anew, is still to come.
+            is_global: Whether the module holds the global model, which the block leaves alone.
+        """
+        if not watched:
+            yield
+            return
+        live, buffers = self.state.vector, self.state.buffers
+        before = self.state.weights.to(live.dtype) if is_global else live.data.clone()
+        held = buffers.live.copy()
+        yield
+        if not (live.in_place and same_values(live.data, before)):
+            self._expect_global_model(what)
+        changed = buffers.changed(held)
+        if changed and before_step:
+            raise FederatedError(
+                f"Expected {what} to leave the buffers of {self.name} as they are, but it wrote to `{changed[0]}`, "
+                "which the server's step sets anew: write to it in `on_after_server_step`."
+            )
+        if changed:
+            buffers.take_over(changed)
+            follow_first(self.processes, [buffers.values[name] for name in changed], what)
+
+    def _expect_global_model(self, what: str) -> None:
+        live, weights = self.state.vector, self.state.weights
+        if not (live.in_place and same_values(live.data, weights.to(live.dtype))):
+            raise FederatedError(
+                f"Expected {what} to leave the parameters of {self.name} as they are, but it wrote to them, which no "
+                "client would see: write to the global model, `trainer.weights`, instead."
+            )
+
+    def take_over_start(self, resumed: bool) -> None:
+        """Lets what hooks write to the module before the first round count, once: a resumed run has it already."""
+        state = self.state
+        state.vector.refresh()
+        moved = not same_values(state.vector.data, state.weights.to(state.vector.dtype))
+        changed = state.buffers.changed(state.buffers.values)
+        if resumed:
+            if moved or changed:
+                rank_zero_info("What hooks write to the module at the start is left out: the run goes on as it was.")
+            state.load_global_model()
+            return
+        if moved:
+            state.weights.copy_(state.vector.data)
+        state.buffers.take_over(changed)
+        follow_first(self.processes, [state.weights, *state.buffers.values.values()], "start")
 
 
 def _is_of_a_library(part: nn.Module | None) -> bool:

@@ -18,7 +18,6 @@ from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.callbacks.payload import payloads_of
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.core.devices import same_values
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
@@ -35,6 +34,7 @@ from lightning_fed.distributed.consistency import (
 from lightning_fed.distributed.reducer import make_reducer
 from lightning_fed.engines import make_engine
 from lightning_fed.engines.client_batches import local_steps
+from lightning_fed.engines.watch import HookGuard
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.log import RunLog
 from lightning_fed.sampling import CohortDraw
@@ -49,8 +49,10 @@ __all__ = ["RoundLoop"]
 # Between clients, where the module's weights are not what the next client starts from.
 _ROUND_HOOKS = (
     "on_train_epoch_start", "on_round_start", "on_before_server_step", "on_round_end", "on_after_server_step",
-    "on_train_epoch_end",
+    "on_train_epoch_end", "on_save_checkpoint",
 )  # fmt: skip
+_OF_MODULES_TOO = ("on_train_epoch_start", "on_train_epoch_end", "on_save_checkpoint")
+_BEFORE_STEP = ("on_before_server_step", "on_round_end")
 
 
 class RoundLoop:
@@ -81,6 +83,7 @@ class RoundLoop:
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
         self.pid = os.getpid()
+        self.guard = HookGuard(self.state, trainer.processes)
         self.watched = {hook for hook in _ROUND_HOOKS if self._is_users(hook)}
         self.stock = next((cb for cb in trainer.callbacks if isinstance(cb, StockCallbacks)), None)
 
@@ -91,6 +94,7 @@ class RoundLoop:
         trainer.hooks("on_fit_start")
         with recording(self.module, self.recorder):
             trainer.hooks("on_train_start")
+        self.guard.take_over_start(trainer.resumed)
         self._note(self.recorder.compute())
         # By now the module has all that it trains with.
         self.engine = make_engine(self.state, self.options, trainer.hooks, self.reducer)
@@ -138,41 +142,34 @@ class RoundLoop:
             self._note(self.recorder.compute())
             self.recorder.reset_metrics()
             if update.num_clients:  # else what they monitor of clients is of another round, or not there yet
-                trainer.hooks("on_train_epoch_end", module=False, monitors=True)
+                self._call("on_train_epoch_end", module=False, monitors=True)
         self._finish_round(started)
 
     def _expect_training(self) -> None:
-        """Warns of a module that none of its clients has trained by now, though nothing kept them from it."""
-        if not self.state.steps_before_round:
-            step = f"`training_step` of {type(self.module).__name__}"
-            rank_zero_warn(
-                f"No client has taken a step yet: {step} has returned no loss, or every learning rate has been 0."
-                if self.module.automatic_optimization
-                else f"No client has taken a step yet: as `automatic_optimization` is False, {step} calls the `step()` "
-                "of an optimizer of `self.optimizers()`."
-            )
+        """Warns of a module that none of its clients has trained by now, though nothing kept them from it.
+
+        Raises:
+            FederatedError: If it is so in the last round too.
+        """
+        if self.state.steps_before_round:
+            return
+        name = type(self.module).__name__
+        why = "its `training_step` has returned no loss, or every learning rate has been 0"
+        if not self.module.automatic_optimization:
+            why = "as `automatic_optimization` is False, `training_step` calls the `step()` of one of `optimizers()`"
+        if self.trainer.round == self.options.max_rounds:
+            raise FederatedError(f"Expected {name} to train, but no client has taken a step in any round: {why}.")
+        rank_zero_warn(f"No client of {name} has taken a step yet: {why}.")
 
     def _is_users(self, hook: str) -> bool:
         """Says whether code of the user's own runs in a hook between clients."""
         own = not all(is_ours(method) for method in self.trainer.hooks.methods(hook))
-        return own or (hook.startswith("on_train_epoch") and overrides(self.module, hook))
+        return own or (hook in _OF_MODULES_TOO and overrides(self.module, hook))
 
     def _call(self, hook: str, *args: Any, **options: Any) -> None:
-        """Calls a hook between clients; refuses one that writes to the module, which no client would start from."""
-        live = self.state.vector
-        before = live.data.clone() if hook in self.watched else None
-        self.trainer.hooks(hook, *args, **options)
-        if before is not None and not (live.in_place and same_values(live.data, before)):
-            self._expect_global_model(f"`{hook}`")
-
-    def _expect_global_model(self, hook: str) -> None:
-        """Refuses that code of the user's own has written other parameters into the module."""
-        live, weights = self.state.vector, self.state.weights
-        if not (live.in_place and same_values(live.data, weights.to(live.dtype))):
-            raise FederatedError(
-                f"Expected {hook} to leave the parameters of {type(self.module).__name__} as they are, but it wrote "
-                "to them, which no client would see: write to the global model, `trainer.weights`, instead."
-            )
+        """Calls a hook between clients, and looks after what the user's own code writes to the module there."""
+        with self.guard.watching(f"`{hook}`", hook in self.watched, before_step=hook in _BEFORE_STEP):
+            self.trainer.hooks(hook, *args, **options)
 
     def _seed(self, at: int) -> None:
         """Seeds the global streams, for hooks outside local training that draw: a resumed run draws the same."""
@@ -206,7 +203,11 @@ class RoundLoop:
     def _step_weights(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
         self._call("on_round_end", update, module=False)
-        trainer.aggregator.step(trainer, self.module, update)
+        aggregator = trainer.aggregator
+        with self.guard.watching(
+            f"`{type(aggregator).__name__}.server_step`", not is_ours(type(aggregator)), before_step=True
+        ):
+            aggregator.step(trainer, self.module, update)
         buffers = self.state.buffers
         buffers.step(update)
         stepped = [self.state.weights, *(buffers.values[name] for name in update.buffers)]
@@ -244,22 +245,21 @@ class RoundLoop:
         self._note(LoggedMetrics({**counts, **totals}, {}, {}))
 
     def _evaluate(self) -> None:
-        trainer = self.trainer
+        trainer, options = self.trainer, self.options
         seed_everywhere(seed_for(trainer.seed, Purpose.EVALUATE, trainer.round))
-        if trainer.round % self.options.check_val_every_n_rounds == 0 and trainer.val_loaders:
-            results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING, self.options.limit_val_batches)
+        if trainer.round % options.check_val_every_n_rounds == 0 and trainer.val_loaders:
+            with self.guard.watching("the hooks of validation", is_global=True):
+                results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING, options.limit_val_batches)
             trainer.validated = True
             for result in results:
                 self._note(result)
                 self._warn_of_nan(result.logged)
-            self._expect_global_model("the hooks of validation")
-        every = self.options.check_test_every_n_rounds
+        every = options.check_test_every_n_rounds
         if every is not None and trainer.round % every == 0:
-            for result in evaluate(
-                trainer, trainer.test_loaders, RunningStage.TESTING, self.options.limit_test_batches
-            ):
+            with self.guard.watching("the hooks of testing", is_global=True):
+                results = evaluate(trainer, trainer.test_loaders, RunningStage.TESTING, options.limit_test_batches)
+            for result in results:
                 self._note(result)
-            self._expect_global_model("the hooks of testing")
 
     def _warn_of_nan(self, metrics: dict[str, float]) -> None:
         """Says, once in a run, that a validation gives no number."""
@@ -280,6 +280,7 @@ class RoundLoop:
     def _finish_round(self, started: float) -> None:
         """Steps schedules, writes the row and then the checkpoint: a row is there before the round counts as done."""
         trainer = self.trainer
+        self.engine.watch.expect_parameters()
         if os.getpid() != self.pid:  # it would write what its parent writes
             print("Expected a process that a hook forks to end there: it goes on to train.", file=sys.stderr)
             os._exit(1)
@@ -320,4 +321,5 @@ class RoundLoop:
     def _save(self, final: bool) -> None:
         """Writes the checkpoints that are due."""
         if self.checkpoint is not None:
-            self.checkpoint.save(cast(Any, self.trainer), final)
+            with self.guard.watching("`on_save_checkpoint`", "on_save_checkpoint" in self.watched):
+                self.checkpoint.save(cast(Any, self.trainer), final)

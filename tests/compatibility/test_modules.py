@@ -105,7 +105,7 @@ def test_clients_that_skip_everything_are_skipped(tmp_path):
         trainer = trained(tmp_path, built(lambda: Skipping(0)), 8, 24, callbacks=[FedGA(beta=0.1)])
     assert trainer.logged_metrics["clients/skipped"] == 1
     module = built(lambda: Skipping(0, 1, 2))
-    with pytest.warns(UserWarning, match="No client has taken a step"), pytest.warns(UserWarning, match="None"):
+    with pytest.raises(FederatedError, match="no client has taken a step"), pytest.warns(UserWarning, match="None"):
         trained(tmp_path, module, 8, 24, callbacks=[FedGA(beta=0.1)])
 
 

@@ -453,7 +453,8 @@ def test_a_damaged_name_of_an_engine_is_told_in_a_sentence(tmp_path: Path) -> No
 def test_it_takes_gradients_over_all_data_at_once_too(tmp_path: Path) -> None:
     """The module's own change to eval mode for such a gradient is none that clients would share."""
     found = run(tmp_path, Model, "auto", FedGA()).trainer.engine_choice
-    assert found["engine"] == "vectorized" and "full_gradients" not in found
+    assert found["engine"] == "vectorized"
+    assert "full_gradients" not in found
 
 
 stream = np.random.default_rng(3)

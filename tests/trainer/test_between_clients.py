@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
+from lightning_fed.aggregators import FedAvg
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
 from tests.parts import Classifier, built, federated_data, federated_trainer
@@ -78,6 +81,96 @@ def test_writes_to_the_global_model_count(tmp_path: Path) -> None:
     act = Calls("on_after_server_step", lambda trainer, module: trainer.weights.fill_(0.25))
     federated_trainer(tmp_path, act, max_rounds=1).fit(module, federated_data(12, 9))
     assert all((p == 0.25).all() for p in module.parameters())
+
+
+def write_buffer(trainer: Any, module: Any) -> None:
+    module.mine.fill_(7.0)
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", *HOOKS, "on_validation_epoch_end"])
+def test_writes_to_buffers_between_clients_count_or_are_refused(tmp_path: Path, hook: str) -> None:
+    seen = []
+
+    class Sees(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mine", torch.zeros(2))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(self.mine[0].item())
+            return super().training_step(batch, batch_idx)
+
+    module = built(Sees)
+    trainer = federated_trainer(tmp_path, Calls(hook, write_buffer), engine="sequential", max_rounds=2)
+    if hook in ("on_before_server_step", "on_round_end"):
+        with pytest.raises(FederatedError, match=f"Expected `{hook}` to leave the buffers .* `mine`.*on_after_server"):
+            trainer.fit(module, federated_data(12, 9))
+        return
+    trainer.fit(module, federated_data(12, 9))
+    assert seen[-1] == 7.0, "a client of the second round starts from it"
+    assert torch.equal(module.mine, torch.full((2,), 7.0))
+
+
+@pytest.mark.parametrize("act", [fill, fill_data, cut_loose])
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start"])
+@pytest.mark.parametrize("validates", [True, False])
+def test_writes_before_the_first_round_count_once(tmp_path: Path, hook: str, act: Any, validates: bool) -> None:
+    starts = []
+
+    class Starts(FederatedCallback):
+        def on_round_start(self, trainer: Any, pl_module: Any, cohort: Any) -> None:
+            starts.append(pl_module.net.weight.detach().clone())
+
+    given: dict[str, Any] = {"enable_checkpointing": True, "logger": [], "name": "run"}
+    if not validates:
+        given["limit_val_batches"] = 0
+    whole, first, second = built(Classifier), built(Classifier), built(Classifier)
+    parts = (Calls(hook, act), Starts())
+    federated_trainer(tmp_path / "whole", *parts, max_rounds=2, **given).fit(whole, federated_data(12, 9))
+    assert (starts[0] == 3.0).all()
+    federated_trainer(tmp_path, *parts, max_rounds=1, **given).fit(first, federated_data(12, 9))
+    federated_trainer(tmp_path, *parts, max_rounds=2, **given).fit(second, federated_data(12, 9), ckpt_path="last")
+    assert torch.equal(second.net.weight, whole.net.weight), "not again, where a run goes on"
+
+
+def test_what_stops_early_and_what_steps_may_not_write_to_the_module_either(tmp_path: Path) -> None:
+    class Stops(EarlyStopping):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            super().on_train_epoch_end(trainer, pl_module)
+            fill(trainer, pl_module)
+
+    class Steps(FedAvg):
+        def server_step(self, update: Any) -> Any:
+            fill(None, module)
+            return super().server_step(update)
+
+    class Saves(Callback):
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+            fill(trainer, pl_module)
+
+    for part, who in ((Stops("val/loss"), "on_train_epoch_end"), (Steps(), "Steps.server_step"), (Saves(), "on_save_")):
+        module = built(Classifier)
+        trainer = federated_trainer(tmp_path, part, max_rounds=1, enable_checkpointing=True, logger=[])
+        with pytest.raises(FederatedError, match=f"Expected `{who}.* to leave the parameters"):
+            trainer.fit(module, federated_data(12, 9))
+
+
+LATE = {"layer": lambda: nn.Linear(2, 2), "buffers": lambda: nn.BatchNorm1d(3, affine=False)}
+
+
+@pytest.mark.parametrize("what", LATE)
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_client_start", *HOOKS])
+def test_what_is_added_once_fit_has_begun_is_refused(tmp_path: Path, hook: str, what: str) -> None:
+    def add(trainer: Any, module: Any) -> None:
+        if getattr(trainer, "round", 0) in (0, 2):
+            module.more = LATE[what]()
+
+    run = {"enable_checkpointing": True, "logger": [], "name": "run", "engine": "sequential"}
+    trainer = federated_trainer(tmp_path, Calls(hook, add), max_rounds=2, **run)
+    with pytest.raises(FederatedError, match=r"but `more\.\w+` was added: make it in `__init__`"):
+        trainer.fit(built(Classifier), federated_data(12, 9))
+    for file in (tmp_path / "run" / "version_0" / "checkpoints").glob("last.ckpt"):
+        assert not any("more" in name for name in torch.load(file, weights_only=True)["state_dict"])
 
 
 def test_a_layer_that_a_client_adds_is_refused(tmp_path: Path) -> None:
@@ -164,7 +257,7 @@ def test_a_module_that_returns_none_for_a_while_trains_afterwards(tmp_path: Path
             return super().training_step(batch, batch_idx) if self.trainer.round > 1 else None
 
     trainer = federated_trainer(tmp_path, max_rounds=2)
-    with pytest.warns(UserWarning, match="No client has taken a step yet: `training_step` of Waits has returned no"):
+    with pytest.warns(UserWarning, match="No client of Waits has taken a step yet: .* returned no loss"):
         trainer.fit(built(Waits), federated_data(12, 9))
     assert trainer.logged_metrics["clients/trained"] == 2
 
@@ -178,5 +271,8 @@ def test_a_module_that_forgets_to_step_is_told_to(tmp_path: Path) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> None:
             self.manual_backward(self.loss(batch))
 
-    with pytest.warns(UserWarning, match=r"No client has taken a step yet: .* calls the `step\(\)`"):
+    with (
+        pytest.warns(UserWarning, match=r"No client of Forgets has taken a step yet: .* calls the `step\(\)`"),
+        pytest.raises(FederatedError, match=r"no client has taken a step in any round: .* calls the `step\(\)`"),
+    ):
         federated_trainer(tmp_path, max_rounds=3).fit(built(Forgets), federated_data(12, 9))
