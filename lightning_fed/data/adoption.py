@@ -5,7 +5,8 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.data.adapters.modules import GivenLoaders, is_datamodule, overrides
+from lightning_fed.core.user_code import overrides
+from lightning_fed.data.adapters.modules import GivenLoaders, is_datamodule
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
@@ -49,7 +50,7 @@ def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataMo
         given.pop(next(iter(given)))
     if datamodule is None:
         source = GivenLoaders(model, **given)
-        return AdoptedData(source=source) if source.defines(next(iter(loaders), "train")) else None
+        return AdoptedData(source=source) if overrides(source, f"{next(iter(loaders), 'train')}_dataloader") else None
     if given:
         raise FederatedError(
             f"Expected either a datamodule or data loaders, got {type(datamodule).__name__} and {', '.join(given)} "

@@ -53,6 +53,14 @@ class DivisionOptions:
         """Whether test sets are held out of the training set."""
         return self.unseen_clients > 0 or self.client_test_fraction > 0
 
+    def expect_no_val_fraction(self) -> None:
+        """Refuses to hold samples out for validation where the data have a validation set."""
+        if self.val_fraction > 0:
+            raise FederatedError(
+                f"Expected either `--data.val_dataset` or `--data.val_fraction`, got both ({self.val_fraction}): set "
+                "`--data.val_fraction 0` to keep the validation set."
+            )
+
     def count_unseen(self, num_clients: int) -> int:
         """Returns how many of the clients are held out."""
         unseen = self.unseen_clients

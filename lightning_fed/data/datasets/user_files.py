@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.readers.downloads import data_folder
 from lightning_fed.data.readers.users import draw_users
