@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["CheckedCollate", "Collate", "Loading", "plain_sentence"]
+__all__ = ["CheckedCollate", "Collate", "Loading"]
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
@@ -60,8 +60,3 @@ class CheckedCollate:
                 f"Expected `--data.collate_fn` to make a batch of {len(samples)} samples, but {name} failed ({said}): "
                 "give a function that takes a list of samples, for example one that pads them to equal lengths."
             ) from error
-
-
-def plain_sentence(error: FederatedError) -> FederatedError:
-    """Takes the sentence out of the traceback that a data loader's worker sends in its place."""
-    return FederatedError(str(error).rsplit("FederatedError: ", 1)[-1].strip())

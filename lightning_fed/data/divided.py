@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fed.core.user_code import describe
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
@@ -22,7 +22,7 @@ from lightning_fed.data.skews import FeatureSkew, SkewedSets
 from lightning_fed.data.skews.views import numbered_rows
 from lightning_fed.data.sources import BatchSource, EvalLoader, EvalLoaders, LoaderSource, SetBatches, TensorSource
 from lightning_fed.data.split import Split
-from lightning_fed.data.user_tests import UserTests
+from lightning_fed.data.user_tests import divide_by_user
 from lightning_fed.errors import FederatedError
 
 __all__ = ["DividedData"]
@@ -125,11 +125,11 @@ class DividedData:
         """Returns the batches of the test sets, those held out of the training set beside ``central`` or the data's."""
         test = self.loaded.datasets.test
         parts = {name: self._held_out(part, load) for name, part in self.division.tests().items()}
-        if (by_user := UserTests.of(self.loaded.datasets, self.loaded.users, self.division)) is not None:
-            unseen = load(by_user.unseen_set())
-            shown = unseen if self.skewed is None else by_user.skewed(self.skewed, unseen)
-            parts["unseen"] = JoinedBatches([parts["unseen"], shown])
-            test = by_user.seen_set()
+        if (by_user := divide_by_user(self.loaded.datasets, self.loaded.users, self.division)) is not None:
+            assert isinstance(test, Dataset)
+            known, unseen = by_user
+            parts["unseen"] = JoinedBatches([parts["unseen"], self._held_out(unseen, load, "test", test)])
+            test = Subset(test, known.tolist()) if len(known) else None
         loaders = self.set_batches("test", test, load) if central is None else central
         return join_tests(loaders, parts) if parts else loaders
 
@@ -141,9 +141,11 @@ class DividedData:
             return self.skewed.loaders(stage, dataset, load)
         return {name: load(part) for name, part in dataset.items()} if isinstance(dataset, dict) else load(dataset)
 
-    def _held_out(self, part: HeldOut, load: _Load) -> EvalLoader:
-        loader = load(Subset(self.loaded.datasets.train, part.rows.tolist()))
-        return loader if self.skewed is None else self.skewed.held_out(part, loader)
+    def _held_out(self, part: HeldOut, load: _Load, name: str = "train", dataset: Any = None) -> EvalLoader:
+        """Returns the batches of some rows, each in the scheme of the client that it belongs to."""
+        dataset = self.loaded.datasets.train if dataset is None else dataset
+        loader = load(Subset(dataset, part.rows.tolist()))
+        return loader if self.skewed is None else self.skewed.held_out(name, len(dataset), part, loader)
 
 
 def _name_targets(targets: npt.NDArray[Any] | None) -> str:

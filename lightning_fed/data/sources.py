@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from lightning_fed.core.seeding import isolated_streams
-from lightning_fed.data.collation import CheckedCollate, Collate, plain_sentence
+from lightning_fed.data.collation import CheckedCollate, Collate
 from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, map_tensors
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
 __all__ = [
     "BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "SetBatches", "TensorSource",
-    "map_inputs",
+    "WrappedSource", "map_inputs",
 ]  # fmt: skip
 
 _MAX_SEED = 2**63 - 1
@@ -83,14 +83,13 @@ class TensorSource:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._convert = convert
-        self._names = list(tensors) if isinstance(tensors, dict) else None
-        self._tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
+        self._tensors = tensors
         self._index = torch.from_numpy(split.index)
         self._offsets = split.offsets
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data and the index lists to a device, once."""
-        self._tensors = [tensor.to(device) for tensor in self._tensors]
+        self._tensors = map_tensors(self._tensors, lambda tensor: tensor.to(device))
         self._index = self._index.to(device)
         return self
 
@@ -113,10 +112,7 @@ class TensorSource:
             yield self._select(rows[start : start + batch_size])
 
     def _select(self, rows: Tensor) -> Any:
-        parts = [tensor.index_select(0, rows) for tensor in self._tensors]
-        if self._convert is not None:
-            parts[0] = self._convert(parts[0])
-        return parts if self._names is None else dict(zip(self._names, parts, strict=True))
+        return _batch(self._tensors, lambda tensor: tensor.index_select(0, rows), self._convert)
 
     def first_row(self, client: int) -> int:
         """Where a client's samples start in the rows that ``gather`` takes; they lie one after the other."""
@@ -132,9 +128,7 @@ class TensorSource:
             A list or dict of tensors of shape (m, b, ...).
         """
         batch = self._select(self._index.index_select(0, rows.reshape(-1).to(self._index.device)))
-        parts: Any = batch.items() if self._names is not None else enumerate(batch)
-        shaped = {name: part.unflatten(0, rows.shape) for name, part in parts}
-        return shaped if self._names is not None else list(shaped.values())
+        return _batch(batch, lambda part: part.reshape(*rows.shape, *part.shape[1:]), None)
 
 
 class LoaderSource:
@@ -195,8 +189,8 @@ class LoaderSource:
         try:
             for batch in self._loader:
                 yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
-        except FederatedError as error:
-            raise plain_sentence(error) from error
+        except FederatedError as error:  # a worker sends its sentence within a traceback
+            raise FederatedError(str(error).rsplit("FederatedError: ", 1)[-1].strip()) from error
 
     def _build_loader(self) -> DataLoader[Any]:
         return DataLoader(
@@ -209,6 +203,33 @@ class LoaderSource:
             generator=torch.Generator(),
             **self._workers,
         )
+
+
+class WrappedSource:
+    """What sources that change the batches of another one, ``inner``, have in common; they yield ``batches``."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.inner = source
+        self.sizes = source.sizes
+        self.batch_size = source.batch_size
+        self.reads_are_seeded = source.reads_are_seeded
+        self.drop_last = getattr(source, "drop_last", False)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Makes the batches live on a device; returns itself."""
+        self.inner = self.inner.to(device)
+        return self
+
+    @property
+    def order_device(self) -> torch.device:
+        """Where the other source takes orders."""
+        device: torch.device = getattr(self.inner, "order_device", torch.device("cpu"))
+        return device
+
+    def read(self, client: int, order: Tensor, seed: int, batch_size: int | None) -> Iterator[Any]:
+        """Yields the other source's batches; a user's own source need not know of other sizes than its own."""
+        size = {} if batch_size is None else {"batch_size": batch_size}
+        return self.inner.batches(client, order, seed, **size)
 
 
 class EvalLoader(Protocol):
@@ -245,9 +266,7 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Any]:
         """Yields lists of tensors, or dicts."""
         for start in range(0, self.num_samples, self.batch_size):
-            parts: Any = map_tensors(self._tensors, itemgetter(slice(start, start + self.batch_size)))
-            parts = parts if isinstance(parts, dict) else list(parts)
-            yield parts if self._convert is None else map_inputs(parts, self._convert)
+            yield _batch(self._tensors, itemgetter(slice(start, start + self.batch_size)), self._convert)
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data to a device, once; returns itself."""
@@ -277,6 +296,13 @@ def map_inputs(batch: Any, function: Conversion) -> Any:
         return batch._replace(**{batch._fields[0]: function(batch[0])})
     inputs, *others = batch
     return [function(inputs), *others]
+
+
+def _batch(tensors: Tensors, take: Conversion, convert: Conversion | None) -> Any:
+    """Takes a part of every tensor and makes inputs of the first: a list, as ``default_collate`` has it, or a dict."""
+    parts = map_tensors(tensors, take)
+    batch = parts if isinstance(parts, dict) else list(parts)
+    return batch if convert is None else map_inputs(batch, convert)
 
 
 def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArray[np.int64]:

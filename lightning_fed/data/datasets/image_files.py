@@ -86,11 +86,7 @@ class ImageDataModule(BundledDataModule, ABC):
 
     @property
     def data_root(self) -> Path:
-        """The folder of data sets.
-
-        Raises:
-            FederatedError: If neither ``root`` nor the environment names it.
-        """
+        """The folder of data sets."""
         root = data_folder(self.root)
         if root is None:
             raise FederatedError(

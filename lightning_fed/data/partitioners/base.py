@@ -87,10 +87,6 @@ class Partitioner(ABC):
 
         Returns:
             For each client the ascending indices of its samples, int64; each sample occurs exactly once.
-
-        Raises:
-            FederatedError: If the counts are impossible, what the split reads is missing, or a client gets fewer than
-                ``min_samples``.
         """
         self._check(targets, num_samples, num_clients)
         generator = numpy_generator_for(seed, Purpose.SPLIT)

@@ -1,8 +1,5 @@
 """Named arrays in files: .npz, .npy, .pt, or a folder of .npy files, read one by one with checks."""
 
-import pickle
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +18,6 @@ SUFFIXES = (".npz", ".npy", ".pt", ".pth")
 # From this many bytes on, a file is mapped into memory: its pages are read when used and can be dropped again.
 _LARGE = 2**28
 _MOST_NAMES = 12
-# What NumPy and torch raise for a file that was cut, changed or is of another kind.
-_UNREADABLE = (
-    OSError, EOFError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, pickle.UnpicklingError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 _Read: TypeAlias = Callable[[str], Any]
 
 
@@ -106,7 +98,7 @@ class ArrayFile:
                 f"The file {self.path} cannot be read ({error.strerror}): let yourself read it, or change "
                 f"`{self._option}`."
             ) from error
-        except _UNREADABLE as error:
+        except Exception as error:  # whatever NumPy and torch raise on a damaged file
             raise FederatedError(
                 f"The file {self.path} cannot be read as arrays ({type(error).__name__}): it is truncated, damaged, "
                 f"or holds other objects; write it again, or change `{self._option}`."

@@ -51,10 +51,6 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
 
     Returns:
         Inputs as float32 of shape (samples, ...), labels as int64; users without samples are left out.
-
-    Raises:
-        FederatedError: If a file cannot be read, its counts disagree, a user is missing or occurs twice, or a sample
-            has another shape or type than the others.
     """
     names: list[str] = []
     inputs: list[Tensor] = []

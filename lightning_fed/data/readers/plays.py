@@ -80,9 +80,6 @@ def read_plays(path: Path, option: str, min_lines: int = 2) -> list[Role]:
         option: The option that named it, for messages.
         min_lines: Roles with fewer lines of text are left out; 2 in B. McMahan et al., "Communication-Efficient
             Learning of Deep Networks from Decentralized Data", AISTATS 2017.
-
-    Raises:
-        FederatedError: If the file cannot be read, or is not made of speeches.
     """
     try:
         text = read_text(path)

@@ -40,9 +40,6 @@ class TextWindows(TensorDataset):
         text: The encoded text, shape (tokens,), uint8, with at least ``length + 1`` tokens from every start on.
         starts: Where each window begins in it, shape (samples,), int32.
         length: Tokens in a window.
-
-    Raises:
-        FederatedError: If a window and its next token do not lie within the text.
     """
 
     # With what `convert_inputs` computes: sources call it on a whole batch.

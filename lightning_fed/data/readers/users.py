@@ -30,16 +30,17 @@ class UserSamples:
     names: list[str]
 
     def of(self, chosen: npt.NDArray[np.int64]) -> "UserSamples":
-        """Returns the samples of some users alone, ascending indices into ``names``, in their former order."""
-        if len(chosen) == len(self.names):
+        """Returns the samples of some users alone, indices into ``names``, in their former order."""
+        return self.where(np.isin(self.users, chosen))
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> "UserSamples":
+        """Returns the samples of some rows alone, and the names of those who have any."""
+        if kept.all():
             return self
-        number = np.full(len(self.names), -1, dtype=np.int64)
-        number[chosen] = np.arange(len(chosen))
-        users = number[self.users]
-        rows = torch.from_numpy(np.flatnonzero(users >= 0))
-        return UserSamples(
-            self.inputs[rows], self.labels[rows], users[users >= 0], [self.names[user] for user in chosen]
-        )
+        users, numbers = np.unique(self.users[kept], return_inverse=True)
+        rows = torch.from_numpy(kept)
+        names = [self.names[user] for user in users]
+        return UserSamples(self.inputs[rows], self.labels[rows], numbers.astype(np.int64), names)
 
 
 def draw_users(available: int, count: int | None, seed: int, option: str) -> npt.NDArray[np.int64]:

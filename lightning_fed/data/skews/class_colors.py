@@ -30,9 +30,6 @@ class BinaryColors(ColorSkew):
         flip_rate_high: Highest probability of a flipped colour at a client, in [0, 1].
         test_flip_rate: That of the scheme that no client has, outside of the clients' range.
         label_noise: Probability that a label is flipped, at clients and in the test set, in [0, 1].
-
-    Raises:
-        FederatedError: If a probability is out of range, or the test set's lies among those of the clients.
     """
 
     num_draws: ClassVar[int] = 2
