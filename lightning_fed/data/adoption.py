@@ -35,11 +35,8 @@ class AdoptedData(FederatedDataModule):
 def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataModule | None:
     """Makes a data module with clients of what was given to a call of the trainer.
 
-    Args:
-        datamodule: A data module of any kind, None for none.
-        model: Whose own loaders are taken where no others are given.
-        **loaders: ``train``, ``val``, ``test`` or ``predict`` loaders, the first one for what the call is about; a data
-            module may stand in its place.
+    Loaders are ``train``, ``val``, ``test`` or ``predict``, the first one for what the call is about; a data module may
+    stand in its place, and the model's own are taken where no others are given.
 
     Returns:
         The data module itself if it has clients, or no training data to make clients of; None if there are no data.

@@ -38,11 +38,7 @@ class Loading:
 
 
 class CheckedCollate:
-    """Collates samples, and says in one sentence which option to change where that fails.
-
-    Args:
-        collate: What makes the batch; None for torch's own.
-    """
+    """Collates samples, by torch's own function if not given; one sentence says which option to change if it fails."""
 
     def __init__(self, collate: Collate | None = None) -> None:
         self.collate = default_collate if collate is None else collate

@@ -100,12 +100,6 @@ class FederatedDataModule(LightningDataModule):
             predict_dataset=predict_dataset, skew=skew,
         )  # fmt: skip
         expect_count("--data.eval_batch_size", eval_batch_size)
-        for name, count, least in (
-            ("num_clients", num_clients, 1), ("batch_size", batch_size, 1), ("num_workers", num_workers, 0),
-            ("split_seed", split_seed, 0),
-        ):  # fmt: skip
-            if count is not None:
-                expect_count(f"--data.{name}", count, least)
         self.partitioner = IID() if partitioner is None else partitioner
         self._may_come_split = partitioner is None
         self.num_clients = num_clients
@@ -115,6 +109,9 @@ class FederatedDataModule(LightningDataModule):
         self.held_out = DivisionOptions(val_fraction, val_split, unseen_clients, client_test_fraction)
         self.val_fraction = val_fraction
         self.split_seed = split_seed
+        for name, least in (("num_clients", 1), ("batch_size", 1), ("num_workers", 0), ("split_seed", 0)):
+            if (count := getattr(self, name)) is not None:
+                expect_count(f"--data.{name}", count, least)
         self.in_memory = in_memory
         self.augmentation = augmentation
         self.skew = skew
@@ -334,9 +331,8 @@ class FederatedDataModule(LightningDataModule):
         return None if values is None else tuple(values)
 
     def _seed(self) -> int:
-        # Lightning's own Trainer has no seed.
         seed = getattr(self.trainer, "seed", None) if self.split_seed is None else self.split_seed
-        return run_seed() if seed is None else int(seed)
+        return run_seed() if seed is None else int(seed)  # Lightning's own Trainer has none
 
     def _context(self) -> tuple[Any, int]:
         return self.trainer, self._seed()

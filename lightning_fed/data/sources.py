@@ -135,16 +135,7 @@ class LoaderSource:
     """Batches of any map-style data set, through one data loader that lives as long as the source.
 
     What is random in reading a sample depends on the seed and the batch's number alone: not on earlier clients, not on
-    the number of workers. Only one client's batches can be under way at a time.
-
-    Args:
-        dataset: A map-style data set.
-        split: Which samples each client owns.
-        batch_size: Samples per batch.
-        num_workers: Worker processes, 0 to read in this one.
-        collate_fn: Makes a batch of a list of samples; None for torch's ``default_collate``.
-        drop_last: Whether local training leaves out short last batches.
-        worker_init_fn: Called in each worker process with its number.
+    the number of workers. Only one client's batches can be under way at a time. The options are those of ``Loading``.
     """
 
     reads_are_seeded = True
@@ -247,10 +238,7 @@ EvalLoaders: TypeAlias = EvalLoader | dict[str, EvalLoader] | list[EvalLoader]
 class EvalBatches:
     """Consecutive slices of tensors, for evaluation: no shuffling, no workers, no copy.
 
-    Args:
-        tensors: A tuple or dict of tensors whose first dimension counts the samples.
-        batch_size: Samples per batch; the last one may be short.
-        convert: What makes inputs of a batch of stored ones, the first tensor; None if they are inputs.
+    The arguments are those of ``TensorSource``; the last batch may be short.
     """
 
     def __init__(self, tensors: Tensors, batch_size: int, convert: Conversion | None = None) -> None:
@@ -280,12 +268,7 @@ SetBatches: TypeAlias = EvalBatches | DataLoader[Any]
 def map_inputs(batch: Any, function: Conversion) -> Any:
     """Applies a function to the inputs of a batch, its first part, and leaves the other parts as they are.
 
-    Args:
-        batch: A list or tuple of tensors, a dict of tensors, or one tensor.
-        function: Makes new inputs of inputs.
-
-    Returns:
-        A list, a dict, a named tuple or one tensor, as ``batch``.
+    A list or tuple becomes a list; a dict, a named tuple and a tensor stay what they are.
     """
     if isinstance(batch, Mapping):
         name = next(iter(batch))

@@ -18,10 +18,7 @@ def divide_by_user(
 ) -> tuple[npt.NDArray[np.int64], HeldOut] | None:
     """Divides the test set by whether the user of each sample has training samples at a client that trains.
 
-    Args:
-        datasets: The data sets; the users of the test samples are ``test_users``, or found in the test set.
-        users: The user of each training sample, shape (samples,), None when they are unknown.
-        division: What is held out of training.
+    The users of the test samples are ``test_users``, or found in the test set; ``users`` are those of the training set.
 
     Returns:
         The rows of users that do, ascending, int64; its other rows, with the client that each belongs to, ``CENTRAL``

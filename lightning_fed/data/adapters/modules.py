@@ -84,11 +84,8 @@ class GivenLoaders(LightningDataModule):
 class SourceModule:
     """Calls a user's data module as Lightning does: prepared once, then set up for each stage before its loaders.
 
-    What it draws at random, such as a validation set, depends on the seed alone, so all processes draw alike.
-
-    Args:
-        module: The data module.
-        context: Tells the trainer, None for none, and the seed of what is drawn.
+    What it draws at random, such as a validation set, depends on the seed alone, so all processes draw alike. The
+    ``context`` tells the trainer, None for none, and that seed.
     """
 
     def __init__(self, module: Any, context: Callable[[], tuple[Any, int]]) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fed.data.datasets.user_files import UserDataModule
@@ -131,8 +130,10 @@ def _checked(samples: UserSamples, place: Path) -> UserSamples:
     images = samples.inputs.reshape(-1, 1, 28, 28)
     low, high = images.min().item(), images.max().item()
     if not (low >= 0 and high <= 1):
+        wrong = ~((images >= 0) & (images <= 1)).flatten(1).all(dim=1)
+        user = samples.names[samples.users[int(wrong.nonzero()[0])]]
         raise FederatedError(
-            f"Expected pixels from 0 to 1 in {place}, got {_user_of(samples, images)}, values from {low} to {high}: "
+            f"Expected pixels from 0 to 1 in {place}, got user {user}, values from {low} to {high}: "
             "divide them by their largest value, or change `--data.path`."
         )
     wrong = samples.labels[(samples.labels < 0) | (samples.labels >= len(_CLASSES))]
@@ -141,8 +142,3 @@ def _checked(samples: UserSamples, place: Path) -> UserSamples:
             f"Expected labels from 0 to {len(_CLASSES) - 1} in {place}, got {wrong[0]}: change `--data.path`."
         )
     return UserSamples(images, samples.labels, samples.users, samples.names)
-
-
-def _user_of(samples: UserSamples, images: Tensor) -> str:
-    wrong = ~((images >= 0) & (images <= 1)).flatten(1).all(dim=1)
-    return f"user {samples.names[samples.users[int(wrong.nonzero()[0])]]}"

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.readers.downloads import data_folder
-from lightning_fed.data.readers.users import draw_users
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["UserDataModule"]
@@ -86,5 +85,11 @@ class UserDataModule(BundledDataModule, ABC):
         """Returns which of the users take part, ascending indices in [0, available)."""
         natural = isinstance(self.partitioner, ByUser)
         count = self.num_clients if self.num_users is None and natural else self.num_users
-        option = "--data.num_clients" if self.num_users is None else "--data.num_users"
-        return draw_users(available, count, self.draw_seed, option)
+        if count is None:
+            return np.arange(available)
+        if count > available:
+            option = "--data.num_clients" if self.num_users is None else "--data.num_users"
+            raise FederatedError(
+                f"Expected `{option}` to be at most {available}, the number of users in the training data, got {count}."
+            )
+        return np.sort(np.random.default_rng(self.draw_seed).permutation(available)[:count])

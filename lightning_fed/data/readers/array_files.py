@@ -28,10 +28,6 @@ class ArrayFile:
     file, the file's own name where it holds a single array, and the names of the .npy files of a folder. Nothing that a
     file holds is executed.
 
-    Args:
-        path: The file or folder.
-        option: The option that named it, for messages.
-
     Attributes:
         path: The file or folder.
         names: The arrays in it.
@@ -45,11 +41,7 @@ class ArrayFile:
             self.names, self._read = _open(path)
 
     def read(self, name: str, option: str) -> Tensor:
-        """Reads one array.
-
-        Args:
-            name: Its name.
-            option: The option that chose the name, for messages.
+        """Reads the array of a name, which ``option`` chose.
 
         Returns:
             A tensor of numbers on the CPU, of at least one dimension; a large .npy file is mapped into memory, and

@@ -31,13 +31,8 @@ def fingerprint_of(paths: Iterable[Path], root: Path) -> str:
 def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:
     """Returns tensors from a file, or makes them and writes the file.
 
-    It is made anew when it cannot be read, or was made for another fingerprint. A process that dies while it writes
-    leaves the former file as it was.
-
-    Args:
-        path: The file.
-        fingerprint: Names what the tensors are made from.
-        make: Makes them.
+    It is made anew when it cannot be read, or was made for another fingerprint, which names what the tensors are made
+    from. A process that dies while it writes leaves the former file as it was.
     """
     tensors = _read(path, fingerprint)
     if tensors is not None:

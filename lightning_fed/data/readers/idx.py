@@ -19,13 +19,7 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(path: Path, ndim: int, advice: str = "fetch it again") -> npt.NDArray[np.uint8]:
-    """Reads an idx file of bytes, packed with gzip if its name ends in ``.gz``.
-
-    Args:
-        path: The file.
-        ndim: Dimensions that the array must have: 1 for labels, 3 for images.
-        advice: What to do about a bad file, the end of the error's sentence.
-    """
+    """Reads an idx file of bytes in ``ndim`` dimensions, 1 for labels or 3 for images, packed or not."""
     content = _read(path, advice)
     start, kind = 4 + 4 * ndim, bytes([0, 0, 8, ndim])
     if len(content) < start or content[:4] != kind:

@@ -12,12 +12,7 @@ __all__ = ["TextWindows", "WindowGather"]
 
 
 class WindowGather:
-    """Gathers windows from a text, which it copies to the device of the first starts that come from there.
-
-    Args:
-        text: The encoded text, shape (tokens,), uint8.
-        length: Tokens in a window.
-    """
+    """Gathers windows of ``length`` tokens from a text, uint8 of shape (tokens,), on the device of their starts."""
 
     def __init__(self, text: Tensor, length: int) -> None:
         self.text = text

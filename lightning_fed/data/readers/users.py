@@ -1,4 +1,4 @@
-"""Samples that belong to users: which of them are drawn, and which test samples are of unseen users."""
+"""Samples that belong to users: those of some of them, and which test samples are of unseen users."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_fed.errors import FederatedError
-
-__all__ = ["UserSamples", "draw_users", "known_and_unseen", "places_of"]
+__all__ = ["UserSamples", "known_and_unseen", "places_of"]
 
 
 @dataclass(frozen=True)
@@ -43,26 +41,10 @@ class UserSamples:
         return UserSamples(self.inputs[rows], self.labels[rows], numbers.astype(np.int64), names)
 
 
-def draw_users(available: int, count: int | None, seed: int, option: str) -> npt.NDArray[np.int64]:
-    """Draws users without replacement, all for None: ascending indices in [0, available), shape (count,)."""
-    if count is None:
-        return np.arange(available)
-    if count > available:
-        raise FederatedError(
-            f"Expected `{option}` to be at most {available}, the number of users in the training data, got {count}."
-        )
-    return np.sort(np.random.default_rng(seed).permutation(available)[:count])
-
-
 def known_and_unseen(
     test: Sequence[str], train: Sequence[str], drawn: Sequence[str]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tells the test users that were drawn for training from those that no training sample is of.
-
-    Args:
-        test: Names of the users in the test data.
-        train: Names of all users in the training data.
-        drawn: Those of them that take part.
+    """Tells, by their names, the test users that were drawn for training from those that no training sample is of.
 
     Returns:
         Indices into ``test`` of the known and of the unseen users; those who could have been drawn are in neither.

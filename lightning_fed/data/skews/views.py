@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.utils.data import StackDataset
 from typing_extensions import Self
 
 from lightning_fed.data.collation import CheckedCollate, Collate
 from lightning_fed.data.division import CENTRAL, Division, HeldOut
-from lightning_fed.data.evaluation import num_samples
+from lightning_fed.data.evaluation import JoinedBatches
 from lightning_fed.data.inspection import AnyDataset, find_targets, first_input, length
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.skews.base import FeatureSkew
 from lightning_fed.data.skews.facts import DataFacts
-from lightning_fed.data.sources import BatchSource, EvalBatches, EvalLoader, SetBatches, WrappedSource
+from lightning_fed.data.sources import BatchSource, EvalLoader, SetBatches, WrappedSource
 from lightning_fed.data.split import Split
 
 __all__ = ["NEW_SCHEME", "SEEN_SCHEMES", "SkewedBatches", "SkewedRows", "SkewedSets", "SkewedSource", "numbered_rows"]
@@ -50,13 +49,7 @@ class SkewedRows:
         return self
 
     def show(self, batch: Any, rows: Tensor | slice, scheme: int | None = None) -> Any:
-        """Skews a batch.
-
-        Args:
-            batch: The samples of some rows, on the same device.
-            rows: The rows, int64 of shape (B,), or a slice of them.
-            scheme: Another scheme than the rows'.
-        """
+        """Skews a batch of some rows, int64 of shape (B,) or a slice, in their schemes or in another one."""
         schemes = self._schemes if scheme is None else scheme
         chosen = schemes if isinstance(schemes, int) else _take(schemes, rows)
         return self._skew.apply(batch, chosen, _take(self._draws, rows))
@@ -84,39 +77,24 @@ class SkewedSource(WrappedSource):
             yield self._rows.show(batch, own[number * size : (number + 1) * size], scheme=client)
 
 
-class SkewedBatches:
+class SkewedBatches(JoinedBatches):
     """The batches of a central set under a skew, computed where they are; several views may share the batches."""
 
     def __init__(self, loader: SetBatches, rows: SkewedRows) -> None:
+        super().__init__([loader])
         assert loader.batch_size is not None
         self.batch_size = loader.batch_size
-        self._loader = loader
         self._rows = rows
-        self._device: torch.device | None = None
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in the set."""
-        return num_samples(self._loader)
-
-    def __len__(self) -> int:
-        """Number of batches."""
-        return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         """Yields lists of tensors, or dicts."""
-        for number, batch in enumerate(self._loader):
-            rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
-            yield self._rows.show(move_data_to_device(batch, self._device) if self._device else batch, rows)
+        for number, batch in enumerate(super().__iter__()):
+            yield self._rows.show(batch, slice(number * self.batch_size, (number + 1) * self.batch_size))
 
     def to(self, device: torch.device | str) -> Self:
         """Makes batches arrive on a device; returns itself."""
         self._rows.to(device)
-        if isinstance(self._loader, EvalBatches):
-            self._loader.to(device)
-        else:
-            self._device = torch.device(device)
-        return self
+        return super().to(device)
 
 
 @dataclass(frozen=True)
@@ -155,11 +133,7 @@ class SkewedSets:
         return self.skew.labels(targets, self.skew.draws("train", len(labels))).numpy()
 
     def collate(self, collate: Collate | None) -> Collate:
-        """Returns a ``collate_fn`` that shows samples of ``numbered_rows`` in the schemes of their owners.
-
-        Args:
-            collate: What makes a batch of the samples; None for torch's own.
-        """
+        """Returns a ``collate_fn`` that shows samples of ``numbered_rows`` in the schemes of their owners."""
         return partial(_collate, self._training_rows(), CheckedCollate(collate))
 
     def loaders(
