@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from lightning_fed.core.user_code import describe
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
@@ -57,8 +57,7 @@ class DividedData:
         skew: FeatureSkew | None,
     ) -> "DividedData":
         """Divides the data, and prepares the skew if there is one; the arguments are those of ``divide``."""
-        found = (loaded.targets, loaded.users, loaded.num_samples)
-        division = divide(options, partitioner, *found, num_clients, seed)
+        division = divide(options, partitioner, loaded.targets, loaded.users, loaded.num_samples, num_clients, seed)
         if skew is None and isinstance(loaded.datasets.test, dict):  # a skew makes other names of them
             expect_free_names(loaded.datasets.test, division.tests())
         return cls(loaded, division, None if skew is None else SkewedSets.of(skew, loaded, division))
@@ -123,10 +122,9 @@ class DividedData:
 
     def test_batches(self, load: _Load, central: EvalLoaders | None) -> EvalLoaders:
         """Returns the batches of the test sets, those held out of the training set beside ``central`` or the data's."""
-        test = self.loaded.datasets.test
+        test: Any = self.loaded.datasets.test
         parts = {name: self._held_out(part, load) for name, part in self.division.tests().items()}
         if (by_user := divide_by_user(self.loaded.datasets, self.loaded.users, self.division)) is not None:
-            assert isinstance(test, Dataset)
             known, unseen = by_user
             parts["unseen"] = JoinedBatches([parts["unseen"], self._held_out(unseen, load, "test", test)])
             test = Subset(test, known.tolist()) if len(known) else None

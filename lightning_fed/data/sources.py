@@ -1,6 +1,6 @@
 """Batches of one client at a time, without a data loader or a copy of the data per client."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -158,8 +158,7 @@ class LoaderSource:
         self._collate = CheckedCollate(collate_fn)
         self._workers: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": worker_init_fn}
         self._device = torch.device("cpu")
-        # What the loader takes for its batches, set before each pass: (seed, row numbers) each.
-        self._requests: list[tuple[int, list[int]]] = []
+        self._requests = _Requests()
         self._loader: DataLoader[Any] | None = None
 
     def to(self, device: torch.device | str) -> Self:
@@ -176,7 +175,7 @@ class LoaderSource:
         rows = self._split.index[start:end][order.numpy()].tolist()
         size = batch_size or self.batch_size
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
-        self._requests[:] = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
+        self._requests.batches = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
         try:
             for batch in self._loader:
                 yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
@@ -299,6 +298,15 @@ def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArra
             f"{sizes.max()}: lower `--data.batch_size` or `--data.num_clients`."
         )
     return np.where(sizes < batch_size, 0, sizes)
+
+
+class _Requests:
+    """What a data loader takes for the batches of its next pass: a seed and row numbers each."""
+
+    batches: Sequence[tuple[int, list[int]]] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        return iter(self.batches)
 
 
 class _SeededReads(Dataset[Any]):
