@@ -41,7 +41,7 @@ def overrides(part: Any, hook: str) -> bool:
     """Says whether the user's LightningModule or LightningDataModule overrides a hook."""
     kind = type(part)
     parent = lightning_class(kind, "LightningModule") or lightning_class(kind, "LightningDataModule")
-    return bool(is_overridden(hook, part, parent))
+    return parent is not None and bool(is_overridden(hook, part, parent))
 
 
 def accepts(function: Callable[..., Any], name: str, at_least: int) -> bool:

@@ -2,8 +2,9 @@
 
 from lightning_fed.data.adapters.clients import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip
-from lightning_fed.data.datamodule import BundledDataModule, FederatedDataModule
+from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.datasets.arrays import Arrays
+from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.datasets.cifar import CIFAR10, CIFAR100
 from lightning_fed.data.datasets.colored_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
 from lightning_fed.data.datasets.digits import Digits

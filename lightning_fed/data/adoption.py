@@ -5,7 +5,8 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.data.adapters.modules import GivenLoaders, is_datamodule, overrides
+from lightning_fed.core.user_code import overrides
+from lightning_fed.data.adapters.modules import GivenLoaders, is_datamodule
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
@@ -34,11 +35,8 @@ class AdoptedData(FederatedDataModule):
 def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataModule | None:
     """Makes a data module with clients of what was given to a call of the trainer.
 
-    Args:
-        datamodule: A data module of any kind, None for none.
-        model: Whose own loaders are taken where no others are given.
-        **loaders: ``train``, ``val``, ``test`` or ``predict`` loaders, the first one for what the call is about; a data
-            module may stand in its place.
+    Loaders are ``train``, ``val``, ``test`` or ``predict``, the first one for what the call is about; a data module may
+    stand in its place, and the model's own are taken where no others are given.
 
     Returns:
         The data module itself if it has clients, or no training data to make clients of; None if there are no data.
@@ -49,7 +47,7 @@ def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataMo
         given.pop(next(iter(given)))
     if datamodule is None:
         source = GivenLoaders(model, **given)
-        return AdoptedData(source=source) if source.defines(next(iter(loaders), "train")) else None
+        return AdoptedData(source=source) if overrides(source, f"{next(iter(loaders), 'train')}_dataloader") else None
     if given:
         raise FederatedError(
             f"Expected either a datamodule or data loaders, got {type(datamodule).__name__} and {', '.join(given)} "

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import default_collate
-from typing_extensions import Self
 
 from lightning_fed.core.devices import to_device
 from lightning_fed.core.seeding import Purpose, seed_for
-from lightning_fed.data.sources import BatchSource, map_inputs
+from lightning_fed.data.sources import BatchSource, WrappedSource, map_inputs
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["AugmentedSource", "Augmentation", "AugmentingCollate", "CropFlip"]
@@ -75,43 +74,29 @@ class CropFlip(Augmentation):
         return padded.gather(2, pixels.expand(-1, channels, -1)).view(inputs.shape)
 
 
-class AugmentedSource:
+class AugmentedSource(WrappedSource):
     """Batches of another source with augmented inputs, the same whichever source they come from.
 
     Args:
         source: Where the batches come from.
         augmentation: What changes their inputs.
-
-    Attributes:
-        unaugmented: The other source, for passes over a client's data as they are.
     """
 
-    reads_are_seeded = True
-
     def __init__(self, source: BatchSource, augmentation: Augmentation) -> None:
-        self.unaugmented = source
-        self.sizes = source.sizes
-        self.batch_size = source.batch_size
-        self.drop_last = getattr(source, "drop_last", False)
+        super().__init__(source)
+        self.reads_are_seeded = True
         self._augmentation = augmentation
 
-    def to(self, device: torch.device | str) -> Self:
-        """Makes the batches live on a device; returns itself."""
-        self.unaugmented = self.unaugmented.to(device)
-        return self
-
     @property
-    def order_device(self) -> torch.device:
-        """Where the other source takes orders."""
-        device: torch.device = getattr(self.unaugmented, "order_device", torch.device("cpu"))
-        return device
+    def unaugmented(self) -> BatchSource:
+        """The other source, for passes over a client's data as they are."""
+        return self.inner
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields a client's batches; the draws depend on the seed and the batches before alone."""
         # A stream of its own: samples that are read at random draw from that of the seed itself.
         generator = torch.Generator().manual_seed(seed_for(seed, Purpose.AUGMENT))
-        size = {} if batch_size is None else {"batch_size": batch_size}
-        for batch in self.unaugmented.batches(client, order, seed, **size):
+        for batch in self.read(client, order, seed, batch_size):
             yield map_inputs(batch, lambda inputs: self._augmentation(inputs, generator))
 
 

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["CheckedCollate", "Collate", "Loading", "plain_sentence"]
+__all__ = ["CheckedCollate", "Collate", "Loading"]
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
@@ -38,11 +38,7 @@ class Loading:
 
 
 class CheckedCollate:
-    """Collates samples, and says in one sentence which option to change where that fails.
-
-    Args:
-        collate: What makes the batch; None for torch's own.
-    """
+    """Collates samples, by torch's own function if not given; one sentence says which option to change if it fails."""
 
     def __init__(self, collate: Collate | None = None) -> None:
         self.collate = default_collate if collate is None else collate
@@ -60,8 +56,3 @@ class CheckedCollate:
                 f"Expected `--data.collate_fn` to make a batch of {len(samples)} samples, but {name} failed ({said}): "
                 "give a function that takes a list of samples, for example one that pads them to equal lengths."
             ) from error
-
-
-def plain_sentence(error: FederatedError) -> FederatedError:
-    """Takes the sentence out of the traceback that a data loader's worker sends in its place."""
-    return FederatedError(str(error).rsplit("FederatedError: ", 1)[-1].strip())

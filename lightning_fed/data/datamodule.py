@@ -1,38 +1,34 @@
 """The data module of a federated run: any data set, split over clients."""
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.data.adapters.clients import DEFAULT_CLIENTS, ClientDatasets
-from lightning_fed.data.adapters.modules import SourceModule, is_datamodule
-from lightning_fed.data.augmentation import Augmentation, AugmentedSource, AugmentingCollate
-from lightning_fed.data.collation import CheckedCollate, Collate, Loading
-from lightning_fed.data.description import Divided, name_skew, name_targets
-from lightning_fed.data.division import CENTRAL, Division, DivisionOptions, HeldOut, ValSplit, divide
-from lightning_fed.data.evaluation import JoinedBatches, eval_loader, expect_free_names, join_tests, worker_options
-from lightning_fed.data.inspection import AnyDataset, find_conversion, name_kind
+from lightning_fed.data.adapters.modules import SourceModule, expect_source
+from lightning_fed.data.augmentation import Augmentation, AugmentedSource
+from lightning_fed.data.collation import Collate, Loading
+from lightning_fed.data.divided import DividedData
+from lightning_fed.data.division import Division, DivisionOptions, ValSplit
+from lightning_fed.data.evaluation import eval_loader
+from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.data.label_statistics import label_statistics
 from lightning_fed.data.loading import Datasets, LoadedData
 from lightning_fed.data.partitioners import IID, ByUser, Partitioner
-from lightning_fed.data.skews import FeatureSkew, SkewedSets
-from lightning_fed.data.skews.views import numbered_rows
-from lightning_fed.data.sources import BatchSource, EvalLoader, EvalLoaders, LoaderSource, SetBatches, TensorSource
+from lightning_fed.data.skews import FeatureSkew
+from lightning_fed.data.sources import BatchSource, EvalLoaders, SetBatches
 from lightning_fed.data.split import Split
-from lightning_fed.data.user_tests import UserTests
 from lightning_fed.errors import FederatedError, expect_count
 
-__all__ = ["BundledDataModule", "FederatedDataModule"]
+__all__ = ["FederatedDataModule"]
 
 
 class FederatedDataModule(LightningDataModule):
@@ -99,22 +95,11 @@ class FederatedDataModule(LightningDataModule):
         source: LightningDataModule | None = None,
     ) -> None:
         super().__init__()
-        if is_datamodule(train_dataset):
-            raise FederatedError(
-                f"Expected `train_dataset` to be a data set, got the data module {type(train_dataset).__name__}: give "
-                "it as `source=`."
-            )
-        if source is not None and not is_datamodule(source):
-            hint = "give loaders to `fit(model, train_dataloaders=...)`, and a data set as `train_dataset`"
-            got = name_kind(source) if isinstance(source, type) else f"{type(source).__name__}: {hint}"
-            raise FederatedError(f"Expected `--data.source` to be a LightningDataModule, got {got}.")
+        expect_source(
+            source, train_dataset=train_dataset, val_dataset=val_dataset, test_dataset=test_dataset,
+            predict_dataset=predict_dataset, skew=skew,
+        )  # fmt: skip
         expect_count("--data.eval_batch_size", eval_batch_size)
-        for name, count, least in (
-            ("num_clients", num_clients, 1), ("batch_size", batch_size, 1), ("num_workers", num_workers, 0),
-            ("split_seed", split_seed, 0),
-        ):  # fmt: skip
-            if count is not None:
-                expect_count(f"--data.{name}", count, least)
         self.partitioner = IID() if partitioner is None else partitioner
         self._may_come_split = partitioner is None
         self.num_clients = num_clients
@@ -124,30 +109,27 @@ class FederatedDataModule(LightningDataModule):
         self.held_out = DivisionOptions(val_fraction, val_split, unseen_clients, client_test_fraction)
         self.val_fraction = val_fraction
         self.split_seed = split_seed
+        for name, least in (("num_clients", 1), ("batch_size", 1), ("num_workers", 0), ("split_seed", 0)):
+            if (count := getattr(self, name)) is not None:
+                expect_count(f"--data.{name}", count, least)
         self.in_memory = in_memory
         self.augmentation = augmentation
         self.skew = skew
-        self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets)
-        self._users = users
+        self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets, users)
         self._loaded: LoadedData | None = None
-        self._divided: Divided | None = None
+        self._divided: DividedData | None = None
         self._source_loading = Loading()
         self.source = source
-        self._source: SourceModule | None = None
-        if source is None:  # what is None otherwise is the source's
+        self._source = None if source is None else SourceModule(source, self._context)
+        if self._source is None:  # what is None otherwise is the source's
             self.batch_size, self.num_workers = batch_size or Loading.batch_size, num_workers or 0
         else:
-            self._source = SourceModule(source, self._context)
-            self._source.expect_alone(
-                train_dataset=train_dataset, val_dataset=val_dataset, test_dataset=test_dataset,
-                predict_dataset=predict_dataset, skew=skew,
-            )  # fmt: skip
-            self.prepare_data_per_node = source.prepare_data_per_node
+            self.prepare_data_per_node = self._source.module.prepare_data_per_node
             vars(self).update(self._source.transfers())
 
     def load_datasets(self) -> Datasets:
         """Returns the data sets; override it (or subclass ``BundledDataModule``) to bring your own."""
-        train, val, test, predict, targets = self._given
+        train, val, test, predict, targets, users = self._given
         if self._source is not None:
             train, self._source_loading = self._source.train_set()
         if train is None:
@@ -155,7 +137,7 @@ class FederatedDataModule(LightningDataModule):
                 "Expected `--data.train_dataset` to be a data set, got none: give one, or choose a data module that "
                 "brings its data, such as `--data Digits`."
             )
-        return Datasets(train, val, test, predict, targets, users=self._users)
+        return Datasets(train, val, test, predict, targets, users=users)
 
     def prepare_data(self) -> None:
         """Lets the source, if there is one, prepare its data."""
@@ -202,72 +184,40 @@ class FederatedDataModule(LightningDataModule):
 
     def identity(self) -> list[str]:
         """Says what the clients are beyond the numbers of their rows, for ``split_hash``."""
-        loaded, division = self._load(), self.division
         # Data of a source are the same whichever way they were given.
         parts = (self, self._given[0]) if self.source is None else (self.source,)
-        names = [type(part).__name__ for part in parts if part is not None]
-        return [
-            f"{' '.join(names)}, {loaded.num_samples} samples",
-            name_targets(loaded.targets),
-            name_skew(self.skew, division.num_owners, division.seed),
-        ]
+        names = " ".join(type(part).__name__ for part in parts if part is not None)
+        return [f"{names}, {self._load().num_samples} samples", *self._divide().identity(self.skew)]
 
     def train_source(self) -> BatchSource:
         """Returns where the local loop gets the clients' batches from."""
-        source = self._source_of(self.split, self.loading)
+        source = self._divide().source(self.split, self.loading)
         return source if self.augmentation is None else AugmentedSource(source, self.augmentation)
 
     @contextmanager
     def training_on(self, split: Split) -> Iterator[None]:
         """Lets clients train on other samples within the block; what is held out stays the same."""
         divided = self._divide()
-        self._divided = Divided(replace(divided.division, split=split), divided.skewed)
+        self._divided = replace(divided, division=replace(divided.division, split=split), hash=None)
         try:
             yield
         finally:
             self._divided = divided
 
     def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
-        """Returns where the samples held out of each client are read from, one client at a time.
-
-        Args:
-            part: Those for validation (``val_split="per_client"``), or for test (``client_test_fraction``).
-        """
-        held = self.division.val if part == "val" else self.division.clients
-        if not len(held) or held.owners[0] == CENTRAL:
-            option = "client_test_fraction 0.2" if part == "test" else "val_split per_client --data.val_fraction 0.2"
-            raise FederatedError(
-                f"Expected data with {part} samples of each client, got none: hold some out, as by `--data.{option}`."
-            )
-        sizes = np.bincount(held.owners, minlength=self.split.num_clients)
-        split = Split(held.rows, np.concatenate([[0], np.cumsum(sizes)]))
-        return self._source_of(split, self.loading.changed(batch_size=self.eval_batch_size, drop_last=False))
+        """Returns the batches of what was held out of each client: by ``val_split`` or ``client_test_fraction``."""
+        loading = self.loading.changed(batch_size=self.eval_batch_size, drop_last=False)
+        return self._divide().source(self._divide().held_out_split(part), loading)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled, for a centralised baseline."""
-        train, skewed, loading = self._load().datasets.train, self._divide().skewed, self.loading
-        collate: Collate = CheckedCollate(loading.collate_fn)
-        if skewed is not None:
-            train, collate = numbered_rows(train), skewed.collate(loading.collate_fn)
-        if self.augmentation is not None:
-            collate = AugmentingCollate(self.augmentation, collate)
-        pooled = Subset(train, np.sort(self.split.index).tolist())
-        return DataLoader(
-            pooled, loading.batch_size, True, collate_fn=collate, drop_last=loading.drop_last, **worker_options(loading)
-        )
+        return self._divide().pooled(self.loading, self.augmentation)
 
     def val_dataloader(self) -> EvalLoaders:
         """Returns the batches of the validation set, an empty list when there is none."""
         if self._source is not None and self.val_fraction == 0:
             return self._source.loaders("val")
-        loaded, held_out, skewed = self._load(), self.division.val, self._divide().skewed
-        if not len(held_out):
-            return self._eval_loaders("val", loaded.datasets.val)
-        if skewed is None or self.held_out.val_split == "per_client":
-            return self._held_out_loader(held_out)
-        rows = Subset(loaded.datasets.train, held_out.rows.tolist())
-        targets = None if loaded.targets is None else loaded.targets[held_out.rows]
-        return skewed.seen("val", rows, self._eval_loader(rows), targets)
+        return self._divide().val_batches(self._eval_loader, self.held_out.val_split == "per_client")
 
     def test_dataloader(self) -> EvalLoaders:
         """Returns the batches of the test set, by name if there are several, an empty list when there is none.
@@ -275,26 +225,19 @@ class FederatedDataModule(LightningDataModule):
         Beside sets that were held out of the training set a single test set is named ``test``. Where it tells the users
         of its samples, those of users that do not train are part of ``unseen`` instead.
         """
-        central = [] if self._source is None else self._source.loaders("test")
-        if self._source is not None and not self.held_out.holds_out_tests:
+        central = None if self._source is None else self._source.loaders("test")
+        if central is not None and not self.held_out.holds_out_tests:
             return central
-        loaded, skewed = self._load(), self._divide().skewed
-        test = loaded.datasets.test
-        parts = {name: self._held_out_loader(part) for name, part in self.division.tests().items()}
-        if (by_user := UserTests.of(loaded.datasets, loaded.users, self.division)) is not None:
-            unseen = self._eval_loader(by_user.unseen_set())
-            shown = unseen if skewed is None else by_user.skewed(skewed, unseen)
-            parts["unseen"] = JoinedBatches([parts["unseen"], shown])
-            test = by_user.seen_set()
-        loaders = central if self._source is not None else self._eval_loaders("test", test)
-        return join_tests(loaders, parts) if parts else loaders
+        return self._divide().test_batches(self._eval_loader, central)
 
     def predict_dataloader(self) -> EvalLoaders:
         """Returns the batches to predict, those of the test set unless a set of its own was given."""
         if self._source is not None:
             return self._source.loaders("predict")
         predict = self._load().datasets.predict
-        return self.test_dataloader() if predict is None else self._eval_loaders("predict", predict)
+        if predict is None:
+            return self.test_dataloader()
+        return self._divide().set_batches("predict", predict, self._eval_loader)
 
     @property
     def num_classes(self) -> int | None:
@@ -328,8 +271,7 @@ class FederatedDataModule(LightningDataModule):
     @property
     def labels(self) -> npt.NDArray[Any] | None:
         """The training labels that the model sees, shape (samples,), None when the targets are not class labels."""
-        labels, skewed = self._load().labels, self._divide().skewed
-        return labels if labels is None or skewed is None else skewed.labels(labels)
+        return self._divide().labels
 
     @property
     def memory(self) -> int | None:
@@ -379,11 +321,8 @@ class FederatedDataModule(LightningDataModule):
                 self.prepare_data()
             datasets = self.load_datasets().readable()
             own_val = None if self._source is None else self._source.loaders("val")
-            if (datasets.val is not None or own_val) and self.val_fraction > 0:
-                raise FederatedError(
-                    f"Expected either `--data.val_dataset` or `--data.val_fraction`, got both ({self.val_fraction}): "
-                    "set `--data.val_fraction 0` to keep the validation set."
-                )
+            if datasets.val is not None or own_val:
+                self.held_out.expect_no_val_fraction()
             self._loaded = LoadedData.of(datasets, self.in_memory and self.loading.collate_fn is None)
         return self._loaded
 
@@ -392,74 +331,20 @@ class FederatedDataModule(LightningDataModule):
         return None if values is None else tuple(values)
 
     def _seed(self) -> int:
-        if self.split_seed is not None:
-            return self.split_seed
-        # Lightning's own Trainer has no seed.
-        seed = getattr(self.trainer, "seed", None)
-        return run_seed() if seed is None else int(seed)
-
-    def _source_of(self, split: Split, loading: Loading) -> BatchSource:
-        """Returns the batches of rows of the training set, as the clients see them but for augmentation."""
-        loaded, skewed = self._load(), self._divide().skewed
-        source: BatchSource = LoaderSource(loaded.datasets.train, split, **vars(loading))
-        if loaded.tensors is not None:
-            convert = find_conversion(loaded.datasets.train)
-            source = TensorSource(loaded.tensors, split, loading.batch_size, convert, loading.drop_last)
-        return source if skewed is None else skewed.source(source, split)
+        seed = getattr(self.trainer, "seed", None) if self.split_seed is None else self.split_seed
+        return run_seed() if seed is None else int(seed)  # Lightning's own Trainer has none
 
     def _context(self) -> tuple[Any, int]:
         return self.trainer, self._seed()
 
-    def _divide(self) -> Divided:
+    def _divide(self) -> DividedData:
         loaded, seed = self._load(), self._seed()
         if self._divided is None or self._divided.division.seed != seed:
-            found = (loaded.targets, loaded.users, loaded.num_samples)
-            partitioner, num_clients = self.partitioner, self.num_clients
-            train = loaded.datasets.train
+            partitioner, num_clients, train = self.partitioner, self.num_clients, loaded.datasets.train
             if self._may_come_split and isinstance(train, ClientDatasets):
                 partitioner, num_clients = ByUser(), train.count(num_clients)
-            division = divide(self.held_out, partitioner, *found, num_clients, seed)
-            if self.skew is None and isinstance(loaded.datasets.test, dict):  # a skew makes other names of them
-                expect_free_names(loaded.datasets.test, division.tests())
-            skewed = None if self.skew is None else SkewedSets.of(self.skew, loaded, division)
-            self._divided = Divided(division, skewed)
+            self._divided = DividedData.of(loaded, self.held_out, partitioner, num_clients, seed, self.skew)
         return self._divided
 
     def _eval_loader(self, dataset: AnyDataset) -> SetBatches:
         return eval_loader(dataset, self.eval_batch_size, self.in_memory, self.loading)
-
-    def _eval_loaders(self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None) -> EvalLoaders:
-        """Returns batches of one data set, of several by name, or an empty list when there is none."""
-        if dataset is None:
-            return []
-        if (skewed := self._divide().skewed) is not None:
-            return skewed.loaders(stage, dataset, self._eval_loader)
-        if isinstance(dataset, dict):
-            return {name: self._eval_loader(part) for name, part in dataset.items()}
-        return self._eval_loader(dataset)
-
-    def _held_out_loader(self, part: HeldOut) -> EvalLoader:
-        loader = self._eval_loader(Subset(self._load().datasets.train, part.rows.tolist()))
-        skewed = self._divide().skewed
-        return loader if skewed is None else skewed.held_out(part, loader)
-
-
-class BundledDataModule(FederatedDataModule, ABC):
-    """Base of data modules that bring their own data sets: a subclass writes ``load_datasets``.
-
-    Args:
-        **kwargs: Every option of ``FederatedDataModule`` except the data sets, the targets, the users and the source.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        known = signature(FederatedDataModule.__init__).parameters
-        for name in kwargs.keys() - known:
-            raise FederatedError(f"Expected options that {type(self).__name__} has, got `{name}`: leave it out.")
-        super().__init__(
-            None, val_dataset=None, test_dataset=None, predict_dataset=None, targets=None, users=None,
-            source=None, **kwargs,
-        )  # fmt: skip
-
-    @abstractmethod
-    def load_datasets(self) -> Datasets:
-        """Returns the data sets, called once; what must be fetched first belongs in ``prepare_data``."""

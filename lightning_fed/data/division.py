@@ -53,6 +53,14 @@ class DivisionOptions:
         """Whether test sets are held out of the training set."""
         return self.unseen_clients > 0 or self.client_test_fraction > 0
 
+    def expect_no_val_fraction(self) -> None:
+        """Refuses to hold samples out for validation where the data have a validation set."""
+        if self.val_fraction > 0:
+            raise FederatedError(
+                f"Expected either `--data.val_dataset` or `--data.val_fraction`, got both ({self.val_fraction}): set "
+                "`--data.val_fraction 0` to keep the validation set."
+            )
+
     def count_unseen(self, num_clients: int) -> int:
         """Returns how many of the clients are held out."""
         unseen = self.unseen_clients
@@ -149,16 +157,8 @@ def divide(
 
     A central validation set is drawn before the split, so that it does not depend on it. Clients that come with the
     data (a partitioner that reads users), or that are held out, are settled first, and the set is drawn from what is
-    left.
-
-    Args:
-        options: What is held out.
-        partitioner: How the samples are split over the clients.
-        targets: One target per row, shape (num_samples,), or None.
-        users: One user per row, shape (num_samples,), or None.
-        num_samples: Rows of the training set.
-        num_clients: Clients, those held out included; None where the partitioner finds their number.
-        seed: Seed of the split and of all that is held out.
+    left. ``targets`` and ``users``, of shape (num_samples,), hold one value for each row, or are None; ``num_clients``
+    counts those held out too, and is None where the partitioner finds their number.
     """
     values = users if partitioner.reads == "users" else targets
     num_clients = partitioner.count_clients(values, num_clients)
@@ -217,7 +217,9 @@ def _hold_out_within(split: Split, options: DivisionOptions, seed: int) -> tuple
     keys = numpy_generator_for(seed, Purpose.SPLIT, round=_WITHIN).random(len(split.index))
     rank = np.empty(len(keys), dtype=np.int64)
     rank[np.lexsort((keys, split.owners))] = np.arange(len(keys)) - split.offsets[split.owners]
-    num_test, num_val = (_share_each(split, share) for share in (options.client_test_fraction, val_fraction))
+    # 0.29 * 100 is a little less than 29.
+    shares = np.array([[options.client_test_fraction], [val_fraction]])
+    num_test, num_val = (shares * split.sizes + 1e-9).astype(np.int64)
     is_test = rank < num_test[split.owners]
     is_val = ~is_test & (rank < (num_test + num_val)[split.owners])
     for option, share, part in (
@@ -230,8 +232,3 @@ def _hold_out_within(split: Split, options: DivisionOptions, seed: int) -> tuple
             )
     test, val = (HeldOut(split.index[mask], split.owners[mask]) for mask in (is_test, is_val))
     return split.keep(~(is_test | is_val)), test, val
-
-
-def _share_each(split: Split, fraction: float) -> npt.NDArray[np.int64]:
-    # 0.29 * 100 is a little less than 29.
-    return (fraction * split.sizes + 1e-9).astype(np.int64)

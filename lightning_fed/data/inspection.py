@@ -14,7 +14,7 @@ from lightning_fed.errors import FederatedError
 
 __all__ = [
     "TARGET_NAMES", "AnyDataset", "Conversion", "Tensors", "as_targets", "find_conversion", "find_targets",
-    "find_tensors", "find_users", "first_input", "length", "map_tensors", "name_kind", "take",
+    "find_tensors", "find_users", "first_input", "length", "map_tensors", "name_kind",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -48,11 +48,6 @@ def length(dataset: object, option: str) -> int:
     return len(dataset)
 
 
-def take(tensors: Tensors, rows: Tensor) -> Tensors:
-    """Copies some rows of every tensor."""
-    return map_tensors(tensors, lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
-
-
 def map_tensors(tensors: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
     """Applies a function to every tensor."""
     if isinstance(tensors, dict):
@@ -67,8 +62,8 @@ def find_tensors(dataset: AnyDataset) -> Tensors | None:
     its author knows that ``__getitem__`` computes nothing.
     """
     if type(dataset) is Subset:
-        inner = find_tensors(dataset.dataset)
-        return None if inner is None else take(inner, torch.as_tensor(dataset.indices, dtype=torch.int64))
+        inner, rows = find_tensors(dataset.dataset), torch.as_tensor(dataset.indices, dtype=torch.int64)
+        return None if inner is None else map_tensors(inner, lambda part: part.index_select(0, rows.to(part.device)))
     tensors = _declared_tensors(dataset)
     trusted = type(dataset).__getitem__ is TensorDataset.__getitem__ or getattr(dataset, "samples_are_rows", False)
     return tensors if trusted else None
@@ -103,7 +98,7 @@ def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:
     Looked for, in this order: the part of a subset or a concatenation, attributes ``targets`` and ``labels``, a column
     or a tensor of a known name, the second of several tensors if it holds one integer per sample.
     """
-    return _find(dataset, _target_candidates)
+    return _find(dataset, ("targets", "labels"), TARGET_NAMES)
 
 
 def find_users(dataset: AnyDataset) -> npt.NDArray[Any] | None:
@@ -112,7 +107,7 @@ def find_users(dataset: AnyDataset) -> npt.NDArray[Any] | None:
     Looked for in the part of a subset or a concatenation, in an attribute ``users``, in a column or a tensor ``users``
     or ``user``.
     """
-    return _find(dataset, _user_candidates)
+    return _find(dataset, ("users",), _USER_NAMES)
 
 
 def first_input(dataset: AnyDataset) -> Any:
@@ -126,40 +121,33 @@ def first_input(dataset: AnyDataset) -> Any:
     return sample
 
 
-def _find(dataset: AnyDataset, candidates: Callable[[AnyDataset], list[Any]]) -> npt.NDArray[Any] | None:
+def _find(dataset: AnyDataset, attributes: Sequence[str], names: Sequence[str]) -> npt.NDArray[Any] | None:
     """Returns the first candidate that holds one value per sample."""
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        inner = _find(dataset.dataset, candidates)
+        inner = _find(dataset.dataset, attributes, names)
         return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [_find(part, candidates) for part in dataset.datasets]
+        parts = [_find(part, attributes, names) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
         return np.concatenate(known) if len(known) == len(parts) else None
-    for candidate in candidates(dataset):
+    for candidate in _candidates(dataset, attributes, names):
         values = as_targets(candidate)
         if values is not None and hasattr(dataset, "__len__") and len(values) == len(dataset):
             return values
     return None
 
 
-def _target_candidates(dataset: AnyDataset) -> list[Any]:
-    candidates = [getattr(dataset, name) for name in ("targets", "labels") if hasattr(dataset, name)]
-    candidates += _columns(dataset, TARGET_NAMES)
+def _candidates(dataset: AnyDataset, attributes: Sequence[str], names: Sequence[str]) -> list[Any]:
+    found = [getattr(dataset, name) for name in attributes if hasattr(dataset, name)] + _columns(dataset, names)
     tensors = _declared_tensors(dataset)
     if isinstance(tensors, dict):
-        return candidates + [tensors[name] for name in TARGET_NAMES if name in tensors]
-    if tensors is not None and len(tensors) > 1 and not tensors[1].is_floating_point():
-        candidates.append(tensors[1])
-    return candidates
+        return found + [tensors[name] for name in names if name in tensors]
+    if tensors is not None and names is TARGET_NAMES and len(tensors) > 1 and not tensors[1].is_floating_point():
+        found.append(tensors[1])
+    return found
 
 
-def _user_candidates(dataset: AnyDataset) -> list[Any]:
-    tensors = _declared_tensors(dataset)
-    named = [tensors[name] for name in _USER_NAMES if name in tensors] if isinstance(tensors, dict) else []
-    return ([dataset.users] if hasattr(dataset, "users") else []) + _columns(dataset, _USER_NAMES) + named
-
-
-def _columns(dataset: Any, names: tuple[str, ...]) -> list[Any]:
+def _columns(dataset: Any, names: Sequence[str]) -> list[Any]:
     """Returns the columns of these names of a table, such as Hugging Face's data sets are."""
     known = getattr(dataset, "column_names", None)
     return [dataset[name][:] for name in names if name in known] if isinstance(known, list) else []

@@ -19,12 +19,7 @@ _BLOCK = 2**21
 
 
 def count_labels(split: Split, labels: npt.NDArray[np.integer], num_classes: int) -> Any:
-    """Counts the samples of each client and class.
-
-    Args:
-        split: Which rows of the training set each client owns.
-        labels: A label for each row of the training set, in [0, num_classes).
-        num_classes: Number of classes.
+    """Counts the samples of each client and class, from a label in [0, num_classes) for each row of the training set.
 
     Returns:
         A ``scipy.sparse.csr_array`` of shape (clients, classes): as a table it can be far larger than the data.
@@ -86,10 +81,7 @@ def divergences(counts: Any, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.flo
 def label_statistics(split: Split, labels: npt.NDArray[np.integer], num_classes: int) -> dict[str, int | float]:
     """Describes how labels are distributed over the clients that hold samples, each client counting the same.
 
-    Args:
-        split: Which rows of the training set each client owns.
-        labels: A label for each row of the training set, in [0, num_classes).
-        num_classes: Number of classes.
+    The arguments are those of ``count_labels``.
 
     Returns:
         ``classes_per_client_min``, ``_median`` and ``_max``; ``label_entropy_mean`` and that of all samples together,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -95,15 +95,8 @@ class LoadedData:
         """Looks into the training set."""
         num_samples = length(datasets.train, "--data.train_dataset")
         tensors = find_tensors(datasets.train) if in_memory else None
-        targets = _given(datasets.targets, "targets", num_samples)
-        users = _given(datasets.users, "users", num_samples)
-        loaded = cls(
-            datasets,
-            num_samples,
-            tensors,
-            find_targets(datasets.train) if targets is None else targets,
-            find_users(datasets.train) if users is None else users,
-        )
+        targets, users = _given(datasets, "targets", num_samples), _given(datasets, "users", num_samples)
+        loaded = cls(datasets, num_samples, tensors, targets, users)
         loaded._check_users()
         loaded._check_labels()
         return loaded
@@ -170,10 +163,11 @@ class LoadedData:
             )
 
 
-def _given(values: Any, name: str, num_samples: int) -> npt.NDArray[Any] | None:
-    """Makes an array of targets or users that were given beside the data set; None if there are none."""
+def _given(datasets: Datasets, name: Literal["targets", "users"], num_samples: int) -> npt.NDArray[Any] | None:
+    """Makes an array of targets or users that were given, or are found in the data set; None if there are none."""
+    values = getattr(datasets, name)
     if values is None:
-        return None
+        return find_targets(datasets.train) if name == "targets" else find_users(datasets.train)
     array = as_targets(values)
     if array is None or len(array) != num_samples:
         raise FederatedError(

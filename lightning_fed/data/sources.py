@@ -1,6 +1,6 @@
 """Batches of one client at a time, without a data loader or a copy of the data per client."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from lightning_fed.core.seeding import isolated_streams
-from lightning_fed.data.collation import CheckedCollate, Collate, plain_sentence
+from lightning_fed.data.collation import CheckedCollate, Collate
 from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, map_tensors
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
 __all__ = [
     "BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "SetBatches", "TensorSource",
-    "map_inputs",
+    "WrappedSource", "map_inputs",
 ]  # fmt: skip
 
 _MAX_SEED = 2**63 - 1
@@ -83,14 +83,13 @@ class TensorSource:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._convert = convert
-        self._names = list(tensors) if isinstance(tensors, dict) else None
-        self._tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
+        self._tensors = tensors
         self._index = torch.from_numpy(split.index)
         self._offsets = split.offsets
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data and the index lists to a device, once."""
-        self._tensors = [tensor.to(device) for tensor in self._tensors]
+        self._tensors = map_tensors(self._tensors, lambda tensor: tensor.to(device))
         self._index = self._index.to(device)
         return self
 
@@ -113,10 +112,7 @@ class TensorSource:
             yield self._select(rows[start : start + batch_size])
 
     def _select(self, rows: Tensor) -> Any:
-        parts = [tensor.index_select(0, rows) for tensor in self._tensors]
-        if self._convert is not None:
-            parts[0] = self._convert(parts[0])
-        return parts if self._names is None else dict(zip(self._names, parts, strict=True))
+        return _batch(self._tensors, lambda tensor: tensor.index_select(0, rows), self._convert)
 
     def first_row(self, client: int) -> int:
         """Where a client's samples start in the rows that ``gather`` takes; they lie one after the other."""
@@ -132,25 +128,14 @@ class TensorSource:
             A list or dict of tensors of shape (m, b, ...).
         """
         batch = self._select(self._index.index_select(0, rows.reshape(-1).to(self._index.device)))
-        parts: Any = batch.items() if self._names is not None else enumerate(batch)
-        shaped = {name: part.unflatten(0, rows.shape) for name, part in parts}
-        return shaped if self._names is not None else list(shaped.values())
+        return _batch(batch, lambda part: part.reshape(*rows.shape, *part.shape[1:]), None)
 
 
 class LoaderSource:
     """Batches of any map-style data set, through one data loader that lives as long as the source.
 
     What is random in reading a sample depends on the seed and the batch's number alone: not on earlier clients, not on
-    the number of workers. Only one client's batches can be under way at a time.
-
-    Args:
-        dataset: A map-style data set.
-        split: Which samples each client owns.
-        batch_size: Samples per batch.
-        num_workers: Worker processes, 0 to read in this one.
-        collate_fn: Makes a batch of a list of samples; None for torch's ``default_collate``.
-        drop_last: Whether local training leaves out short last batches.
-        worker_init_fn: Called in each worker process with its number.
+    the number of workers. Only one client's batches can be under way at a time. The options are those of ``Loading``.
     """
 
     reads_are_seeded = True
@@ -173,8 +158,7 @@ class LoaderSource:
         self._collate = CheckedCollate(collate_fn)
         self._workers: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": worker_init_fn}
         self._device = torch.device("cpu")
-        # What the loader takes for its batches, set before each pass: (seed, row numbers) each.
-        self._requests: list[tuple[int, list[int]]] = []
+        self._requests = _Requests()
         self._loader: DataLoader[Any] | None = None
 
     def to(self, device: torch.device | str) -> Self:
@@ -191,12 +175,12 @@ class LoaderSource:
         rows = self._split.index[start:end][order.numpy()].tolist()
         size = batch_size or self.batch_size
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
-        self._requests[:] = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
+        self._requests.batches = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
         try:
             for batch in self._loader:
                 yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
-        except FederatedError as error:
-            raise plain_sentence(error) from error
+        except FederatedError as error:  # a worker sends its sentence within a traceback
+            raise FederatedError(str(error).rsplit("FederatedError: ", 1)[-1].strip()) from error
 
     def _build_loader(self) -> DataLoader[Any]:
         return DataLoader(
@@ -209,6 +193,33 @@ class LoaderSource:
             generator=torch.Generator(),
             **self._workers,
         )
+
+
+class WrappedSource:
+    """What sources that change the batches of another one, ``inner``, have in common; they yield ``batches``."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.inner = source
+        self.sizes = source.sizes
+        self.batch_size = source.batch_size
+        self.reads_are_seeded = source.reads_are_seeded
+        self.drop_last = getattr(source, "drop_last", False)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Makes the batches live on a device; returns itself."""
+        self.inner = self.inner.to(device)
+        return self
+
+    @property
+    def order_device(self) -> torch.device:
+        """Where the other source takes orders."""
+        device: torch.device = getattr(self.inner, "order_device", torch.device("cpu"))
+        return device
+
+    def read(self, client: int, order: Tensor, seed: int, batch_size: int | None) -> Iterator[Any]:
+        """Yields the other source's batches; a user's own source need not know of other sizes than its own."""
+        size = {} if batch_size is None else {"batch_size": batch_size}
+        return self.inner.batches(client, order, seed, **size)
 
 
 class EvalLoader(Protocol):
@@ -226,10 +237,7 @@ EvalLoaders: TypeAlias = EvalLoader | dict[str, EvalLoader] | list[EvalLoader]
 class EvalBatches:
     """Consecutive slices of tensors, for evaluation: no shuffling, no workers, no copy.
 
-    Args:
-        tensors: A tuple or dict of tensors whose first dimension counts the samples.
-        batch_size: Samples per batch; the last one may be short.
-        convert: What makes inputs of a batch of stored ones, the first tensor; None if they are inputs.
+    The arguments are those of ``TensorSource``; the last batch may be short.
     """
 
     def __init__(self, tensors: Tensors, batch_size: int, convert: Conversion | None = None) -> None:
@@ -245,9 +253,7 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Any]:
         """Yields lists of tensors, or dicts."""
         for start in range(0, self.num_samples, self.batch_size):
-            parts: Any = map_tensors(self._tensors, itemgetter(slice(start, start + self.batch_size)))
-            parts = parts if isinstance(parts, dict) else list(parts)
-            yield parts if self._convert is None else map_inputs(parts, self._convert)
+            yield _batch(self._tensors, itemgetter(slice(start, start + self.batch_size)), self._convert)
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data to a device, once; returns itself."""
@@ -261,12 +267,7 @@ SetBatches: TypeAlias = EvalBatches | DataLoader[Any]
 def map_inputs(batch: Any, function: Conversion) -> Any:
     """Applies a function to the inputs of a batch, its first part, and leaves the other parts as they are.
 
-    Args:
-        batch: A list or tuple of tensors, a dict of tensors, or one tensor.
-        function: Makes new inputs of inputs.
-
-    Returns:
-        A list, a dict, a named tuple or one tensor, as ``batch``.
+    A list or tuple becomes a list; a dict, a named tuple and a tensor stay what they are.
     """
     if isinstance(batch, Mapping):
         name = next(iter(batch))
@@ -277,6 +278,13 @@ def map_inputs(batch: Any, function: Conversion) -> Any:
         return batch._replace(**{batch._fields[0]: function(batch[0])})
     inputs, *others = batch
     return [function(inputs), *others]
+
+
+def _batch(tensors: Tensors, take: Conversion, convert: Conversion | None) -> Any:
+    """Takes a part of every tensor and makes inputs of the first: a list, as ``default_collate`` has it, or a dict."""
+    parts = map_tensors(tensors, take)
+    batch = parts if isinstance(parts, dict) else list(parts)
+    return batch if convert is None else map_inputs(batch, convert)
 
 
 def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArray[np.int64]:
@@ -290,6 +298,15 @@ def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArra
             f"{sizes.max()}: lower `--data.batch_size` or `--data.num_clients`."
         )
     return np.where(sizes < batch_size, 0, sizes)
+
+
+class _Requests:
+    """What a data loader takes for the batches of its next pass: a seed and row numbers each."""
+
+    batches: Sequence[tuple[int, list[int]]] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        return iter(self.batches)
 
 
 class _SeededReads(Dataset[Any]):

@@ -50,9 +50,6 @@ class Split:
             rows: The rows to hand out, shape (samples,).
             num_clients: Clients.
             seed: Seed of the split.
-
-        Raises:
-            FederatedError: If the partitioner does not give each row to exactly one client.
         """
         clients = partitioner(None if values is None else values[rows], len(rows), num_clients, seed)
         split = cls.of(clients)

@@ -1,78 +1,45 @@
 """Test samples of users: those of unseen users are evaluated with their training samples, apart from the others."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import Subset
-from typing_extensions import Self
 
 from lightning_fed.data.division import CENTRAL, Division, HeldOut
-from lightning_fed.data.inspection import AnyDataset, as_targets, find_users, length
+from lightning_fed.data.inspection import as_targets, find_users, length
 from lightning_fed.data.loading import Datasets
-from lightning_fed.data.skews.views import SkewedBatches, SkewedSets
-from lightning_fed.data.sources import SetBatches
 from lightning_fed.errors import FederatedError
 
-__all__ = ["UserTests"]
+__all__ = ["divide_by_user"]
 
 
-@dataclass(frozen=True)
-class UserTests:
-    """A test set divided by whether the user of each sample has training samples at a client that trains.
+def divide_by_user(
+    datasets: Datasets, users: npt.NDArray[Any] | None, division: Division
+) -> tuple[npt.NDArray[np.int64], HeldOut] | None:
+    """Divides the test set by whether the user of each sample has training samples at a client that trains.
 
-    Attributes:
-        test: The test set.
-        known: Its rows of users that do, ascending, shape (samples,), int64.
-        unseen: Its other rows, with the client that each belongs to, ``CENTRAL`` for users without training samples.
+    The users of the test samples are ``test_users``, or found in the test set; ``users`` are those of the training set.
+
+    Returns:
+        The rows of users that do, ascending, int64; its other rows, with the client that each belongs to, ``CENTRAL``
+        for users without training samples. None where no client is held out, users are unknown, there is not one test
+        set alone, or all users train.
     """
-
-    test: AnyDataset
-    known: npt.NDArray[np.int64]
-    unseen: HeldOut
-
-    @classmethod
-    def of(cls, datasets: Datasets, users: npt.NDArray[Any] | None, division: Division) -> Self | None:
-        """Divides the test set; None where it stays as it is.
-
-        Args:
-            datasets: The data sets; the users of the test samples are ``test_users``, or found in the test set.
-            users: The user of each training sample, shape (samples,), None when they are unknown.
-            division: What is held out of training.
-
-        Returns:
-            None where no client is held out, users are unknown, there is not one test set alone, or all users train.
-        """
-        test, given = datasets.test, datasets.test_users
-        if test is None or isinstance(test, dict) or users is None or not len(division.unseen):
-            return None
-        own = find_users(test) if given is None else as_targets(given)
-        if own is None and given is None:
-            return None
-        own = _checked(own, users, length(test, "--data.test_dataset"))
-        # A user whose samples are all held out for validation is not unseen: choices were made by looking at them.
-        unseen = ~np.isin(own, np.delete(users, division.unseen.rows))
-        names, first = np.unique(users[division.unseen.rows], return_index=True)
-        place = np.minimum(np.searchsorted(names, own[unseen]), len(names) - 1)
-        owners = np.where(names[place] == own[unseen], division.unseen.owners[first][place], CENTRAL)
-        part = HeldOut(np.flatnonzero(unseen), owners)
-        return cls(test, np.flatnonzero(~unseen), part) if len(part) else None
-
-    def seen_set(self) -> AnyDataset | None:
-        """Returns the samples of known users, None if there are none."""
-        return Subset(self.test, self.known.tolist()) if len(self.known) else None
-
-    def unseen_set(self) -> AnyDataset:
-        """Returns the samples of the other users."""
-        return Subset(self.test, self.unseen.rows.tolist())
-
-    def skewed(self, sets: SkewedSets, loader: SetBatches) -> SkewedBatches:
-        """Shows batches of ``unseen_set`` as their held-out clients would see them, those of none in the new scheme."""
-        draws = sets.skew.draws("test", length(self.test, "--data.test_dataset"))[torch.from_numpy(self.unseen.rows)]
-        schemes = np.where(self.unseen.owners == CENTRAL, sets.skew.num_clients, self.unseen.owners)
-        return sets.shown(loader, draws, schemes)
+    test, given = datasets.test, datasets.test_users
+    if test is None or isinstance(test, dict) or users is None or not len(division.unseen):
+        return None
+    own = find_users(test) if given is None else as_targets(given)
+    if own is None and given is None:
+        return None
+    own = _checked(own, users, length(test, "--data.test_dataset"))
+    # A user whose samples are all held out for validation is not unseen: choices were made by looking at them.
+    unseen = ~np.isin(own, np.delete(users, division.unseen.rows))
+    if not unseen.any():
+        return None
+    names, first = np.unique(users[division.unseen.rows], return_index=True)
+    place = np.minimum(np.searchsorted(names, own[unseen]), len(names) - 1)
+    owners = np.where(names[place] == own[unseen], division.unseen.owners[first][place], CENTRAL)
+    return np.flatnonzero(~unseen), HeldOut(np.flatnonzero(unseen), owners)
 
 
 def _checked(own: npt.NDArray[Any] | None, users: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

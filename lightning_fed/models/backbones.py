@@ -40,9 +40,6 @@ class LeNet(Backbone):
         num_classes: Number of classes, at least 1.
         in_channels: Channels of the images: 1 for grey, 3 for colour.
         image_size: Height and width of the images in pixels, at least 12.
-
-    Raises:
-        FederatedError: If a count is below 1 or the images are smaller than 12 pixels.
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:
@@ -95,9 +92,6 @@ class CNN(Backbone):
         kernel_size: Height and width of every convolution.
         padding: Zeros at each border before every convolution; half of ``kernel_size`` keeps the size.
         hidden: Units of each fully connected layer before the last one.
-
-    Raises:
-        FederatedError: If a count is out of range or the images are too small for the convolutions.
     """
 
     def __init__(

@@ -17,9 +17,6 @@ def class_scores(module: LightningModule, batch: Any, advice: str = "") -> tuple
         module: The module.
         batch: What its ``forward`` takes the first part of.
         advice: What to do where the model has diverged.
-
-    Raises:
-        FederatedError: If the module or the batch is no classifier's.
     """
     expected = (
         f"Expected {type(module).__name__} to be a classifier, whose `forward` returns finite scores of shape (B, C) "

@@ -49,9 +49,6 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
     Args:
         path: The file.
         option: The option that named it, for messages.
-
-    Raises:
-        FederatedError: If there is no such file, or it is damaged or not a checkpoint.
     """
     if not path.is_file():
         raise FederatedError(f"Expected a checkpoint at {path}, but there is no such file: change `{option}`.")
@@ -121,9 +118,6 @@ def find_to_train(
 
     Returns:
         The checkpoint and the run; None for both if there is none that has trained, which a new run would lose.
-
-    Raises:
-        FederatedError: If another process trains the run, or what it has trained cannot be gone on from.
     """
     runs = find_runs(root, name, fingerprint)
     begun = [run for run in runs if run.kept() or _rows(run) > 1]

@@ -96,7 +96,7 @@ class Changes(FederatedCallback):
 
     def on_round_start(self, trainer: Any, pl_module: Any, cohort: Any) -> None:
         if trainer.round > 1:
-            trainer.source._tensors[2] += 1
+            trainer.source._tensors[2].add_(1)
 
 
 @OPTIONS

@@ -31,9 +31,6 @@ class ClientDatasets(Dataset[Any]):
         users: The client of each sample, shape (samples,), int64.
         targets: One target per sample, None where a data set does not tell.
         tensors: The samples of all clients, where all hold them as tensors.
-
-    Raises:
-        FederatedError: If a client has no samples or no length.
     """
 
     samples_are_rows = True  # where there are tensors
@@ -67,11 +64,7 @@ class ClientDatasets(Dataset[Any]):
         return len(self._ends)
 
     def count(self, asked: int | None) -> int:
-        """Returns the number of clients.
-
-        Raises:
-            FederatedError: If another one was asked for than that and the default.
-        """
+        """Returns the number of clients; refuses another one that was asked for."""
         if asked not in (None, DEFAULT_CLIENTS, self.num_clients):
             raise FederatedError(
                 f"Expected `--data.num_clients` to be that of the clients' data sets, {self.num_clients}, got {asked}: "

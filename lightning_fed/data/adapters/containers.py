@@ -50,12 +50,8 @@ def as_dataset(container: Any, option: str, clients: bool = False) -> AnyDataset
     """Makes a data set of what holds samples without being one; what is one stays as it is.
 
     A tuple of arrays of equal length, also NumPy's and mapped ones, is read row by row, a data frame and a dict of
-    arrays by column; floating arrays become float32, integers wider than 8 bits int64.
-
-    Args:
-        container: The container.
-        option: Its option's name.
-        clients: Whether a list or dict of data sets means one for each client.
+    arrays by column; floating arrays become float32, integers wider than 8 bits int64. With ``clients`` a list or dict
+    of data sets means one for each client.
     """
     if clients and are_datasets(container) and not _are_splits(container):
         return ClientDatasets(container)

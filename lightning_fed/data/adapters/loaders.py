@@ -28,11 +28,7 @@ _PLAIN = (SequentialSampler, RandomSampler)
 
 
 def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
-    """Takes a training loader apart, or a list or dict of them, one for each client.
-
-    Args:
-        loader: The loader.
-        owner: Whose it is, in words.
+    """Takes apart the training loader of an owner, in words, or a list or dict of them, one for each client.
 
     Returns:
         The data set, restricted to what a sampler of some rows leaves, and how its samples become batches.

@@ -5,16 +5,16 @@ from typing import Any, Literal, TypeAlias
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fed.core.seeding import isolated_streams
+from lightning_fed.core.user_code import overrides
 from lightning_fed.data.adapters.loaders import read_loader
 from lightning_fed.data.collation import Loading
-from lightning_fed.data.inspection import AnyDataset
+from lightning_fed.data.inspection import AnyDataset, name_kind
 from lightning_fed.data.sources import EvalLoaders
 from lightning_fed.errors import FederatedError
 
-__all__ = ["GivenLoaders", "SourceModule", "is_datamodule", "overrides"]
+__all__ = ["GivenLoaders", "SourceModule", "expect_source", "is_datamodule"]
 
 EvalStage: TypeAlias = Literal["val", "test", "predict"]
 
@@ -25,6 +25,27 @@ _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 def is_datamodule(value: Any) -> bool:
     """Whether something is a LightningDataModule, of Lightning's one package or the other."""
     return any(base.__name__ == "LightningDataModule" for base in type(value).__mro__)
+
+
+def expect_source(source: Any, **given: Any) -> None:
+    """Refuses a source that is no data module, and data given in another way beside it, such as ``train_dataset``."""
+    if is_datamodule(given["train_dataset"]):
+        raise FederatedError(
+            "Expected `train_dataset` to be a data set, got the data module "
+            f"{type(given['train_dataset']).__name__}: give it as `source=`."
+        )
+    if source is None:
+        return
+    if not is_datamodule(source):
+        hint = "give loaders to `fit(model, train_dataloaders=...)`, and a data set as `train_dataset`"
+        got = name_kind(source) if isinstance(source, type) else f"{type(source).__name__}: {hint}"
+        raise FederatedError(f"Expected `--data.source` to be a LightningDataModule, got {got}.")
+    for name, value in given.items():
+        if value is not None:
+            raise FederatedError(
+                f"Expected either `--data.source` or `--data.{name}`, got both: leave one out, or give the data sets "
+                "of the source one by one."
+            )
 
 
 class GivenLoaders(LightningDataModule):
@@ -41,14 +62,16 @@ class GivenLoaders(LightningDataModule):
 
     def __init__(self, model: Any, **loaders: Any) -> None:
         super().__init__()
-        self._given = {name: loader for name, loader in loaders.items() if loader is not None}
+        self._given = {name for name, loader in loaders.items() if loader is not None}
         self._model = model
         self.origin = "`train_dataloaders`" if "train" in self._given else type(model).__name__
         self.model_set_up_for: list[str] = []
-
-    def defines(self, name: str) -> bool:
-        """Says whether there are loaders of a kind."""
-        return name in self._given or overrides(self._model, f"{name}_dataloader")
+        for name in ("train", "val", "test", "predict"):
+            method = f"{name}_dataloader"
+            if name in self._given:
+                setattr(self, method, lambda loader=loaders[name]: loader)
+            elif overrides(model, method):
+                setattr(self, method, getattr(model, method))
 
     def setup(self, stage: str) -> None:
         """Sets up the model, where the loaders that the stage begins with are its own."""
@@ -57,36 +80,12 @@ class GivenLoaders(LightningDataModule):
             self._model.setup(stage)
             self.model_set_up_for.append(stage)
 
-    def _loader(self, name: str) -> Any:
-        if name in self._given:
-            return self._given[name]
-        return getattr(self._model, f"{name}_dataloader")() if self.defines(name) else []
-
-    def train_dataloader(self) -> Any:
-        """Returns the training loader."""
-        return self._loader("train")
-
-    def val_dataloader(self) -> Any:
-        """Returns the validation loaders."""
-        return self._loader("val")
-
-    def test_dataloader(self) -> Any:
-        """Returns the test loaders."""
-        return self._loader("test")
-
-    def predict_dataloader(self) -> Any:
-        """Returns the loaders to predict."""
-        return self._loader("predict")
-
 
 class SourceModule:
     """Calls a user's data module as Lightning does: prepared once, then set up for each stage before its loaders.
 
-    What it draws at random, such as a validation set, depends on the seed alone, so all processes draw alike.
-
-    Args:
-        module: The data module.
-        context: Tells the trainer, None for none, and the seed of what is drawn.
+    What it draws at random, such as a validation set, depends on the seed alone, so all processes draw alike. The
+    ``context`` tells the trainer, None for none, and that seed.
     """
 
     def __init__(self, module: Any, context: Callable[[], tuple[Any, int]]) -> None:
@@ -94,15 +93,6 @@ class SourceModule:
         self._context = context
         self._prepared = False
         self._stages: set[str] = set()
-
-    def expect_alone(self, **sets: Any) -> None:
-        """Refuses options of data that come another way, such as ``train_dataset``."""
-        for name, value in sets.items():
-            if value is not None:
-                raise FederatedError(
-                    f"Expected either `--data.source` or `--data.{name}`, got both: leave one out, or give the data "
-                    "sets of the source one by one."
-                )
 
     def transfers(self) -> dict[str, Callable[..., Any]]:
         """Returns the hooks by which the module moves batches, by name; only those that it overrides."""
@@ -137,12 +127,12 @@ class SourceModule:
         """Returns all training samples, and how they become batches."""
         self.set_up("fit")
         with isolated_streams(self._context()[1]):
-            loader = self.module.train_dataloader()
+            loader = self.module.train_dataloader() if overrides(self.module, "train_dataloader") else None
         return read_loader(loader, self.name)
 
     def loaders(self, stage: EvalStage) -> EvalLoaders:
         """Returns the module's loaders of a stage as they are, an empty list where it has none."""
-        if not self._defines(stage):
+        if not overrides(self.module, f"{stage}_dataloader"):
             return []
         if not self._stages.intersection(_STAGES[stage]):
             self.set_up(_STAGES[stage][-1])
@@ -161,14 +151,3 @@ class SourceModule:
     def name(self) -> str:
         """The module's class, or where loaders without one come from."""
         return self.module.origin if isinstance(self.module, GivenLoaders) else type(self.module).__name__
-
-    def _defines(self, stage: EvalStage) -> bool:
-        if isinstance(self.module, GivenLoaders):
-            return self.module.defines(stage)
-        return overrides(self.module, f"{stage}_dataloader")
-
-
-def overrides(owner: Any, method: str) -> bool:
-    """Whether a model or data module, of either of Lightning's packages, overrides a method of its base."""
-    bases = [base for base in type(owner).__mro__ if base.__name__ in ("LightningDataModule", "LightningModule")]
-    return bool(bases) and bool(is_overridden(method, owner, bases[-1]))

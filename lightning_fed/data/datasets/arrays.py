@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.readers.array_files import SUFFIXES, ArrayFile
 from lightning_fed.data.readers.array_values import Layout, as_inputs, as_labels, as_numbers

@@ -1,6 +1,5 @@
 """CIFAR-10 and CIFAR-100, read by torchvision from their Python batches."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,16 +56,13 @@ class CIFAR10(ImageDataModule):
 
         return getattr(torchvision.datasets, self.title)
 
-    def _files(self) -> Iterator[tuple[Path, str]]:
-        """Yields every file and its official MD5."""
-        reader = self._reader
-        for name, md5 in (*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])):
-            yield self.place / name, md5
-
     def _find_mistake(self) -> FederatedError | None:
+        """Compares every file with its official MD5."""
         from torchvision.datasets.utils import check_integrity
 
-        for path, md5 in self._files():
+        reader = self._reader
+        for name, md5 in (*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])):
+            path = self.place / name
             if not path.is_file():
                 return self.missing(path)
             if not check_integrity(path, md5):

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import Partitioner, Shards
 from lightning_fed.errors import expect_number

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fed.data.datasets.user_files import UserDataModule
@@ -67,7 +66,8 @@ class FEMNIST(UserDataModule):
         place = self.place
         train, test = _from_json(place) if place.is_dir() else _from_arrays(place)
         if self.digits_only:
-            train, test = _digits_of(train), None if test is None else _digits_of(test)
+            train = train.where((train.labels < 10).numpy())
+            test = None if test is None else test.where((test.labels < 10).numpy())
             if not train.names:
                 raise FederatedError(
                     f"Expected digits in the training data of {place}, got letters alone: set `--data.digits_only "
@@ -75,19 +75,14 @@ class FEMNIST(UserDataModule):
                 )
         chosen = train.of(self.draw(len(train.names)))
         tests: dict[str, Any] = {}
-        test_users = None
         if test is not None:
-            known, unseen = known_and_unseen(test.names, train.names, chosen.names)
-            parts = {"test": test.of(known), "unseen": test.of(unseen)}
-            tests = {name: self._dataset(part) for name, part in parts.items() if part.names}
-            test_users = places_of(parts["test"].names, chosen.names)[parts["test"].users]
-        self.expect_one_unseen(tests)
-        single = list(tests) == ["test"]
+            known, unseen = (test.of(part) for part in known_and_unseen(test.names, train.names, chosen.names))
+            users = places_of(known.names, chosen.names)[known.users]
+            tests = self.test_sets(self._dataset(known), self._dataset(unseen), users)
         return Datasets(
             train=self._dataset(chosen),
-            test=tests["test"] if single else tests or None,
+            **tests,
             users=chosen.users,
-            test_users=test_users if single else None,
             class_names=_CLASSES[:10] if self.digits_only else _CLASSES,
             mean=(self.pixel_mean,),
             std=(self.pixel_std,),
@@ -135,8 +130,10 @@ def _checked(samples: UserSamples, place: Path) -> UserSamples:
     images = samples.inputs.reshape(-1, 1, 28, 28)
     low, high = images.min().item(), images.max().item()
     if not (low >= 0 and high <= 1):
+        wrong = ~((images >= 0) & (images <= 1)).flatten(1).all(dim=1)
+        user = samples.names[samples.users[int(wrong.nonzero()[0])]]
         raise FederatedError(
-            f"Expected pixels from 0 to 1 in {place}, got {_user_of(samples, images)}, values from {low} to {high}: "
+            f"Expected pixels from 0 to 1 in {place}, got user {user}, values from {low} to {high}: "
             "divide them by their largest value, or change `--data.path`."
         )
     wrong = samples.labels[(samples.labels < 0) | (samples.labels >= len(_CLASSES))]
@@ -145,16 +142,3 @@ def _checked(samples: UserSamples, place: Path) -> UserSamples:
             f"Expected labels from 0 to {len(_CLASSES) - 1} in {place}, got {wrong[0]}: change `--data.path`."
         )
     return UserSamples(images, samples.labels, samples.users, samples.names)
-
-
-def _digits_of(samples: UserSamples) -> UserSamples:
-    """Leaves letters out, and writers who have nothing else."""
-    digits = samples.labels < 10
-    writers, users = np.unique(samples.users[digits.numpy()], return_inverse=True)
-    names = [samples.names[writer] for writer in writers]
-    return UserSamples(samples.inputs[digits], samples.labels[digits], users.astype(np.int64), names)
-
-
-def _user_of(samples: UserSamples, images: Tensor) -> str:
-    wrong = ~((images >= 0) & (images <= 1)).flatten(1).all(dim=1)
-    return f"user {samples.names[samples.users[int(wrong.nonzero()[0])]]}"

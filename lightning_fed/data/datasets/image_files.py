@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 from torch import Tensor
 
-from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.readers.downloads import data_folder, fetch_whole
 from lightning_fed.data.readers.images import Normalisation, Storage, image_dataset
@@ -86,11 +86,7 @@ class ImageDataModule(BundledDataModule, ABC):
 
     @property
     def data_root(self) -> Path:
-        """The folder of data sets.
-
-        Raises:
-            FederatedError: If neither ``root`` nor the environment names it.
-        """
+        """The folder of data sets."""
         root = data_folder(self.root)
         if root is None:
             raise FederatedError(

@@ -64,9 +64,8 @@ class IdxImages(ImageDataModule):
     def _images(self, part: int) -> npt.NDArray[np.uint8]:
         path, images = self._array(part, "images-idx3-ubyte")
         count = self.counts[part]
-        if images.dtype != np.uint8 or images.shape != (count, 28, 28):
-            expected = f"{count} images of 28 x 28 in bytes"
-            raise self._foreign(path, expected, f"{images.dtype} images of shape {images.shape}")
+        if images.shape != (count, 28, 28):
+            raise self._foreign(path, f"{count} images of 28 x 28 in bytes", f"images of shape {images.shape}")
         return images
 
     def _labels(self, part: int) -> npt.NDArray[Any]:
@@ -76,7 +75,7 @@ class IdxImages(ImageDataModule):
         if len(labels) != count or found != list(range(low, high + 1)):
             what = f", {len(found)} different ones from {found[0]} to {found[-1]}" if found else ""
             raise self._foreign(path, f"{count} labels, all from {low} to {high} among them", f"{len(labels)}{what}")
-        digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
+        digest = hashlib.sha256(labels.tobytes()).hexdigest()
         if self.label_digests is not None and digest != self.label_digests[part]:
             expected = f"labels with the SHA-256 {self.label_digests[part][:12]}..."
             raise self._foreign(path, expected, f"{digest[:12]}..., those of another data set or changed ones")

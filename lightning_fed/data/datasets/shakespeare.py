@@ -83,16 +83,19 @@ class Shakespeare(UserDataModule):
         if tests is None:
             self._expect_consecutive(chosen)
             starts, later = zip(*[by_time(part, self.test_fraction) for part in starts], strict=True)
-            test_sets: Any = _windows(chosen, later) if any(map(len, later)) else None
-            test_users = np.repeat(np.arange(len(chosen)), [len(part) for part in later])
+            users = np.repeat(np.arange(len(chosen)), [len(part) for part in later])
+            test_sets = self.test_sets(_windows(chosen, later), None, users)
         else:
-            test_sets, test_users = _known_and_unseen(tests, roles, chosen)
-        self.expect_one_unseen(test_sets)
+            names = [[role.name for role in part] for part in (tests, roles, chosen)]
+            known, unseen = ([tests[number] for number in which] for which in known_and_unseen(*names))
+            places = places_of([role.name for role in known], names[2])
+            users = np.repeat(places, [len(role.starts) for role in known])
+            own, others = (_windows(part, [role.starts for role in part]) if part else None for part in (known, unseen))
+            test_sets = self.test_sets(own, others, users)
         return Datasets(
             _windows(chosen, starts),
-            test=test_sets,
+            **test_sets,
             users=np.repeat(np.arange(len(chosen)), [len(part) for part in starts]),
-            test_users=None if test_sets is None or isinstance(test_sets, dict) else test_users,
             class_names=(*LETTERS, "unknown"),
         )
 
@@ -138,16 +141,3 @@ def _windows(roles: Sequence[Role], starts: Sequence[npt.NDArray[Any]]) -> TextW
     places = np.concatenate([part + offset for part, offset in zip(starts, offsets, strict=False)])
     text = torch.from_numpy(np.concatenate([role.codes for role in roles]))
     return TextWindows(text, torch.from_numpy(places.astype(np.int32)), WINDOW)
-
-
-def _known_and_unseen(
-    tests: Sequence[Role], roles: Sequence[Role], chosen: Sequence[Role]
-) -> tuple[Any, npt.NDArray[np.int64]]:
-    """Makes test sets of test files; the second value is the place in ``chosen`` of each sample of known roles."""
-    names = [[role.name for role in part] for part in (tests, roles, chosen)]
-    numbers = dict(zip(("test", "unseen"), known_and_unseen(*names), strict=True))
-    parts = {name: [tests[number] for number in which] for name, which in numbers.items()}
-    sets = {name: _windows(part, [role.starts for role in part]) for name, part in parts.items() if part}
-    places = places_of([role.name for role in parts["test"]], names[2])
-    users = np.repeat(places, [len(role.starts) for role in parts["test"]])
-    return sets["test"] if list(sets) == ["test"] else sets or None, users

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.datamodule import BundledDataModule
+from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.readers.downloads import data_folder
-from lightning_fed.data.readers.users import draw_users
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["UserDataModule"]
@@ -65,17 +64,32 @@ class UserDataModule(BundledDataModule, ABC):
         """Adds which users were drawn."""
         return [*super().identity(), f"{self.num_users} of the users, {self.num_clients} clients, {self.draw_seed}"]
 
-    def expect_one_unseen(self, tests: Any) -> None:
-        """Refuses two test sets of the same name: of users that are held out, and of others that the files bring."""
-        if isinstance(tests, dict) and "unseen" in tests and self.held_out.unseen_clients:
+    def test_sets(self, known: Any, unseen: Any, users: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """Returns the options of ``Datasets`` for test sets of users that training knows, and of others.
+
+        Args:
+            known: Samples of users in the training files; empty or None for none.
+            unseen: Samples of others.
+            users: The place among the users who take part of that of each known sample, shape (samples,).
+        """
+        sets = {name: part for name, part in (("test", known), ("unseen", unseen)) if part is not None and len(part)}
+        if "unseen" in sets and self.held_out.unseen_clients:
             raise FederatedError(
                 "Expected `--data.unseen_clients 0` with test files of users that are not in the training files, got "
                 f"{self.held_out.unseen_clients}: set it to 0, or leave these test files out."
             )
+        single = list(sets) == ["test"]
+        return {"test": sets["test"] if single else sets or None, "test_users": users if single else None}
 
     def draw(self, available: int) -> npt.NDArray[np.int64]:
         """Returns which of the users take part, ascending indices in [0, available)."""
         natural = isinstance(self.partitioner, ByUser)
         count = self.num_clients if self.num_users is None and natural else self.num_users
-        option = "--data.num_clients" if self.num_users is None else "--data.num_users"
-        return draw_users(available, count, self.draw_seed, option)
+        if count is None:
+            return np.arange(available)
+        if count > available:
+            option = "--data.num_clients" if self.num_users is None else "--data.num_users"
+            raise FederatedError(
+                f"Expected `{option}` to be at most {available}, the number of users in the training data, got {count}."
+            )
+        return np.sort(np.random.default_rng(self.draw_seed).permutation(available)[:count])

@@ -63,12 +63,7 @@ class Partitioner(ABC):
         """
 
     def count_clients(self, values: Values, num_clients: int | None) -> int:
-        """Returns the number of clients; a partitioner of natural clients finds it in what it reads.
-
-        Args:
-            values: What the partitioner reads, one value per sample.
-            num_clients: The option.
-        """
+        """Returns the number of clients; a partitioner of natural clients finds it in the values that it reads."""
         if num_clients is None:
             raise FederatedError(
                 f"Expected `--data.num_clients` to be a number for the partitioner {type(self).__name__}, got none: "
@@ -87,10 +82,6 @@ class Partitioner(ABC):
 
         Returns:
             For each client the ascending indices of its samples, int64; each sample occurs exactly once.
-
-        Raises:
-            FederatedError: If the counts are impossible, what the split reads is missing, or a client gets fewer than
-                ``min_samples``.
         """
         self._check(targets, num_samples, num_clients)
         generator = numpy_generator_for(seed, Purpose.SPLIT)

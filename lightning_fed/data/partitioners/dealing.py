@@ -9,10 +9,7 @@ __all__ = ["by_class", "class_codes", "deal"]
 
 
 def class_codes(targets: npt.NDArray[Any] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Numbers the classes in ascending order of their labels.
-
-    Args:
-        targets: One label per sample, shape (samples,).
+    """Numbers the classes of targets, shape (samples,), in ascending order of their labels.
 
     Returns:
         Samples of each class, shape (classes,), and the class of each sample, shape (samples,), of the smallest integer

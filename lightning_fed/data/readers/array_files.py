@@ -1,8 +1,5 @@
 """Named arrays in files: .npz, .npy, .pt, or a folder of .npy files, read one by one with checks."""
 
-import pickle
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +18,6 @@ SUFFIXES = (".npz", ".npy", ".pt", ".pth")
 # From this many bytes on, a file is mapped into memory: its pages are read when used and can be dropped again.
 _LARGE = 2**28
 _MOST_NAMES = 12
-# What NumPy and torch raise for a file that was cut, changed or is of another kind.
-_UNREADABLE = (
-    OSError, EOFError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, pickle.UnpicklingError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 _Read: TypeAlias = Callable[[str], Any]
 
 
@@ -35,10 +27,6 @@ class ArrayFile:
     The names are the keys of an .npz file or of a dict in a .pt file, "0", "1" and so on for a tuple or list in a .pt
     file, the file's own name where it holds a single array, and the names of the .npy files of a folder. Nothing that a
     file holds is executed.
-
-    Args:
-        path: The file or folder.
-        option: The option that named it, for messages.
 
     Attributes:
         path: The file or folder.
@@ -53,11 +41,7 @@ class ArrayFile:
             self.names, self._read = _open(path)
 
     def read(self, name: str, option: str) -> Tensor:
-        """Reads one array.
-
-        Args:
-            name: Its name.
-            option: The option that chose the name, for messages.
+        """Reads the array of a name, which ``option`` chose.
 
         Returns:
             A tensor of numbers on the CPU, of at least one dimension; a large .npy file is mapped into memory, and
@@ -106,7 +90,7 @@ class ArrayFile:
                 f"The file {self.path} cannot be read ({error.strerror}): let yourself read it, or change "
                 f"`{self._option}`."
             ) from error
-        except _UNREADABLE as error:
+        except Exception as error:  # whatever NumPy and torch raise on a damaged file
             raise FederatedError(
                 f"The file {self.path} cannot be read as arrays ({type(error).__name__}): it is truncated, damaged, "
                 f"or holds other objects; write it again, or change `{self._option}`."

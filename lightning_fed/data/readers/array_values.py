@@ -54,16 +54,7 @@ def as_inputs(
 
 
 def as_labels(array: Tensor, name: str, option: str) -> Tensor:
-    """Makes class labels of a stored array of whole numbers, also of floating ones and of shape (N, 1).
-
-    Args:
-        array: Stored targets.
-        name: The array's name, for messages.
-        option: The option that chose the array, for messages.
-
-    Returns:
-        Labels, int64 of shape (N,).
-    """
+    """Makes class labels, int64 of shape (N,), of a stored array of whole numbers, also floating or of shape (N, 1)."""
     flat = array.squeeze(1) if array.ndim == 2 and array.shape[1] == 1 else array
     if flat.ndim != 1:
         raise FederatedError(

@@ -23,12 +23,8 @@ def data_folder(root: str | os.PathLike[str] | None) -> Path | None:
 def fetch_whole(root: Path, folder: str, fetch: Callable[[Path], None]) -> None:
     """Downloads into a temporary folder beside the files' place and moves them there when all are complete.
 
-    A download that is interrupted leaves at most a hidden folder ``ROOT/.download-*``, which nothing reads.
-
-    Args:
-        root: Folder of data sets.
-        folder: Where the files lie below ``root``.
-        fetch: Downloads into the folder that it is given in place of ``root``, and checks what it downloads.
+    A download that is interrupted leaves at most a hidden folder ``ROOT/.download-*``, which nothing reads. ``fetch``
+    downloads into the folder that it is given in place of ``root``, and checks what it downloads.
     """
     top = Path(folder).parts[0]
     try:

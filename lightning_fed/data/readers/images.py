@@ -52,13 +52,8 @@ def image_dataset(images: Tensor, labels: Tensor, normalisation: Normalisation, 
     """Makes a data set of normalised images.
 
     Bytes take a quarter of the memory and give the same batches bit for bit, but each batch is normalised anew. Hence
-    ``auto`` keeps floats for small data sets and bytes for those that would take more than 1 GiB as floats.
-
-    Args:
-        images: uint8 of shape (N, C, H, W).
-        labels: int64 of shape (N,).
-        normalisation: What makes inputs of them.
-        storage: ``float32``, ``uint8`` or ``auto``.
+    ``auto`` keeps floats for small data sets and bytes for those that would take more than 1 GiB as floats. Images are
+    uint8 of shape (N, C, H, W), labels int64 of shape (N,).
     """
     if storage == "uint8" or (storage == "auto" and 4 * images.numel() > _LARGE):
         return ByteImages(images.contiguous(), labels, normalisation)

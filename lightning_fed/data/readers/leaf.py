@@ -43,18 +43,10 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
     Each file holds ``{"users": [names], "num_samples": [counts], "user_data": {name: {"x": [...], "y": [...]}}}``, and
     perhaps ``hierarchies``, which are not read. The numbers of one user at a time are lists: beside the tensors there
     are in memory the text and the arrays of one file. Source: S. Caldas et al., "LEAF: A Benchmark for Federated
-    Settings", 2018, https://arxiv.org/abs/1812.01097.
-
-    Args:
-        folder: Folder of .json or .json.gz files, read in the order of their names.
-        option: The option that named it, for messages.
+    Settings", 2018, https://arxiv.org/abs/1812.01097. Files, .json or .json.gz, are read in the order of their names.
 
     Returns:
         Inputs as float32 of shape (samples, ...), labels as int64; users without samples are left out.
-
-    Raises:
-        FederatedError: If a file cannot be read, its counts disagree, a user is missing or occurs twice, or a sample
-            has another shape or type than the others.
     """
     names: list[str] = []
     inputs: list[Tensor] = []
@@ -74,13 +66,10 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
 
 
 def leaf_users(path: Path, option: str, count: Callable[[LeafUser], int] | None = None) -> Iterator[LeafUser]:
-    """Yields every user that has samples, from one file or from all files of a folder.
+    """Yields every user that has samples, from one .json or .json.gz file or from all files of a folder.
 
-    Args:
-        path: A .json or .json.gz file, or a folder of them.
-        option: The option that named it, for messages.
-        count: Checks one user's entry and counts its samples, which must be as many as ``num_samples`` says; lists
-            ``x`` and ``y`` of the same length if not given.
+    ``count`` checks one user's entry and counts its samples, which must be as many as ``num_samples`` says; lists ``x``
+    and ``y`` of the same length if not given.
     """
     places: dict[str, str] = {}
     for file in leaf_files(path, option):

@@ -74,15 +74,8 @@ def read_plays(path: Path, option: str, min_lines: int = 2) -> list[Role]:
 
     Speeches are separated by empty lines. The first line of a speech is its speaker and a colon; a block ``==== TITLE
     ====`` begins a play. Lines are joined by spaces. The same name in another play is another role; capitals make none.
-
-    Args:
-        path: A .txt or .txt.gz file.
-        option: The option that named it, for messages.
-        min_lines: Roles with fewer lines of text are left out; 2 in B. McMahan et al., "Communication-Efficient
-            Learning of Deep Networks from Decentralized Data", AISTATS 2017.
-
-    Raises:
-        FederatedError: If the file cannot be read, or is not made of speeches.
+    Roles with fewer lines than ``min_lines`` are left out: 2 in B. McMahan et al., "Communication-Efficient Learning of
+    Deep Networks from Decentralized Data", AISTATS 2017.
     """
     try:
         text = read_text(path)

@@ -12,12 +12,7 @@ __all__ = ["TextWindows", "WindowGather"]
 
 
 class WindowGather:
-    """Gathers windows from a text, which it copies to the device of the first starts that come from there.
-
-    Args:
-        text: The encoded text, shape (tokens,), uint8.
-        length: Tokens in a window.
-    """
+    """Gathers windows of ``length`` tokens from a text, uint8 of shape (tokens,), on the device of their starts."""
 
     def __init__(self, text: Tensor, length: int) -> None:
         self.text = text
@@ -40,9 +35,6 @@ class TextWindows(TensorDataset):
         text: The encoded text, shape (tokens,), uint8, with at least ``length + 1`` tokens from every start on.
         starts: Where each window begins in it, shape (samples,), int32.
         length: Tokens in a window.
-
-    Raises:
-        FederatedError: If a window and its next token do not lie within the text.
     """
 
     # With what `convert_inputs` computes: sources call it on a whole batch.

@@ -1,4 +1,4 @@
-"""Samples that belong to users: which of them are drawn, and which test samples are of unseen users."""
+"""Samples that belong to users: those of some of them, and which test samples are of unseen users."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_fed.errors import FederatedError
-
-__all__ = ["UserSamples", "draw_users", "known_and_unseen", "places_of"]
+__all__ = ["UserSamples", "known_and_unseen", "places_of"]
 
 
 @dataclass(frozen=True)
@@ -30,38 +28,23 @@ class UserSamples:
     names: list[str]
 
     def of(self, chosen: npt.NDArray[np.int64]) -> "UserSamples":
-        """Returns the samples of some users alone, ascending indices into ``names``, in their former order."""
-        if len(chosen) == len(self.names):
+        """Returns the samples of some users alone, indices into ``names``, in their former order."""
+        return self.where(np.isin(self.users, chosen))
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> "UserSamples":
+        """Returns the samples of some rows alone, and the names of those who have any."""
+        if kept.all():
             return self
-        number = np.full(len(self.names), -1, dtype=np.int64)
-        number[chosen] = np.arange(len(chosen))
-        users = number[self.users]
-        rows = torch.from_numpy(np.flatnonzero(users >= 0))
-        return UserSamples(
-            self.inputs[rows], self.labels[rows], users[users >= 0], [self.names[user] for user in chosen]
-        )
-
-
-def draw_users(available: int, count: int | None, seed: int, option: str) -> npt.NDArray[np.int64]:
-    """Draws users without replacement, all for None: ascending indices in [0, available), shape (count,)."""
-    if count is None:
-        return np.arange(available)
-    if count > available:
-        raise FederatedError(
-            f"Expected `{option}` to be at most {available}, the number of users in the training data, got {count}."
-        )
-    return np.sort(np.random.default_rng(seed).permutation(available)[:count])
+        users, numbers = np.unique(self.users[kept], return_inverse=True)
+        rows = torch.from_numpy(kept)
+        names = [self.names[user] for user in users]
+        return UserSamples(self.inputs[rows], self.labels[rows], numbers.astype(np.int64), names)
 
 
 def known_and_unseen(
     test: Sequence[str], train: Sequence[str], drawn: Sequence[str]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tells the test users that were drawn for training from those that no training sample is of.
-
-    Args:
-        test: Names of the users in the test data.
-        train: Names of all users in the training data.
-        drawn: Those of them that take part.
+    """Tells, by their names, the test users that were drawn for training from those that no training sample is of.
 
     Returns:
         Indices into ``test`` of the known and of the unseen users; those who could have been drawn are in neither.

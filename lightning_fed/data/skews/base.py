@@ -103,12 +103,7 @@ class FeatureSkew(ABC):
         return targets
 
     def prepare(self, num_clients: int, seed: int, facts: DataFacts) -> Self:
-        """Makes the schemes.
-
-        Args:
-            num_clients: Clients.
-            seed: Seed of the schemes and of all numbers that belong to rows.
-            facts: What is known of the data.
+        """Makes the schemes; all that is random, numbers of rows too, depends on the seed.
 
         Returns:
             A copy that is ready; ``self`` stays as it is, and may serve another data module.
@@ -169,10 +164,7 @@ class FeatureSkew(ABC):
     def apply(self, batch: Any, scheme: int | Tensor, draws: Tensor) -> Any:
         """Skews a batch: a list or tuple that starts with inputs and targets, a dict whose first entry is the inputs.
 
-        Args:
-            batch: The batch; it is left as it is.
-            scheme: Number of the scheme, or one for each sample, shape (B,).
-            draws: The samples' numbers, shape (B, num_draws).
+        The batch is left as it is; ``scheme`` and ``draws`` are as of ``transform``.
 
         Returns:
             A list for a tuple, else a batch of the same form.

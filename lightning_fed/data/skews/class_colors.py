@@ -30,9 +30,6 @@ class BinaryColors(ColorSkew):
         flip_rate_high: Highest probability of a flipped colour at a client, in [0, 1].
         test_flip_rate: That of the scheme that no client has, outside of the clients' range.
         label_noise: Probability that a label is flipped, at clients and in the test set, in [0, 1].
-
-    Raises:
-        FederatedError: If a probability is out of range, or the test set's lies among those of the clients.
     """
 
     num_draws: ClassVar[int] = 2
@@ -83,9 +80,7 @@ class BinaryColors(ColorSkew):
 
     def labels(self, targets: Tensor, draws: Tensor) -> Tensor:
         """Returns 0 for the lower half of the classes and 1 for the upper, some of them flipped, shape (B,)."""
-        classes = self.facts.num_classes
-        assert classes is not None
-        return ((targets >= (classes + 1) // 2) ^ (draws[:, 0] < self.label_noise)).to(torch.int64)
+        return ((targets >= (self.facts.classes + 1) // 2) ^ (draws[:, 0] < self.label_noise)).to(torch.int64)
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         """Makes labels binary and colours images of shape (B, 1, H, W) red or green."""
@@ -124,9 +119,9 @@ class ClassColors(ColorSkew):
 
         All clients share one scheme: the table has no row for each.
         """
-        classes = self.facts.num_classes
-        assert classes is not None
-        colors = generator.random((2, classes * self.colors_per_class + self.test_colors, 3), dtype=np.float32)
+        colors = generator.random(
+            (2, self.facts.classes * self.colors_per_class + self.test_colors, 3), dtype=np.float32
+        )
         return torch.from_numpy(colors / colors.max(axis=-1, keepdims=True))
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:

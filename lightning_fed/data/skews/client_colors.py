@@ -30,7 +30,7 @@ class ClientColors(ColorSkew):
     def make_schemes(self, generator: np.random.Generator) -> Tensor:
         """Returns the hue of each class in each scheme as a place on the circle, shape (num_clients + 1, C), int32."""
         self._shown = -1
-        count, classes = self.num_clients + 1, np.arange(self._classes, dtype=np.int32)
+        count, classes = self.num_clients + 1, np.arange(self.facts.classes, dtype=np.int32)
         turns = generator.permutation(count).astype(np.int32)[:, None]
         orders = generator.permuted(np.tile(classes, (count, 1)), axis=1)
         return torch.from_numpy(orders * np.int32(count) + turns)
@@ -51,11 +51,6 @@ class ClientColors(ColorSkew):
         return colored(inputs, self._maps.index_select(0, targets)), targets
 
     @property
-    def _classes(self) -> int:
-        assert self.facts.num_classes is not None
-        return self.facts.num_classes
-
-    @property
     def _circle(self) -> int:
         """Number of hues in all schemes together, no two alike."""
-        return self._classes * (self.num_clients + 1)
+        return self.facts.classes * (self.num_clients + 1)

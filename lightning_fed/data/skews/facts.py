@@ -31,6 +31,12 @@ class DataFacts:
     std: Sequence[float] = (1.0,)
 
     @property
+    def classes(self) -> int:
+        """The number of classes of data that have some."""
+        assert self.num_classes is not None
+        return self.num_classes
+
+    @property
     def shape(self) -> str:
         """The shape of an input in words."""
         return "inputs without a shape" if self.sample is None else f"inputs of shape {tuple(self.sample.shape)}"

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.utils.data import StackDataset
 from typing_extensions import Self
 
 from lightning_fed.data.collation import CheckedCollate, Collate
 from lightning_fed.data.division import CENTRAL, Division, HeldOut
-from lightning_fed.data.evaluation import num_samples
+from lightning_fed.data.evaluation import JoinedBatches
 from lightning_fed.data.inspection import AnyDataset, find_targets, first_input, length
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.skews.base import FeatureSkew
 from lightning_fed.data.skews.facts import DataFacts
-from lightning_fed.data.sources import BatchSource, EvalBatches, EvalLoader, SetBatches
+from lightning_fed.data.sources import BatchSource, EvalLoader, SetBatches, WrappedSource
 from lightning_fed.data.split import Split
 
 __all__ = ["NEW_SCHEME", "SEEN_SCHEMES", "SkewedBatches", "SkewedRows", "SkewedSets", "SkewedSource", "numbered_rows"]
@@ -50,85 +49,52 @@ class SkewedRows:
         return self
 
     def show(self, batch: Any, rows: Tensor | slice, scheme: int | None = None) -> Any:
-        """Skews a batch.
-
-        Args:
-            batch: The samples of some rows, on the same device.
-            rows: The rows, int64 of shape (B,), or a slice of them.
-            scheme: Another scheme than the rows'.
-        """
+        """Skews a batch of some rows, int64 of shape (B,) or a slice, in their schemes or in another one."""
         schemes = self._schemes if scheme is None else scheme
         chosen = schemes if isinstance(schemes, int) else _take(schemes, rows)
         return self._skew.apply(batch, chosen, _take(self._draws, rows))
 
 
-class SkewedSource:
+class SkewedSource(WrappedSource):
     """Clients' batches, each in the client's scheme; computed where the batches are."""
 
     def __init__(self, source: BatchSource, split: Split, rows: SkewedRows) -> None:
-        self.sizes = source.sizes
-        self.batch_size = source.batch_size
-        self.reads_are_seeded = source.reads_are_seeded
-        self.drop_last = getattr(source, "drop_last", False)
-        self._source = source
+        super().__init__(source)
         self._rows = rows
         self._index = torch.from_numpy(split.index)
         self._offsets = split.offsets
 
     def to(self, device: torch.device | str) -> Self:
         """Makes the batches live on a device; returns itself."""
-        self._source, self._rows, self._index = self._source.to(device), self._rows.to(device), self._index.to(device)
-        return self
-
-    @property
-    def order_device(self) -> torch.device:
-        """Where the other source takes orders."""
-        device: torch.device = getattr(self._source, "order_device", torch.device("cpu"))
-        return device
+        self._rows, self._index = self._rows.to(device), self._index.to(device)
+        return super().to(device)
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields the source's batches in the client's scheme."""
         own = self._index[int(self._offsets[client]) : int(self._offsets[client + 1])]
         own, size = own.index_select(0, order.to(own.device)), batch_size or self.batch_size
-        # A user's own source need not know of other sizes than its own.
-        other = {} if batch_size is None else {"batch_size": batch_size}
-        for number, batch in enumerate(self._source.batches(client, order, seed, **other)):
+        for number, batch in enumerate(self.read(client, order, seed, batch_size)):
             yield self._rows.show(batch, own[number * size : (number + 1) * size], scheme=client)
 
 
-class SkewedBatches:
+class SkewedBatches(JoinedBatches):
     """The batches of a central set under a skew, computed where they are; several views may share the batches."""
 
     def __init__(self, loader: SetBatches, rows: SkewedRows) -> None:
+        super().__init__([loader])
         assert loader.batch_size is not None
         self.batch_size = loader.batch_size
-        self._loader = loader
         self._rows = rows
-        self._device: torch.device | None = None
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in the set."""
-        return num_samples(self._loader)
-
-    def __len__(self) -> int:
-        """Number of batches."""
-        return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         """Yields lists of tensors, or dicts."""
-        for number, batch in enumerate(self._loader):
-            rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
-            yield self._rows.show(move_data_to_device(batch, self._device) if self._device else batch, rows)
+        for number, batch in enumerate(super().__iter__()):
+            yield self._rows.show(batch, slice(number * self.batch_size, (number + 1) * self.batch_size))
 
     def to(self, device: torch.device | str) -> Self:
         """Makes batches arrive on a device; returns itself."""
         self._rows.to(device)
-        if isinstance(self._loader, EvalBatches):
-            self._loader.to(device)
-        else:
-            self._device = torch.device(device)
-        return self
+        return super().to(device)
 
 
 @dataclass(frozen=True)
@@ -164,14 +130,10 @@ class SkewedSets:
     def labels(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the training labels that the model sees, shape (num_samples,)."""
         targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
-        return self.skew.labels(targets, self._training_draws()).numpy()
+        return self.skew.labels(targets, self.skew.draws("train", len(labels))).numpy()
 
     def collate(self, collate: Collate | None) -> Collate:
-        """Returns a ``collate_fn`` that shows samples of ``numbered_rows`` in the schemes of their owners.
-
-        Args:
-            collate: What makes a batch of the samples; None for torch's own.
-        """
+        """Returns a ``collate_fn`` that shows samples of ``numbered_rows`` in the schemes of their owners."""
         return partial(_collate, self._training_rows(), CheckedCollate(collate))
 
     def loaders(
@@ -216,24 +178,22 @@ class SkewedSets:
         draws = self.skew.draws(name, length(dataset, "--data.test_dataset"))
         return self.shown(loader, draws, self.skew.num_clients)
 
-    def held_out(self, part: HeldOut, loader: SetBatches) -> SkewedBatches:
-        """Returns samples held out of the training set, each in the scheme of the client that it belongs to."""
-        return self.shown(loader, self._training_draws()[torch.from_numpy(part.rows)], self._owners()[part.rows])
+    def held_out(self, name: str, size: int, part: HeldOut, loader: SetBatches) -> SkewedBatches:
+        """Returns rows of a set of some size, each in the scheme of the client that it belongs to."""
+        draws = self.skew.draws(name, size)[torch.from_numpy(part.rows)]
+        return self.shown(loader, draws, self._schemes(part.owners))
 
     def shown(self, loader: SetBatches, draws: Tensor, schemes: int | npt.NDArray[np.int64]) -> SkewedBatches:
         """Returns batches with the numbers and schemes of their rows, see ``SkewedRows``."""
         return SkewedBatches(loader, SkewedRows(self.skew, draws, schemes))
 
-    def _owners(self) -> npt.NDArray[np.int64]:
-        """The scheme of each training sample, the new one for those that no client owns; shape (num_samples,)."""
-        owners = self.division.owners(self.loaded.num_samples)
+    def _schemes(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The scheme of each sample, the new one for those that no client owns."""
         return np.where(owners == CENTRAL, self.skew.num_clients, owners)
 
-    def _training_draws(self) -> Tensor:
-        return self.skew.draws("train", self.loaded.num_samples)
-
     def _training_rows(self) -> SkewedRows:
-        return SkewedRows(self.skew, self._training_draws(), self._owners())
+        size = self.loaded.num_samples
+        return SkewedRows(self.skew, self.skew.draws("train", size), self._schemes(self.division.owners(size)))
 
 
 def numbered_rows(dataset: AnyDataset) -> StackDataset[Any]:

@@ -25,11 +25,7 @@ _MOST_CLASSES_SHOWN = 1000
 
 
 def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iterator[tuple[str, Figure]]":
-    """Draws what can be shown of a data module's split.
-
-    Args:
-        datamodule: The data.
-        source: Its clients' batches, on whatever device.
+    """Draws what can be shown of a data module's split; ``source`` has its clients' batches, on whatever device.
 
     Yields:
         ``split``, where there are class labels, ``sizes``, and ``samples``, where inputs are images; each with its
@@ -87,11 +83,7 @@ def split_figure(
 
 
 def sizes_figure(sizes: npt.NDArray[np.int64]) -> "Figure":
-    """Draws how many clients hold how many samples.
-
-    Args:
-        sizes: Samples of each client, shape (clients,).
-    """
+    """Draws how many clients hold how many samples, ``sizes`` of shape (clients,)."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = new_figure(5, 3.5)

@@ -88,12 +88,6 @@ def _some_images(loader: EvalLoader, count: int) -> Tensor | None:
 def choose_samples(split: Split, labels: npt.NDArray[Any] | None, client: int, count: int) -> Tensor:
     """Chooses samples of a client at random: one of each of its classes, then a second of each, and so on.
 
-    Args:
-        split: Which rows of the training set each client owns.
-        labels: A label for each row of the training set, None to choose without.
-        client: Client id.
-        count: Samples to choose, or as many as the client has.
-
     Returns:
         Places in the client's part of the split, in the order of their labels, shape (at most count,), int64.
     """
