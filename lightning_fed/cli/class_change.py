@@ -23,21 +23,12 @@ __all__ = ["class_rules"]
 _OWN_PACKAGE = "lightning_fed."
 
 
-def _same_class(former: str, new: str) -> bool:
-    """Whether two import paths name one class: a class can be reached by several."""
-    if former == new:
-        return True
-    found = find_class(former)
-    return found is not None and found is find_class(new)
-
-
 def _discard_former_arguments(parser_or_action: Any, prev_val: Any, value: Any) -> None:
-    """Drops all arguments of the former class from ``prev_val`` if ``value`` names another one."""
-    former = prev_val.get("class_path") if prev_val else None
-    if not former or _same_class(former, value["class_path"]):
-        return
-    for arguments in ("init_args", "dict_kwargs"):
-        prev_val.pop(arguments, None)
+    """Drops all arguments of the former class from ``prev_val`` if ``value`` names another, by whatever path."""
+    former, new = prev_val.get("class_path") if prev_val else None, value["class_path"]
+    if former and former != new and find_class(former) is not find_class(new):
+        for arguments in ("init_args", "dict_kwargs"):
+            prev_val.pop(arguments, None)
 
 
 _resolve_name = _typehints.resolve_class_path_by_name

@@ -68,11 +68,6 @@ def follow_first(processes: Processes, tensors: Sequence[Tensor], what: str) -> 
     """Gives all processes the first one's tensors, in place, where theirs differ in a bit.
 
     What all compute from the same bits differs where processors round otherwise: with other vector instructions.
-
-    Args:
-        processes: The processes of the run.
-        tensors: Tensors of the same shapes in each.
-        what: What they are of; see ``Processes.exchange``.
     """
     if processes.size > 1 and len(set(processes.exchange(checksum(*tensors), what))) > 1:
         processes.broadcast(*tensors)

@@ -44,7 +44,7 @@ class Processes:
     Args:
         rank: Index of this process over all nodes.
         size: Number of processes.
-        find_lost: Says which process has ended, as far as this one knows.
+        find_lost: Says which process has ended, empty if this one does not know.
 
     Attributes:
         pulse: Signs of life of the others; there from when all have joined.
@@ -52,7 +52,7 @@ class Processes:
 
     pulse: Pulse
 
-    def __init__(self, rank: int = 0, size: int = 1, find_lost: Callable[[], str] = lambda: "another one") -> None:
+    def __init__(self, rank: int = 0, size: int = 1, find_lost: Callable[[], str] = str) -> None:
         self.rank, self.size = rank, size
         self._find_lost = find_lost
         self._is_alone = False
@@ -125,18 +125,14 @@ class Processes:
     def from_first(self, function: Callable[[], _T], what: str = "") -> _T:
         """Calls a function on the first process alone, and returns on all what it returned there.
 
-        Args:
-            function: Called where files are written and read for all; what it raises ends all processes.
-            what: See ``exchange``.
+        It writes and reads files for all; what it raises ends all processes.
         """
         return self.exchange(function() if self.rank == 0 else None, what)[0]  # type: ignore[return-value]  # the first's
 
     def sum(self, *tensors: Tensor, what: str | None = "sum") -> None:
-        """Adds tensors over the processes, in place, in one reduction; all get the same bits.
+        """Adds tensors of one dtype and device over the processes, in place; all get the same bits.
 
-        Args:
-            *tensors: Tensors of one dtype and device, alike on all processes.
-            what: See ``exchange``; None where an exchange has come just before, and none is needed.
+        With None as ``what`` an exchange must have come just before; else one is made, see there.
         """
         self._reduce(tensors, dist.ReduceOp.SUM, what)
 
@@ -253,4 +249,5 @@ class Processes:
             raise
         except (RuntimeError, ValueError) as error:
             self.pulse.is_active = False
-            raise LostProcess(self.pulse.lost(self._find_lost(), ENDED)) from error
+            lost = self._find_lost() or ("process 0" if self.rank and self.size == 2 else "another one")
+            raise LostProcess(self.pulse.lost(lost, ENDED)) from error

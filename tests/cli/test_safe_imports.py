@@ -44,7 +44,7 @@ WORDS = [
 def test_words(mistake, words, option):
     assert mistake(*BASE, *words) == (
         f"Expected `--{option}` to name a class of lightning_fed's or one that `--safe_imports` names, got "
-        "'untrusted.Thing': add it there if you trust it."
+        "'untrusted.Thing'; add it there if you trust it."
     )
 
 
@@ -99,7 +99,7 @@ CALLED = "[{class_path: LambdaCallback, init_args: {on_fit_start: %s}}]"
 def test_a_function_is_refused_unless_it_is_named(cli, mistake, given):
     callback = CALLED % (given % "torch.utils.collect_env.run")
     said = mistake(*BASE, "--trainer.callbacks", callback)
-    assert "got 'torch.utils.collect_env.run': add it there" in said
+    assert "got 'torch.utils.collect_env.run'; add it there" in said
     assert not (cli.folder / "made").exists()
     with pytest.raises(SystemExit, match="0"):
         cli.run(
