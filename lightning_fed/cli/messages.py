@@ -8,8 +8,6 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser
-
 from lightning_fed.cli.configs_command import shipped_configs
 from lightning_fed.cli.suggestions import class_arguments, classes_for, command_options, did_you_mean, listing
 
@@ -26,13 +24,14 @@ _YAML_MISTAKE = re.compile(
 )
 _OF_A_PART = re.compile(r"Parser key \"\w+\":\nUnable to load config '(?P<path>.*?)'\n +- ", re.DOTALL)
 _PLACE = re.compile(
-    r"Parser key \"(?P<key>[^\"]+)\"(?: element \d+)?:|Problem with given class_path '(?P<class_path>[^']+)':"
+    r"(?:Parser key \"|^--)(?P<key>[^\"]+?)(?:\"(?: element \d+)?|\.help):"
+    r"|Problem with given class_path '(?P<class_path>[^']+)':"
 )
 # What a line can say, in the order in which it explains more; what follows is the value.
 _KINDS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
-        ("unknown option", r"(?:Group '(?P<group>[^']+)' does not accept option|Option) '(?P<name>[^']+)'"),
+        ("unknown option", r"Option '(?P<name>[^']+)' is not accepted"),
         ("missing", r"the following arguments are required: (?P<name>\S+(?:, \S+)*)"),
         ("ambiguous class", r"Multiple subclasses with name (?P<name>\w+)\..*ambiguity: (?P<detail>.*?)\.?$"),
         ("denied import", r"Importing '(?P<name>[^']+)' is not allowed"),
@@ -55,12 +54,11 @@ _LIBRARIES = ("lightning.", "torch.", "torchmetrics.", "torchvision.")
 class _Finding(NamedTuple):
     """One thing that is wrong: under which keys, in the arguments of which class, and what was given or expected."""
 
-    kind: str
     keys: tuple[str, ...]
     class_path: str
-    name: str
-    detail: str
     value: str
+    name: str = ""
+    detail: str = ""
 
 
 def _read(message: str) -> list[tuple[tuple[str, ...], str, str]]:
@@ -82,29 +80,7 @@ def _read(message: str) -> list[tuple[tuple[str, ...], str, str]]:
     return [line for line in lines if len(line[0]) == depth and line[2]]
 
 
-def _find(message: str) -> _Finding | None:
-    """Returns what explains most under the deepest key, None if the message has another form."""
-    lines = _read(message)
-    whole = "\n".join(text for *_, text in lines)
-    types, given = re.search(r"Subtypes: \[(.*)\]", whole), re.search("Given value: (.*)", whole)
-    for kind, pattern in _KINDS:
-        # A number may also be a tensor, named by a class path: not what someone had in mind who wrote `lr: abc`.
-        if kind != "wrong type" and types and _TENSOR in types[1]:
-            continue
-        for keys, class_path, text in lines:
-            said, _, value = text.partition(". Got value: ")
-            if match := pattern.search(said):
-                found = {"group": "", "name": "", "detail": "", **match.groupdict("")}
-                value = value or (given[1] if given else "")
-                if built := re.match(r"Namespace\(class_path='([^']*)'", value):
-                    class_path = built[1]
-                keys += (found["group"],) if found["group"] else ()
-                detail = types[1] if types and kind == "wrong type" else found["detail"]
-                return _Finding(kind, keys, class_path, found["name"], detail, value.split(". Got value: ")[0])
-    return None
-
-
-def explain(parser: ArgumentParser, message: str) -> str:
+def explain(parser: Any, message: str) -> str:
     """Turns jsonargparse's message into one sentence that names the option and what to do.
 
     Args:
@@ -116,24 +92,19 @@ def explain(parser: ArgumentParser, message: str) -> str:
         if os.path.isfile(part["path"]):
             vars(parser)["open_files"] = [part["path"]]
     flat = " ".join(message.split())
-    for explained in (_words(parser, flat), _file(parser, flat), _finding(parser, message)):
+    for explained in (_words(parser, flat), _file(parser, flat), _value(parser, message)):
         if explained:
             return explained
     keys, _, text = next((line for line in _read(message) if not line[2].startswith(_NOISE)), ((), "", flat))
     what = f"a value of {_option(keys)} that fits" if keys else "options that fit"
-    where = f" in {_file_read(parser)}" if _file_read(parser) else ""
-    return f"Expected {what}{where}, got: {text.rstrip('.')}; see `{_help(parser)}`."
+    return f"Expected {what}{_source(parser, ())}, got: {text.rstrip('.')}; see `{_help(parser)}`."
 
 
-def _command(parser: ArgumentParser) -> str:
-    return getattr(parser, "command", "") or getattr(parser, "subcommand", "") or ""
+def _help(parser: Any) -> str:
+    return f"{parser.prog.replace(' [options]', '')} --help"
 
 
-def _help(parser: ArgumentParser) -> str:
-    return " ".join(filter(None, ("lightning-fed", _command(parser), "--help")))
-
-
-def _words(parser: ArgumentParser, flat: str) -> str:
+def _words(parser: Any, flat: str) -> str:
     """Explains mistakes in the words of the command line, before any value is looked at."""
     if match := re.match(r"unrecognized arguments: ?(-*)([^ =]*)", flat):
         if match[1]:
@@ -148,9 +119,9 @@ def _words(parser: ArgumentParser, flat: str) -> str:
     return ""
 
 
-def _file(parser: ArgumentParser, flat: str) -> str:
+def _file(parser: Any, flat: str) -> str:
     """Explains a configuration file that is missing or is no YAML."""
-    path = _file_read(parser)
+    path = parser.open_files[-1] if parser.open_files else ""
     if match := _YAML_MISTAKE.fullmatch(flat):
         what = re.sub(r" in \"<\w+ string>\",", " at", match["what"])
         path = match["file"] or path or "the text given to `--config`"
@@ -159,51 +130,58 @@ def _file(parser: ArgumentParser, flat: str) -> str:
         got = repr(text) if (text := flat.removeprefix("Unexpected config:").strip()) else "none"
         return f"Expected {path or 'the text'} given to `--config` to hold options as `name: value`, got {got}."
     if match := _MISSING_FILE.match(flat):
-        meant, where = "", _source(parser, (match["key"],))
-        if match["key"] == "config":
-            meant, where = did_you_mean(os.path.basename(match["path"]), shipped_configs()), ""
+        meant = did_you_mean(os.path.basename(match["path"]), shipped_configs() if match["key"] == "config" else ())
+        got = f"{match['path']!r}{_source(parser, (match['key'],))}, which is missing or cannot be read"
         ending = f"; did you mean `{meant}`?" if meant else "."
-        expected = f"Expected `--{match['key']}` to name a file, got {match['path']!r}"
-        return f"{expected}{where}, which is missing or cannot be read{ending}"
+        return f"Expected `--{match['key']}` to name a file, got {got}{ending}"
     return ""
 
 
-def _file_read(parser: ArgumentParser) -> str:
-    open_files: list[str] = getattr(parser, "open_files", [])
-    return open_files[-1] if open_files else ""
-
-
-def _finding(parser: ArgumentParser, message: str) -> str:
-    """Explains a value or name that does not fit."""
+def _value(parser: Any, message: str) -> str:
+    """Explains a value or name that does not fit, by what explains most under the deepest key."""
     if match := re.match(r"Subcommand '(\w+)' does not accept option '(\S+)'", message):
-        commands: Any = parser._subcommands_action  # of the program, which checks it all last
-        return _unknown_option(commands.choices[match[1]], tuple(match[2].split(".")))
-    if match := re.match(r"--(\S+).help: (.*)", message):
-        message = f'Parser key "{match[1]}": {match[2]}'
-    finding = _find(message)
-    if finding is None:
-        return ""
-    if finding.kind == "unknown option":
-        return _unknown_option(parser, (*finding.keys, *finding.name.split(".")), finding.class_path)
-    if finding.kind == "missing":
-        return _missing(parser, finding)
-    return (_wrong_type if finding.kind == "wrong type" else _wrong_class)(parser, finding)
+        # Said by the program's parser, which checks it all last.
+        return _unknown_option(parser._subcommands_action.choices[match[1]], tuple(match[2].split(".")))
+    lines = _read(
+        re.sub(r"Group '([^']+)' does not accept option '([^']+)'", r"Option '\1.\2' is not accepted", message)
+    )
+    whole = "\n".join(text for *_, text in lines)
+    types, given = re.search(r"Subtypes: \[(.*)\]", whole), re.search("Given value: (.*)", whole)
+    for kind, pattern in _KINDS:
+        # A number may also be a tensor, named by a class path: not what someone had in mind who wrote `lr: abc`.
+        if kind != "wrong type" and types and _TENSOR in types[1]:
+            continue
+        for keys, class_path, text in lines:
+            said, _, value = text.partition(". Got value: ")
+            if match := pattern.search(said):
+                value = value or (given[1] if given else "")
+                if built := re.match(r"Namespace\(class_path='([^']*)'", value):
+                    class_path = built[1]
+                found = _Finding(keys, class_path, value.split(". Got value: ")[0], **match.groupdict(""))
+                if kind == "unknown option":
+                    return _unknown_option(parser, (*keys, *found.name.split(".")), class_path)
+                if kind == "missing":
+                    return _missing(parser, found)
+                if kind == "wrong type":
+                    return _wrong_type(parser, found, types[1] if types else found.detail)
+                return _wrong_class(parser, kind, found)
+    return ""
 
 
 def _option(keys: tuple[str, ...]) -> str:
     return "`--" + ".".join(keys) + "`"
 
 
-def _source(parser: ArgumentParser, keys: tuple[str, ...]) -> str:
+def _source(parser: Any, keys: tuple[str, ...]) -> str:
     """Says where a value came from, if it stands in a file that is being read or in a variable."""
-    if path := _file_read(parser):
-        return f" in {path}"
+    if parser.open_files:
+        return f" in {parser.open_files[-1]}"
     words = [word for word in getattr(parser, "args", ()) if word.startswith("--" + ".".join(keys))]
-    variable = "__".join((f"PL_{_command(parser)}", *keys)).upper()
+    variable = f"{parser.env_prefix}_{'__'.join(keys)}".upper()
     return f" in the variable {variable}" if not words and variable in os.environ else ""
 
 
-def _unknown_option(parser: ArgumentParser, keys: tuple[str, ...], class_path: str = "") -> str:
+def _unknown_option(parser: Any, keys: tuple[str, ...], class_path: str = "") -> str:
     known, prefix, exists = command_options(parser), "", f"`{_help(parser)}` lists all"
     if class_path:
         known, prefix = sorted(class_arguments(class_path)), ".".join(keys[:-1]) + "."
@@ -214,11 +192,11 @@ def _unknown_option(parser: ArgumentParser, keys: tuple[str, ...], class_path: s
     return f"There is no option `--{name}`{_source(parser, keys)}; {asked}"
 
 
-def _missing(parser: ArgumentParser, finding: _Finding) -> str:
-    names = finding.name.split(", ")
-    if finding.class_path:
-        options = [_option((*finding.keys, name)) for name in names]
-        return f"Expected a value for {listing(options)}, which {finding.class_path.rsplit('.', 1)[1]} needs, got none."
+def _missing(parser: Any, found: _Finding) -> str:
+    names = found.name.split(", ")
+    if found.class_path:
+        options = [_option((*found.keys, name)) for name in names]
+        return f"Expected a value for {listing(options)}, which {found.class_path.rsplit('.', 1)[1]} needs, got none."
     names = [name.rpartition(".")[2] for name in names]
     # A model may bring its data, so only the model is asked for; who gave nothing at all mostly needs both.
     if names == ["model"] and not any(word.startswith(_GIVES_DATA) for word in getattr(parser, "args", ())):
@@ -237,14 +215,13 @@ def _expected(types: str) -> str:
     return re.sub(r"^Literal\[(.*?)\]", r"one of \1", named) if named.startswith("Literal") else f"of type {named}"
 
 
-def _wrong_type(parser: ArgumentParser, finding: _Finding) -> str:
-    value = f"{finding.value!r}" if finding.value else "another type"
-    where = _source(parser, finding.keys)
-    return f"Expected {_option(finding.keys)} to be {_expected(finding.detail)}, got {value}{where}."
+def _wrong_type(parser: Any, found: _Finding, types: str) -> str:
+    value = f"{found.value!r}" if found.value else "another type"
+    return f"Expected {_option(found.keys)} to be {_expected(types)}, got {value}{_source(parser, found.keys)}."
 
 
-def _wrong_class(parser: ArgumentParser, finding: _Finding) -> str:
-    name, detail = finding.name or finding.value, finding.detail
+def _wrong_class(parser: Any, kind: str, found: _Finding) -> str:
+    name, detail = found.name or found.value, found.detail
     what, ending = {
         "ambiguous class": ("one class", f"give its import path, one of {listing(detail.split(', '))}."),
         "denied import": (
@@ -254,12 +231,12 @@ def _wrong_class(parser: ArgumentParser, finding: _Finding) -> str:
         "broken import": ("a class that can be imported", f"{detail.rstrip('.')} (--debug shows where)."),
         "abstract class": ("a class that can be built", ""),
         "unknown class": ("a known class or an import path", ""),
-    }.get(finding.kind, (f"a subclass of {detail}", ""))
+    }.get(kind, (f"a subclass of {detail}", ""))
     if not ending:
-        known = classes_for(parser, finding.keys, finding.class_path)
+        known = classes_for(parser, found.keys, found.class_path)
         meant = did_you_mean(name, known)
         own = [name for name, path in known.items() if not path.startswith(_LIBRARIES)]
         exists = f"known: {listing(own or known)}" if known else "give the full import path of your class"
         ending = f"did you mean {meant} ({exists})?" if meant else f"{exists}."
-    where = _source(parser, finding.keys)
-    return f"Expected {_option(finding.keys)} to name {what}, got {name!r}{where}; {ending}"
+    where = _source(parser, found.keys)
+    return f"Expected {_option(found.keys)} to name {what}, got {name!r}{where}; {ending}"

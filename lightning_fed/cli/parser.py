@@ -67,21 +67,21 @@ def _expect_no_pipe(words: Sequence[str]) -> None:
             raise FederatedError(f"Expected a file, got {text!r}, a pipe or a device: write what it gives into a file.")
 
 
+class _Failed(BaseException):
+    """Carries what a constructor raised past jsonargparse, which would tell of the members of a union instead."""
+
+
 class FederatedArgumentParser(LightningArgumentParser):
     """Lightning's parser, for a trainer that is no ``Trainer``.
 
     Attributes:
-        command: The command that it parses, where it is not one of several parsers of a program.
         open_files: Configuration files being read right now, outermost first.
     """
-
-    command = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what Lightning's parser takes; options must be given by their full names."""
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
-        self._failure: Exception | None = None
         self.open_files: list[str] = []
 
     def add_lightning_class_args(
@@ -183,32 +183,23 @@ class FederatedArgumentParser(LightningArgumentParser):
         self.error(f'Parser key "{key}": Expected {expected}. Got value: {"null" if value is None else value}')
 
     def add_instantiator(self, instantiator: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Adds a function that builds classes; what it raises is kept for ``instantiate_classes``."""
+        """Adds a function that builds classes; what it raises is carried to ``instantiate_classes``."""
 
         @wraps(instantiator)
         def build(*build_args: Any, **build_kwargs: Any) -> Any:
             try:
                 return instantiator(*build_args, **build_kwargs)
             except Exception as error:
-                self._failure = _unfit(error, build_args[0], build_kwargs) or error
-                raise self._failure from error
+                raise _Failed(_unfit(error, build_args[0], build_kwargs) or error) from error
 
         super().add_instantiator(build, *args, **kwargs)
 
     def instantiate_classes(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds all classes of a config.
-
-        Raises:
-            Exception: What the constructor of a class raised; jsonargparse would wrap it in a ValueError about the
-                members of a union, without the user's traceback and without the type of the exception.
-        """
+        """Builds all classes of a config; raises what the constructor of one raised."""
         try:
             return super().instantiate_classes(*args, **kwargs)
-        except ValueError:
-            if self._failure is None:
-                raise
-            failure, self._failure = self._failure, None
-        raise failure
+        except _Failed as failed:
+            raise failed.args[0] from None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Ends the program with one sentence and exit code 2; parsers of nested classes raise to the outer one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -69,14 +69,13 @@ class Processes:
     @contextmanager
     def at_work(self, position: Callable[[], tuple[str, str]]) -> Iterator[None]:
         """Ends this process within the block, soon, if another one fails; for ``position`` see ``Pulse``."""
-        if self.size == 1:
-            yield
-            return
-        self.pulse.begin(position)
+        if self.size > 1:
+            self.pulse.begin(position)
         try:
             yield
         finally:
-            self.pulse.is_active = False
+            if self.size > 1:
+                self.pulse.is_active = False
 
     @contextmanager
     def working_alone(self) -> Iterator[None]:
@@ -134,11 +133,21 @@ class Processes:
 
         With None as ``what`` an exchange must have come just before; else one is made, see there.
         """
-        self._reduce(tensors, dist.ReduceOp.SUM, what)
+        self.reduce(tensors, dist.ReduceOp.SUM, what)
 
-    def max(self, *tensors: Tensor, what: str | None = "max") -> None:
-        """Takes the maximum of each element over the processes, as ``sum`` adds them."""
-        self._reduce(tensors, dist.ReduceOp.MAX, what)
+    def reduce(self, tensors: Sequence[Tensor], how: Any, what: str | None = None) -> None:
+        """Reduces tensors as ``sum`` adds them, by another operation of torch's."""
+        if self.size == 1 or not tensors:
+            return
+        if what is not None:
+            self.exchange(None, what)
+        parts = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
+        whole = parts[0] if len(parts) == 1 and parts[0].is_contiguous() else torch.cat([p.flatten() for p in parts])
+        with self._noticing_loss():
+            self._finish(dist.all_reduce(whole, how, async_op=True), whole)
+        if whole is not parts[0]:
+            for part, reduced in zip(parts, torch.split(whole, [p.numel() for p in parts]), strict=True):
+                part.copy_(reduced.view_as(part))
 
     def broadcast(self, *tensors: Tensor, source: int = 0) -> None:
         """Copies tensors of one process to the others, in place; it begins with no exchange of its own."""
@@ -226,19 +235,6 @@ class Processes:
             error = LostProcess(failure.sentence) if failure.lost else PeerFailure(failure.sentence)
             error.is_told = not failure.lost and self.rank > 0
             raise error
-
-    def _reduce(self, tensors: tuple[Tensor, ...], how: Any, what: str | None) -> None:
-        if self.size == 1 or not tensors:
-            return
-        if what is not None:
-            self.exchange(None, what)
-        parts = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-        whole = parts[0] if len(parts) == 1 and parts[0].is_contiguous() else torch.cat([p.flatten() for p in parts])
-        with self._noticing_loss():
-            self._finish(dist.all_reduce(whole, how, async_op=True), whole)
-        if whole is not parts[0]:
-            for part, reduced in zip(parts, torch.split(whole, [p.numel() for p in parts]), strict=True):
-                part.copy_(reduced.view_as(part))
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
