@@ -10,7 +10,7 @@ change.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from jsonargparse import _loaders_dumpers, _typehints
@@ -66,11 +66,8 @@ def class_rules() -> Iterator[None]:
     Raises:
         AttributeError: If this jsonargparse has no such function any more: better than building wrong baselines.
     """
-    originals = [(module, name, getattr(module, name)) for module, name, _ in _RULES]
-    try:
+    with ExitStack() as rules:
         for module, name, rule in _RULES:
+            rules.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, rule)
         yield
-    finally:
-        for module, name, original in originals:
-            setattr(module, name, original)

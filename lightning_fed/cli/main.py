@@ -16,7 +16,6 @@ from lightning_fed.errors import FederatedError, expect_variables
 
 __all__ = ["main"]
 
-_SAFE_IMPORTS = "--safe_imports"
 # Where commands are, by name: loaded when they are asked for, so that training loads nothing of the lab.
 _WITHOUT_TRAINER = {
     "report": "lightning_fed.lab.report_command",
@@ -48,7 +47,7 @@ def main(args: list[str] | None = None) -> None:
     """
     general = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     general.add_argument("--debug", action="store_true")
-    general.add_argument(_SAFE_IMPORTS, nargs="?", const="")
+    general.add_argument("--safe_imports", nargs="?", const="")
     given, words = general.parse_known_args(args)
     if given.debug:
         os.environ["LIGHTNING_FED_DEBUG"] = "1"
@@ -62,9 +61,12 @@ def main(args: list[str] | None = None) -> None:
 def _run(words: list[str], guard: Callable[[], None]) -> None:
     command = words[0] if words else ""
     if command not in _WITHOUT_TRAINER:
+        from jsonargparse._deprecated import JsonargparseDeprecationWarning
+
+        # Of its use by Lightning, which a user of ours cannot change.
+        warnings.simplefilter("ignore", JsonargparseDeprecationWarning)
         # Lightning reads them when it is imported.
         expect_variables("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-        _hide_parser_deprecations()
         _make_working_folder_importable()
     if module := {**_WITHOUT_TRAINER, **_WITH_TRAINER}.get(command):
         more = [guard] if command == "study" else []
@@ -111,20 +113,9 @@ def _named(path: str) -> Any:
     with suppress(ErrorDuringImport):
         found = locate(path)
     if not (callable(found) and hasattr(found, "__qualname__")):
-        what = "nothing that can be imported" if found is None else "none"
-        exit_with(
-            f"Expected whole names of classes and functions after `{_SAFE_IMPORTS}`, as in "
-            f"`torch.optim.SGD,my_file.MyModel`, got {path!r}, which is {what}.",
-            2,
-        )
+        expected = "whole names of classes and functions, as in `torch.optim.SGD,my_file.MyModel`"
+        exit_with(f"Expected after `--safe_imports` {expected}, got {path!r}, which is none that can be imported.", 2)
     return found
-
-
-def _hide_parser_deprecations() -> None:
-    """Hides what jsonargparse says about its use by Lightning, which a user of ours cannot change."""
-    from jsonargparse._deprecated import JsonargparseDeprecationWarning
-
-    warnings.simplefilter("ignore", JsonargparseDeprecationWarning)
 
 
 def _make_working_folder_importable() -> None:

@@ -76,12 +76,10 @@ class SharedReducer(RoundReducer):
 
     def _take_maxima(self, live: dict[str, Tensor]) -> None:
         lowest = torch.iinfo(torch.int64).min
-        wide = {
-            name: self._buffers[name].long()
-            if name in self._buffers
-            else torch.full_like(one, lowest, dtype=torch.int64)
-            for name, one in live.items()
-        }
+        wide = {}
+        for name, one in live.items():
+            none = torch.full_like(one, lowest, dtype=torch.int64)
+            wide[name] = self._buffers.get(name, none).long()
         self._processes.reduce(list(wide.values()), dist.ReduceOp.MAX)
         self._buffers.update((name, value.to(live[name].dtype)) for name, value in wide.items())
 

@@ -32,8 +32,6 @@ __all__ = ["NAME", "ClientsStrategy", "processes_of"]
 
 NAME = "clients"
 
-_ALONE = Processes()
-
 _T = TypeVar("_T")
 _POLL_S, _END_S = 0.5, 10.0
 _PARENT = "LIGHTNING_FED_FIRST_PROCESS"
@@ -210,13 +208,16 @@ class _Launcher(_SubprocessScriptLauncher):
                 return
 
     def _give_up(self, what: str) -> None:
-        if self.joined.is_set():
-            return
-        sys.stderr.write(
-            f"Expected {what}: each process runs the whole script, which must come to the same call of the trainer.\n"
-        )
-        sys.stderr.flush()
+        if not self.joined.is_set():
+            reason = "each process runs the whole script, which must come to the same call of the trainer"
+            sys.stderr.write(f"Expected {what}: {reason}.\n")
+            self.end_all()
+
+    def end_all(self) -> None:
+        """Ends this process, and those that it has started, without asking them."""
         self.kill_others()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(1)
 
 
@@ -224,22 +225,14 @@ def _part(pulse: Pulse, launcher: _Launcher) -> None:
     """Ends the threads of this process, those of torch too, which would end the interpreter otherwise."""
     pulse.end()
     if pulse.is_stuck:  # they wait for a process that never comes, and would be waited for
-        launcher.kill_others()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        launcher.end_all()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-STRATEGY_REGISTRY.register(
-    NAME,
-    ClientsStrategy,
-    description="Processes that train different clients of a cohort",
-    override=True,
-)
+STRATEGY_REGISTRY.register(NAME, ClientsStrategy, "Processes that train different clients of a cohort", override=True)
 
 
 def processes_of(fabric: Fabric) -> Processes:
     """Returns the processes that share a run."""
-    return fabric.strategy.processes if isinstance(fabric.strategy, ClientsStrategy) else _ALONE
+    return fabric.strategy.processes if isinstance(fabric.strategy, ClientsStrategy) else Processes()

@@ -131,7 +131,7 @@ def test_the_option_holds_for_all_commands_of_a_process(cli, mistake):
 
 @pytest.mark.parametrize("words", [["--safe_imports"], ["--safe_imports="], ["--safe_imports", "a-b,c"]])
 def test_names_that_are_none(mistake, words):
-    assert mistake("fit", *words).startswith("Expected whole names of classes and functions after `--safe_imports`, ")
+    assert mistake("fit", *words).startswith("Expected after `--safe_imports` whole names of classes and functions, ")
 
 
 @pytest.mark.parametrize("name", ["torch", "torch.optim", "torch.no_such", "no_such.Thing", "torch.float32"])
