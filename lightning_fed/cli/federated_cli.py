@@ -1,6 +1,5 @@
 """LightningCLI for a FederatedTrainer, with two more groups: ``aggregator`` and ``client``."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import MethodType
@@ -133,8 +132,6 @@ class FederatedCLI(LightningCLI):
             # A resumed run continues in its folder.
             "save_config_kwargs": {"overwrite": True},
         }
-        first = sys.argv[1:2] if args is None else args[:1] if isinstance(args, list) else []
-        self._asked = first[0] if first and first[0] in (*self.subcommands(), "-h", "--help") else None
         super().__init__(args=args, **{**defaults, **kwargs})
 
     @staticmethod
@@ -142,13 +139,6 @@ class FederatedCLI(LightningCLI):
         """Commands that need a trainer, and the arguments of its methods that the CLI fills itself."""
         evaluations = {name: {"model", "datamodule", "dataloaders"} for name in ("validate", "test", "predict")}
         return {"fit": {"model", "datamodule", "train_dataloaders", "val_dataloaders"}, **evaluations}
-
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """Makes the parser of a command; where the first word is another one it is never asked, and stays empty."""
-        if self._asked in (None, subcommand):
-            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        self._subcommand_method_arguments[subcommand] = []
-        return self.init_parser(**kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the groups ``aggregator`` and ``client``; both end up among ``trainer.callbacks``."""

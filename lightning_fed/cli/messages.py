@@ -27,7 +27,7 @@ _PLACE = re.compile(
     r"(?:Parser key \"|^--)(?P<key>[^\"]+?)(?:\"(?: element \d+)?|\.help):"
     r"|Problem with given class_path '(?P<class_path>[^']+)':"
 )
-# What a line can say, in the order in which it explains more; what follows is the value.
+# What a line can say, in the order in which it explains more.
 _KINDS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
