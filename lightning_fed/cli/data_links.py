@@ -37,17 +37,12 @@ def mark_as_linked(parser: ArgumentParser, dest: str) -> None:
             action.sub_add_kwargs = {**action.sub_add_kwargs, _MARK: True}
 
 
-def leave_to_the_data(parser: ArgumentParser, prefix: str) -> None:
-    """Makes linked options optional and takes their defaults away: those which are given can be told from the others.
-
-    Args:
-        parser: A parser that has just got the arguments of a model or of its backbone.
-        prefix: What their names begin with.
-    """
+def leave_to_the_data(parser: ArgumentParser) -> None:
+    """Makes linked options of a model or its backbone optional, without defaults: those given can be told apart."""
     for action in parser._actions:
-        if action.dest.startswith(prefix) and action.dest[len(prefix) :] in LINKED:
+        if action.dest in LINKED:
             action.default, action.required = SUPPRESS, False
-    mark_as_linked(parser, prefix + _PART)
+    mark_as_linked(parser, _PART)
 
 
 class LinkedArgument(NamedTuple):
@@ -98,7 +93,8 @@ def _fill(slot: LinkedArgument, options: Namespace, datamodule: Any) -> bool:
         if known is not None and not _agree(given, known):
             raise FederatedError(
                 f"Expected `{option}` to be {known}, as the data say ({type(datamodule).__name__}), got "
-                f"{_plain(given)}: leave it out, change `--data`, or set `--link_data false` to take nothing of them."
+                f"{_plain(given)}: leave it out, change `--data`, or set `--link_data false` to take nothing from the "
+                "data."
             )
         return False
     if known is None and slot.action.required:

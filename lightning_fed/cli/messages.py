@@ -32,7 +32,7 @@ _KINDS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
         ("unknown option", r"Option '(?P<name>[^']+)' is not accepted"),
-        ("missing", r"the following arguments are required: (?P<name>\S+(?:, \S+)*)"),
+        ("missing", r"the following arguments are required: (?P<name>[^\s,]+(?:, [^\s,]+)*)"),
         ("ambiguous class", r"Multiple subclasses with name (?P<name>\w+)\..*ambiguity: (?P<detail>.*?)\.?$"),
         ("denied import", r"Importing '(?P<name>[^']+)' is not allowed"),
         ("unknown class", r"(?:Expected a dot import path string|Unexpected import path format): ?(?P<name>.*)"),

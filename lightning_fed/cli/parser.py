@@ -98,20 +98,18 @@ class FederatedArgumentParser(LightningArgumentParser):
             mark_as_linked(self, nested_key)
         return added
 
-    def add_class_arguments(
-        self, theclass: type, nested_key: str | None = None, *args: Any, linked_to_data: bool = False, **kwargs: Any
-    ) -> list[str]:
+    def add_class_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
         """Adds the arguments of a class; those of a model and its backbone that the data tell are not required."""
-        added: list[str] = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        added: list[str] = super().add_class_arguments(*args, **kwargs)
         if linked_to_data:
-            leave_to_the_data(self, f"{nested_key}." if nested_key else "")
+            leave_to_the_data(self)
         return added
 
-    def add_function_arguments(self, function: Any, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> Any:
+    def add_function_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
         """Adds the arguments of a function that makes a model or a backbone, as those of a class."""
-        added = super().add_function_arguments(function, *args, **kwargs)
+        added: list[str] = super().add_function_arguments(*args, **kwargs)
         if linked_to_data:
-            leave_to_the_data(self, "")
+            leave_to_the_data(self)
         return added
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]  # passes on what it gets
