@@ -10,7 +10,7 @@ change.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from jsonargparse import _loaders_dumpers, _typehints
@@ -23,21 +23,12 @@ __all__ = ["class_rules"]
 _OWN_PACKAGE = "lightning_fed."
 
 
-def _same_class(former: str, new: str) -> bool:
-    """Whether two import paths name one class: a class can be reached by several."""
-    if former == new:
-        return True
-    found = find_class(former)
-    return found is not None and found is find_class(new)
-
-
 def _discard_former_arguments(parser_or_action: Any, prev_val: Any, value: Any) -> None:
-    """Drops all arguments of the former class from ``prev_val`` if ``value`` names another one."""
-    former = prev_val.get("class_path") if prev_val else None
-    if not former or _same_class(former, value["class_path"]):
-        return
-    for arguments in ("init_args", "dict_kwargs"):
-        prev_val.pop(arguments, None)
+    """Drops all arguments of the former class from ``prev_val`` if ``value`` names another, by whatever path."""
+    former, new = prev_val.get("class_path") if prev_val else None, value["class_path"]
+    if former and former != new and find_class(former) is not find_class(new):
+        for arguments in ("init_args", "dict_kwargs"):
+            prev_val.pop(arguments, None)
 
 
 _resolve_name = _typehints.resolve_class_path_by_name
@@ -75,11 +66,8 @@ def class_rules() -> Iterator[None]:
     Raises:
         AttributeError: If this jsonargparse has no such function any more: better than building wrong baselines.
     """
-    originals = [(module, name, getattr(module, name)) for module, name, _ in _RULES]
-    try:
+    with ExitStack() as rules:
         for module, name, rule in _RULES:
+            rules.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, rule)
         yield
-    finally:
-        for module, name, original in originals:
-            setattr(module, name, original)

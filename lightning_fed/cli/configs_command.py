@@ -3,7 +3,9 @@
 import argparse
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
+from textwrap import shorten
 
 import lightning_fed
 from lightning_fed.core.files import write_atomically
@@ -56,36 +58,30 @@ def main(argv: list[str]) -> int:
     for name, path in chosen.items():
         if options.copy is None:
             print(f"{name:<45} {_first_sentence(path)}")
-        else:
-            print(_copy(path, options.copy / f"{name}.yaml"))
+            continue
+        target = options.copy / f"{name}.yaml"
+        if target.exists():
+            raise FederatedError(f"Expected to copy to {target}, which is there already: give another `--copy` folder.")
+        write_atomically(target, path.read_bytes(), "--copy")
+        print(target)
     return 0
 
 
 def _chosen(names: Sequence[str]) -> dict[str, Path]:
     known = shipped_configs()
-    wanted = [name.removeprefix("configs/").removesuffix(".yaml").rstrip("/") for name in names]
-    for name in wanted:
-        if not any(f"{path}/".startswith(f"{name}/") for path in known):
+    taken: set[str] = set() if names else set(known)
+    for name in names:
+        wanted = name.removeprefix("configs/").removesuffix(".yaml").rstrip("/")
+        found = {path for path in known if f"{path}/".startswith(f"{wanted}/")}
+        if not found:
             raise FederatedError(
-                f"Expected the name of a configuration, got {name!r}: `lightning-fed configs` lists all."
+                f"Expected the name of a configuration, got {wanted!r}: `lightning-fed configs` lists all."
             )
-    taken = {path for path in known for name in wanted if f"{path}/".startswith(f"{name}/")} if wanted else set(known)
+        taken |= found
     return {name: path for name, path in known.items() if name in taken}
 
 
 def _first_sentence(path: Path) -> str:
     """Returns what the comment at the head of a file says first."""
-    lines = []
-    for line in path.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# "))
-    text = " ".join(lines)
-    return text if len(text) <= 75 else f"{text[:72]}..."
-
-
-def _copy(source: Path, target: Path) -> Path:
-    if target.exists():
-        raise FederatedError(f"Expected to copy to {target}, which is there already: give another folder as `--copy`.")
-    write_atomically(target, source.read_bytes(), "--copy")
-    return target
+    comment = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    return shorten(" ".join(line.lstrip("# ") for line in comment), 75, placeholder="...")

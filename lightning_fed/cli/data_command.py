@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.federated_cli import FederatedCLI
@@ -24,8 +23,6 @@ _DESCRIPTION = "Shows the data and their split as numbers and pictures, before a
 
 class _DataParser(FederatedArgumentParser):
     """The parser of ``fit``, which does without a model."""
-
-    command = "data"
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
@@ -52,15 +49,10 @@ class _DataCLI(FederatedCLI):
         """Builds the data; a seed of the trainer is that of the split, as in training."""
         self.datamodule = self.build_data()
         # The split asks whatever trainer it has for its seed.
-        self.datamodule.trainer = SimpleNamespace(seed=self.options["trainer"].get("seed"))
+        self.datamodule.trainer = SimpleNamespace(seed=self.config["trainer"].get("seed"))
 
     def after_instantiate_classes(self) -> None:
         """Leaves out what is told to a trainer."""
-
-    @property
-    def options(self) -> Namespace:
-        """The options of the command."""
-        return self._options(self.config)
 
 
 def main(words: list[str]) -> int:
@@ -79,7 +71,7 @@ def main(words: list[str]) -> int:
         )
     datamodule.setup("fit")
     print(overview(datamodule))
-    folder = Path(cli.options["output"] or f"data-{type(datamodule.source or datamodule).__name__}")
+    folder = Path(cli.config["output"] or f"data-{type(datamodule.source or datamodule).__name__}")
     print("\nwritten: " + ", ".join(str(path) for path in _write(datamodule, folder)))
     return 0
 

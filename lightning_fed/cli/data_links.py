@@ -9,8 +9,7 @@ import math
 from argparse import SUPPRESS, Action
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
@@ -38,68 +37,40 @@ def mark_as_linked(parser: ArgumentParser, dest: str) -> None:
             action.sub_add_kwargs = {**action.sub_add_kwargs, _MARK: True}
 
 
-def leave_to_the_data(parser: ArgumentParser, prefix: str) -> None:
-    """Makes linked options optional and takes their defaults away: those which are given can be told from the others.
-
-    Args:
-        parser: A parser that has just got the arguments of a model or of its backbone.
-        prefix: What their names begin with.
-    """
+def leave_to_the_data(parser: ArgumentParser) -> None:
+    """Makes linked options of a model or its backbone optional, without defaults: those given can be told apart."""
     for action in parser._actions:
-        if action.dest.startswith(prefix) and action.dest[len(prefix) :] in LINKED:
+        if action.dest in LINKED:
             action.default, action.required = SUPPRESS, False
-    mark_as_linked(parser, prefix + _PART)
+    mark_as_linked(parser, _PART)
 
 
-@dataclass(frozen=True)
-class LinkedArgument:
+class LinkedArgument(NamedTuple):
     """A linked argument of a class in the config.
 
     Attributes:
-        name: The argument.
-        key: Where the class's arguments lie in the config.
+        path: Where it lies in the config.
         owner: Short name of the class.
-        action: What its parser knows of the argument.
+        action: What its parser knows of it.
     """
 
-    name: str
-    key: str
+    path: str
     owner: str
     action: Action
 
-    @property
-    def option(self) -> str:
-        """The argument's name on the command line."""
-        return "--" + f"{self.key}.{self.name}".replace(".init_args", "")
-
-    @property
-    def path(self) -> str:
-        """Where the argument lies in the config."""
-        return f"{self.key}.{self.name}"
-
 
 def linked_arguments(options: Namespace, key: str = "model") -> list[LinkedArgument]:
-    """Finds the linked arguments of a class and of its backbone among the options of a command.
-
-    Args:
-        options: The options.
-        key: Where the class is named in them.
-    """
+    """Finds the linked arguments of the class that ``key`` names among some options, and of its backbone."""
     spec = options.get(key)
     if not isinstance(spec, Namespace) or "class_path" not in spec:
         return []
     owner, arguments = spec.class_path.rsplit(".", 1)[-1], class_arguments(spec.class_path)
-    own = [LinkedArgument(name, f"{key}.init_args", owner, arguments[name]) for name in arguments if name in LINKED]
+    own = [LinkedArgument(f"{key}.init_args.{name}", owner, arguments[name]) for name in arguments if name in LINKED]
     return own + linked_arguments(options, f"{key}.init_args.{_PART}")
 
 
 def fill_from_data(slots: Iterable[LinkedArgument], options: Namespace, datamodule: Any) -> list[str]:
     """Writes what the data tell into the options of the model, in place; what they do not tell gets its default.
-
-    Args:
-        slots: The linked arguments.
-        options: The options of a command.
-        datamodule: Where to look, None for nowhere.
 
     Returns:
         Where in ``options`` something was written that was not given and would come from the data again.
@@ -112,22 +83,23 @@ def fill_from_data(slots: Iterable[LinkedArgument], options: Namespace, datamodu
 
 def _fill(slot: LinkedArgument, options: Namespace, datamodule: Any) -> bool:
     """Fills one argument; returns whether the data did."""
-    given, known = options.get(slot.path), None
+    given, known, name = options.get(slot.path), None, slot.path.rpartition(".")[2]
+    option = "--" + slot.path.replace(".init_args", "")
     # None where a class has no default for the argument at all, too.
     default = None if slot.action.default is SUPPRESS else slot.action.default
-    if slot.name not in _OF_MANY_MEANINGS or default is None:
-        known = next((value for value in _values(datamodule, slot.name) if _is_accepted(slot.action, value)), None)
+    if name not in _OF_MANY_MEANINGS or default is None:
+        known = next((value for value in _values(datamodule, name) if _is_accepted(slot.action, value)), None)
     if given is not None:
         if known is not None and not _agree(given, known):
             raise FederatedError(
-                f"Expected `{slot.option}` to be {known}, as the data say ({type(datamodule).__name__}), got "
+                f"Expected `{option}` to be {known}, as the data say ({type(datamodule).__name__}), got "
                 f"{_plain(given)}: leave it out, change `--data`, or set `--link_data false` to take nothing from the "
                 "data."
             )
         return False
     if known is None and slot.action.required:
         raise FederatedError(
-            f"Expected a value for `{slot.option}`, which {slot.owner} needs and the data do not tell, got none."
+            f"Expected a value for `{option}`, which {slot.owner} needs and the data do not tell, got none."
         )
     options[slot.path] = default if known is None else known
     return known is not None
@@ -141,9 +113,9 @@ def _values(datamodule: Any, name: str) -> list[Any]:
         grey = name in _OF_MANY_MEANINGS and isinstance(value, list) and len(value) == 1
         return [value, value[0]] if grey else [value]
     shape = _plain(getattr(datamodule, "input_shape", None))
-    if not isinstance(shape, list) or not shape:
+    if not isinstance(shape, list):
         return []
-    if name == "in_features":
+    if name == "in_features" and shape:
         return [math.prod(shape)]
     if name == "in_channels" and len(shape) == 3:
         return [shape[0]]
@@ -179,12 +151,8 @@ def _is_accepted(action: Action, value: Any) -> bool:
 
 def _agree(given: Any, known: Any) -> bool:
     """Whether two values are the same, be it that one is in a list or that the last digits differ."""
-    given, known = _listed(given), _listed(known)
+    given, known = (value if isinstance(value, list | tuple) else [value] for value in (given, known))
     return len(given) == len(known) and all(
         math.isclose(a, b, rel_tol=1e-6) if isinstance(a, int | float) and isinstance(b, int | float) else a == b
         for a, b in zip(given, known, strict=True)
     )
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]

@@ -6,29 +6,16 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NoReturn
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["debug_mode", "debugging", "exit_with", "mistakes_in_one_sentence", "open_streams", "output_is_written"]
-
-_asked_for_debug: ContextVar[bool] = ContextVar("asked_for_debug", default=False)
-
-
-@contextmanager
-def debug_mode(enabled: bool) -> Iterator[None]:
-    """Shows tracebacks of mistakes while open, if enabled."""
-    token = _asked_for_debug.set(enabled)
-    try:
-        yield
-    finally:
-        _asked_for_debug.reset(token)
+__all__ = ["debugging", "exit_with", "mistakes_in_one_sentence", "open_streams", "output_is_written"]
 
 
 def debugging() -> bool:
-    """Whether tracebacks of mistakes are wanted: ``--debug`` or LIGHTNING_FED_DEBUG=1."""
-    return _asked_for_debug.get() or os.environ.get("LIGHTNING_FED_DEBUG", "0") not in ("", "0")
+    """Whether tracebacks of mistakes are wanted: LIGHTNING_FED_DEBUG=1, which ``--debug`` sets."""
+    return os.environ.get("LIGHTNING_FED_DEBUG", "0") not in ("", "0")
 
 
 def exit_with(sentence: str, code: int) -> NoReturn:
@@ -39,7 +26,7 @@ def exit_with(sentence: str, code: int) -> NoReturn:
     sys.stdout.flush()
     if sentence:
         line = re.sub(r"(\S{100})\S{200,}(\S{50})", r"\1…\2", " ".join(sentence.split()))
-        print(line, file=sys.stderr if sys.__stderr__ else sys.__stdout__, flush=True)
+        print(line, file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 
@@ -51,9 +38,7 @@ def open_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # as long as the program
+    sys.stdout, sys.stderr = sys.stdout or open(os.devnull, "w"), sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 @contextmanager
@@ -68,20 +53,18 @@ def output_is_written() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None or _can_print():
+        if error.filename is not None:
+            raise
+        try:
+            print(flush=True)
+        except OSError:
+            pass
+        else:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in its buffer
         if isinstance(error, BrokenPipeError):
             raise SystemExit(141) from None
         exit_with(f"Expected to write to the standard output, but that failed ({error.strerror}).", 1)
-
-
-def _can_print() -> bool:
-    try:
-        print(flush=True)
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager
@@ -92,30 +75,22 @@ def mistakes_in_one_sentence() -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
-        if debugging():
+    except (KeyboardInterrupt, Exception) as error:
+        sentence = _explain(error)
+        if debugging() or sentence is None:
             raise
-        exit_with("Interrupted.", 130)
-    except FederatedError as error:
-        if debugging():
-            raise
-        if error.is_told:
-            raise SystemExit(1) from None
-        exit_with(str(error), 1)
-    except OSError as error:
-        if debugging() or error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
-            raise
-        exit_with(f"Expected names of files and folders that can be, got {error.filename!r} ({error.strerror}).", 1)
-    except Exception as error:
-        if debugging() or not _is_misconfiguration(error):
-            raise
-        exit_with(str(error), 1)
+        exit_with(sentence, 130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
-def _is_misconfiguration(error: Exception) -> bool:
-    """Whether it is Lightning's; looked up only now, so that no command waits for Lightning because of it."""
-    if "lightning" not in sys.modules:
-        return False
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
-
-    return isinstance(error, MisconfigurationException)
+def _explain(error: BaseException) -> str | None:
+    """Says a mistake of the user's in one sentence, none at all if another process says it; None for a defect."""
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted."
+    if isinstance(error, FederatedError):
+        return "" if error.is_told else str(error)
+    if isinstance(error, UnicodeEncodeError):
+        return f"Expected text in UTF-8, got {ascii(error.object)[:80]}."
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return f"Expected names of files and folders that can be, got {error.filename!r} ({error.strerror})."
+    # By its name, so that no command waits for Lightning because of it.
+    return str(error) if type(error).__name__ == "MisconfigurationException" else None

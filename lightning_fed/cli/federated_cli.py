@@ -1,6 +1,5 @@
 """LightningCLI for a FederatedTrainer, with two more groups: ``aggregator`` and ``client``."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import MethodType
@@ -49,14 +48,12 @@ _OPTIMIZATION = ("optimizer", "lr_scheduler")
 
 _DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
 _EPILOG = (
-    "Six further commands, each with a --help: `lightning-fed data` takes the options of fit and shows the split, "
-    "`lightning-fed study FILE` runs the product of some axes over seeds, "
-    "`lightning-fed report RUNS` makes tables and plots over finished runs, `lightning-fed dashboard RUNS` "
-    "arranges them at Weights & Biases, `lightning-fed attack --ckpt_path RUN` tells training from test samples by a "
-    "model's outputs, `lightning-fed configs` lists the configurations that come "
-    "with the package. Add --debug to any command for the traceback of a mistake, and "
-    "--safe_imports NAMES, as in `torch.optim.SGD,my_file.MyModel`, to one with a configuration of somebody else's: "
-    "options name these classes and functions and the classes of lightning_fed alone."
+    "Six further commands, each with a --help: `data` takes the options of fit and shows the split, `study FILE` runs "
+    "the product of some axes over seeds, `report RUNS` makes tables and plots over finished runs, `dashboard RUNS` "
+    "arranges them at Weights & Biases, `attack --ckpt_path RUN` tells training from test samples by a model's "
+    "outputs, `configs` lists the configurations that come with the package. Add --debug to any command for the "
+    "traceback of a mistake, and --safe_imports NAMES, as in `torch.optim.SGD,my_file.MyModel`, to one with a "
+    "configuration of somebody else's: options name these classes and functions and those of lightning_fed alone."
 )
 _CLIENT_HELP = (
     "What clients do differently in local training: one client algorithm or a list of them, in order "
@@ -98,14 +95,13 @@ class _SaveRunConfig(SaveConfigCallback):
 class _DataInstantiator(_InstantiatorFn):
     """Gives the options of ``--data`` to the class that they are of: a ``source`` within it saves its own."""
 
-    def __call__(self, class_type: Any, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
+    def __call__(self, class_type: Any, *args: Any, applied_instantiation_links: Any, **kwargs: Any) -> Any:
         self.cli._dump_config()
         named = self.cli.config_dump.get(self.key, {}).get("class_path")
         if named is None or find_class(named) is class_type:
             # By its name: with `super()` Lightning 2.5 would take this frame for that of a constructor with `hparams`.
-            return _InstantiatorFn.__call__(
-                self, class_type, *args, applied_instantiation_links=applied_instantiation_links, **kwargs
-            )
+            kwargs["applied_instantiation_links"] = applied_instantiation_links
+            return _InstantiatorFn.__call__(self, class_type, *args, **kwargs)
         return class_type(*args, **kwargs)
 
 
@@ -136,8 +132,6 @@ class FederatedCLI(LightningCLI):
             # A resumed run continues in its folder.
             "save_config_kwargs": {"overwrite": True},
         }
-        first = sys.argv[1:2] if args is None else args[:1] if isinstance(args, list) else []
-        self._asked = first[0] if first and first[0] in (*self.subcommands(), "-h", "--help") else None
         super().__init__(args=args, **{**defaults, **kwargs})
 
     @staticmethod
@@ -146,29 +140,18 @@ class FederatedCLI(LightningCLI):
         evaluations = {name: {"model", "datamodule", "dataloaders"} for name in ("validate", "test", "predict")}
         return {"fit": {"model", "datamodule", "train_dataloaders", "val_dataloaders"}, **evaluations}
 
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """Makes the parser of a command; where the first word is another one it is never asked, and stays empty."""
-        if self._asked in (None, subcommand):
-            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        self._subcommand_method_arguments[subcommand] = []
-        return self.init_parser(**kwargs)
-
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the groups ``aggregator`` and ``client``; both end up among ``trainer.callbacks``."""
         parser.add_lightning_class_args(Aggregator, "aggregator", subclass_mode=True, required=False)
         parser.set_defaults({"aggregator": {"class_path": f"{FedAvg.__module__}.{FedAvg.__qualname__}"}})
-        parser.add_argument(
-            "--client", type=ClientAlgorithm | list[ClientAlgorithm] | None, default=None, help=_CLIENT_HELP
-        )
+        algorithms = ClientAlgorithm | list[ClientAlgorithm] | None
+        parser.add_argument("--client", type=algorithms, default=None, help=_CLIENT_HELP)
         parser.callback_keys.append("client")
         parser.add_argument("--link_data", type=bool, default=True, help=_LINK_HELP)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses words (those of the process if None) or a nested configuration into ``self.config``."""
-        if isinstance(args, dict | Namespace):
-            self.config = parser.parse_object(args)
-        else:
-            self.config = parser.parse_args(args)
+        self.config = parser.parse_object(args) if isinstance(args, dict | Namespace) else parser.parse_args(args)
         command = self.config.get("subcommand")
         options = self.config[command] if command else self.config
         if not isinstance(options.trainer, Namespace):
@@ -180,7 +163,7 @@ class FederatedCLI(LightningCLI):
         super()._add_instantiators()
         self.parser.add_instantiator(_DataInstantiator(cli=self, key="data"), LightningDataModule)
         # For every other class as well, so that the parser keeps what its constructor raises.
-        self.parser.add_instantiator(_build, object)
+        self.parser.add_instantiator(lambda kind, *args, **kwargs: kind(*args, **kwargs), object)
 
     def _parse_ckpt_path(self) -> None:
         """Leaves the checkpoint alone: ``last`` and ``best`` are words, and the config says what is run."""
@@ -271,7 +254,3 @@ def _brings_data(model: Any, command: str | None) -> bool:
     stage = {None: "train", "fit": "train", "validate": "val"}.get(command, command)
     loader = f"{stage}_dataloader"
     return not isinstance(found, type) or getattr(found, loader, None) is not getattr(LightningModule, loader)
-
-
-def _build(class_type: type, *args: Any, **kwargs: Any) -> Any:
-    return class_type(*args, **kwargs)

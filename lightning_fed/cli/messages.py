@@ -6,250 +6,202 @@ matters is said under the deepest key: the others say only why the remaining mem
 
 import os
 import re
-from typing import NamedTuple
-
-from jsonargparse import ArgumentParser
+from typing import Any, NamedTuple
 
 from lightning_fed.cli.configs_command import shipped_configs
-from lightning_fed.cli.suggestions import class_options, classes_for, command_options, did_you_mean, listing, own_first
+from lightning_fed.cli.suggestions import class_arguments, classes_for, command_options, did_you_mean, listing
 
 __all__ = ["explain"]
 
-_COMMAND_FIRST = "Expected the command before its options, as in `lightning-fed fit --config FILE --trainer.name mine`."
 _COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs")
+_GIVES_DATA = ("--data", "--config", "-c")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>\w+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
 )
-_YAML_PLACE = r"(?: in \"<\w+ string>\",)? (?P<place>line \d+, column \d+|position \d+)"
-# What was being read and where it begins may come first, what is wrong there and where last.
 _YAML_MISTAKE = re.compile(
-    r"(?:Problems parsing config|Parser key \"config\"|.*Invalid content in sub-config file (?P<file>.+?)): "
-    rf"(?P<what>.*?){_YAML_PLACE}(?P<also>.*?)(?:{_YAML_PLACE.replace('place', 'last')})?(?: - Expected .*)?"
+    r"(?:.*?(?:Problems parsing config|Parser key \"config\"|sub-config file (?P<file>.+?)): )?"
+    r"(?P<what>.* in \"<\w+ string>\", .*?)(?: - Expected .*)?"
 )
-_OF_A_PART = re.compile(
-    r"Parser key \"\w+\":\nUnable to load config '(?P<path>.*?)'\n +- (?P<rest>(?!Parser key \"\w+\": Unable).*)",
-    re.DOTALL,
+_OF_A_PART = re.compile(r"Parser key \"\w+\":\nUnable to load config '(?P<path>.*?)'\n +- ", re.DOTALL)
+_PLACE = re.compile(
+    r"(?:Parser key \"|^--)(?P<key>[^\"]+?)(?:\"(?: element \d+)?|\.help):"
+    r"|Problem with given class_path '(?P<class_path>[^']+)':"
 )
-
-# A line may name a key and a class before it says anything.
-_LINE = re.compile(
-    r"(?P<indent> *)(?P<dash>- )?(?:Type .* expects a function or a callable class: ?)?"
-    r"(?:Parser key \"(?P<key>[^\"]+)\"(?: element \d+)?:\s*)?(?:Type .* expects a function or a callable class: ?)?"
-    r"(?:Problem with given class_path '(?P<path>[^']+)':)?(?P<text>.*)"
-)
-# What a line can say, in the order in which it explains more; the first pattern that fits decides.
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern + r"(?:\. Got value: (?P<value>.*))?"))
+# What a line can say, in the order in which it explains more.
+_KINDS = tuple(
+    (kind, re.compile(pattern))
     for kind, pattern in (
-        ("unknown option", r"Group '(?P<group>[^']+)' does not accept option '(?P<name>[^']+)'"),
         ("unknown option", r"Option '(?P<name>[^']+)' is not accepted"),
-        ("missing", r"the following arguments are required: (?P<name>[^ ]+(?:, [^ ]+)*?)"),
-        ("ambiguous class", r"Multiple subclasses with name (?P<name>\w+)\..*ambiguity: (?P<detail>.*?)\.?"),
-        ("unknown class", r"(?:Expected a dot import path string|Unexpected import path format): (?P<name>.+)"),
+        ("missing", r"the following arguments are required: (?P<name>[^\s,]+(?:, [^\s,]+)*)"),
+        ("ambiguous class", r"Multiple subclasses with name (?P<name>\w+)\..*ambiguity: (?P<detail>.*?)\.?$"),
+        ("denied import", r"Importing '(?P<name>[^']+)' is not allowed"),
+        ("unknown class", r"(?:Expected a dot import path string|Unexpected import path format): ?(?P<name>.*)"),
         ("abstract class", r"Expected an instantiatable class, but (?:(?P<name>\S+) )?is abstract"),
         ("wrong class", r"Import path (?:(?P<name>\S+) )?does not correspond to a subclass of (?P<detail>\w+)"),
-        ("wrong class", r"Expected '(?P<name>\S+)' to be a subclass of (?P<detail>\S+?)\.?"),
-        ("denied import", r"Importing '(?P<name>[^']+)' is not allowed, .*"),
-        # Any other line of a class or of a union: what an import in the user's code raised.
-        (
-            "broken import",
-            r"(?!Expected a|Does not|Not a valid subclass|Not of type|a class path|a dict |Unable)(?P<detail>.+)",
-        ),
-        ("wrong type", r"Expected an? (?P<detail>(?!path but).+?)"),
-        ("wrong type", r"Not of type (?P<detail>\w+): .*"),
-        ("no class", r"Not a valid subclass of (?P<detail>\w+)"),
+        ("wrong class", r"Expected '(?P<name>\S+)' to be a subclass of (?P<detail>[\w.]+\w)"),
+        # What an import in the user's code raised.
+        ("broken import", r"^(?:class '(?P<name>.*?)'|.* a callable class): (?P<detail>(?!Expected a|Not a ).+)"),
+        ("wrong type", r"Expected an? (?P<detail>(?!path but|<class 'NoneType'>$).+)"),
+        ("wrong type", r"Not of type (?P<detail>\w+)"),
+        ("wrong class", r"Not a valid subclass of (?P<detail>\w+)"),
     )
 )
-_GIVES_DATA = ("--data", "--config", "-c")
-_ABOUT_KEY = re.compile(r"(Subtypes|Given value): (.*)")
-_RANKS = [kind for kind, _ in _KINDS]
 _TENSOR = "<class 'torch.Tensor'>"
+_NOISE = ("Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path but")
+_LIBRARIES = ("lightning.", "torch.", "torchmetrics.", "torchvision.")
 
 
 class _Finding(NamedTuple):
     """One thing that is wrong: under which keys, in the arguments of which class, and what was given or expected."""
 
-    kind: str
     keys: tuple[str, ...]
     class_path: str
+    value: str
     name: str = ""
     detail: str = ""
-    value: str = ""
 
 
-def _find(message: str) -> _Finding | None:
-    """Returns what stands under the deepest key and explains most, None if the message has another form."""
+def _read(message: str) -> list[tuple[tuple[str, ...], str, str]]:
+    """Returns the lines under the deepest key: the keys and the class that each stands under, and what it says."""
     places: list[tuple[int, str, str]] = []  # the keys and classes that a line stands under, by their indentation
-    said: dict[tuple[tuple[str, ...], str], str] = {}
-    found: list[_Finding] = []
-    for match in map(_LINE.fullmatch, filter(str.strip, message.splitlines())):
-        assert match is not None  # whatever a line says, it has a text
-        text, indent = match["text"], len(match["indent"])
+    lines = []
+    for line in filter(str.strip, message.splitlines()):
+        indent, text = len(line) - len(line.lstrip()), line.strip().removeprefix("- ")
         places = [place for place in places if place[0] < indent]
-        if match["key"] or match["path"]:
-            places.append((indent, match["key"] or "", match["path"] or ""))
+        for place in _PLACE.finditer(line):
+            places.append((indent, place["key"] or "", place["class_path"] or ""))
+            text = line[place.end() :].strip()
         keys = tuple(part for _, key, _ in places if key for part in key.split("."))
-        if about := _ABOUT_KEY.match(text):
-            said[keys, about[1]] = about[2].split(". Got value: Namespace(")[0]
-        elif one := _read(text, keys, [path for *_, path in places], bool(places and match["dash"])):
-            found.append(one)
-    # A number may also be a tensor, named by a class path: not what someone had in mind who wrote `lr: abc`.
-    found = [one for one in found if one.kind == "wrong type" or _TENSOR not in said.get((one.keys, "Subtypes"), "")]
-    best = max(found, key=lambda one: (len(one.keys), -_RANKS.index(one.kind)), default=None)
-    if best is None:
-        return None
-    types = said.get((best.keys, "Subtypes"), "")[1:-1] if best.kind == "wrong type" else ""
-    value = best.value.split(". Got value: Namespace(")[0] or said.get((best.keys, "Given value"), "")
-    return best._replace(detail=types or best.detail, value=value)
+        class_path = next((path for *_, path in reversed(places) if path), "")
+        if text and places and places[-1][2]:
+            text = f"class '{class_path}': {text}"
+        lines.append((keys, class_path, text))
+    depth = max((len(keys) for keys, *_ in lines), default=0)
+    return [line for line in lines if len(line[0]) == depth and line[2]]
 
 
-def _read(text: str, keys: tuple[str, ...], class_paths: list[str], is_member: bool) -> _Finding | None:
-    kind, said = next(((kind, m.groupdict("")) for kind, p in _KINDS if (m := p.fullmatch(text))), ("", {}))
-    owner = next(filter(None, reversed(class_paths)), "")
-    if kind == "broken import":  # only under a class, or beside the other members of a union
-        under_class = bool(class_paths and class_paths[-1])
-        return _Finding(kind, keys, "", owner if under_class else "", text) if under_class or is_member else None
-    if built := re.search(r"Got value: Namespace\(class_path='([^']*)'", text):
-        owner = built[1]
-    group = said.pop("group", "")
-    return _Finding(kind, (*keys, group) if group else keys, owner, **said) if kind else None
-
-
-def explain(parser: ArgumentParser, message: str) -> str:
+def explain(parser: Any, message: str) -> str:
     """Turns jsonargparse's message into one sentence that names the option and what to do.
 
     Args:
         parser: The parser that failed: of the program or of one command.
         message: Its message, any number of lines.
     """
-    if part := _OF_A_PART.fullmatch(message):
-        vars(parser)["open_files"] = [part["path"] if os.path.isfile(part["path"]) else ""]
-        message = part["rest"] if part["rest"].startswith("Parser key") else f"Problems parsing config: {part['rest']}"
+    if part := _OF_A_PART.match(message):
+        message = message[part.end() :]
+        if os.path.isfile(part["path"]):
+            vars(parser)["open_files"] = [part["path"]]
     flat = " ".join(message.split())
-    for explained in (_words(parser, flat), _file(parser, flat), _finding(parser, message)):
+    for explained in (_words(parser, flat), _file(parser, flat), _value(parser, message)):
         if explained:
             return explained
-    where = f" in {_file_read(parser)}" if _file_read(parser) else ""
-    return f"{flat.rstrip('.')}{where}; see `{_help(parser)}`."
+    keys, _, text = next((line for line in _read(message) if not line[2].startswith(_NOISE)), ((), "", flat))
+    what = f"a value of {_option(keys)} that fits" if keys else "options that fit"
+    return f"Expected {what}{_source(parser, ())}, got: {text.rstrip('.')}; see `{_help(parser)}`."
 
 
-def _help(parser: ArgumentParser) -> str:
-    command = _command(parser)
-    return f"lightning-fed {command} --help" if command else "lightning-fed --help"
+def _help(parser: Any) -> str:
+    return f"{parser.prog.replace(' [options]', '')} --help"
 
 
-def _command(parser: ArgumentParser) -> str:
-    return getattr(parser, "command", "") or getattr(parser, "subcommand", "") or ""
-
-
-def _file_read(parser: ArgumentParser) -> str:
-    open_files: list[str] = getattr(parser, "open_files", [])
-    return open_files[-1] if open_files else ""
-
-
-def _words(parser: ArgumentParser, flat: str) -> str:
+def _words(parser: Any, flat: str) -> str:
     """Explains mistakes in the words of the command line, before any value is looked at."""
     if match := re.match(r"unrecognized arguments: ?(-*)([^ =]*)", flat):
         if match[1]:
             return _unknown_option(parser, (match[2],))
         return f"Expected options as `--name value`, got the word {match[2]!r}; see `{_help(parser)}`."
-    if match := re.match(r"--(\S+).help: Importing '(.*?)' is not allowed", flat):
-        return _wrong_class(parser, _Finding("denied import", tuple(match[1].split(".")), "", match[2]))
     if match := re.match(r"argument (?:-c/)?(--\S+): expected one argument", flat):
         return f"Expected a value after `{match[1]}`, got none."
-    if match := re.match(r"argument subcommand: invalid choice: '(.*?)' \(", flat):
-        if any(word in _COMMANDS for word in getattr(parser, "args", ())):
-            return _COMMAND_FIRST
-        meant = did_you_mean(match[1], _COMMANDS)
-        ending = f"; did you mean `{meant}`?" if meant else "."
-        return f"Expected a command, one of {listing(_COMMANDS)}, got {match[1]!r}{ending}"
-    if "is not accepted before subcommand" in flat:
-        return _COMMAND_FIRST
-    if flat.startswith('expected "subcommand"'):
-        return f"Expected a command, one of {listing(_COMMANDS)}, as in `lightning-fed fit --config FILE`, got none."
+    if match := re.match(r"argument subcommand: invalid choice: '(.*?)' \(|expected \"subcommand\"", flat):
+        meant = did_you_mean(match[1] or "", _COMMANDS)
+        ending = f"{match[1]!r}; did you mean `{meant}`?" if meant else f"{match[1]!r}." if match[1] else "none."
+        return f"Expected the command before its options, one of {listing(_COMMANDS)}, got {ending}"
     return ""
 
 
-def _file(parser: ArgumentParser, flat: str) -> str:
+def _file(parser: Any, flat: str) -> str:
     """Explains a configuration file that is missing or is no YAML."""
-    path = _file_read(parser)
+    path = parser.open_files[-1] if parser.open_files else ""
     if match := _YAML_MISTAKE.fullmatch(flat):
-        what, place = match["what"].rstrip(", ") + match["also"], match["last"] or match["place"]
+        what = re.sub(r" in \"<\w+ string>\",", " at", match["what"])
         path = match["file"] or path or "the text given to `--config`"
-        return f"Expected {path} to be YAML, got {what} at {place}; correct it there."
+        return f"Expected {path} to be YAML, got {what}; correct it there."
     if flat.startswith("Unexpected config:"):
         got = repr(text) if (text := flat.removeprefix("Unexpected config:").strip()) else "none"
         return f"Expected {path or 'the text'} given to `--config` to hold options as `name: value`, got {got}."
     if match := _MISSING_FILE.match(flat):
-        meant = did_you_mean(os.path.basename(match["path"]), shipped_configs()) if match["key"] == "config" else ""
+        meant = did_you_mean(os.path.basename(match["path"]), shipped_configs() if match["key"] == "config" else ())
+        got = f"{match['path']!r}{_source(parser, (match['key'],))}, which is missing or cannot be read"
         ending = f"; did you mean `{meant}`?" if meant else "."
-        where = "" if match["key"] == "config" else _source(parser, (match["key"],))
-        expected = f"Expected `--{match['key']}` to name a file, got {match['path']!r}"
-        return f"{expected}{where}, which is missing or cannot be read{ending}"
+        return f"Expected `--{match['key']}` to name a file, got {got}{ending}"
     return ""
 
 
-def _finding(parser: ArgumentParser, message: str) -> str:
-    """Explains a value or name that does not fit."""
+def _value(parser: Any, message: str) -> str:
+    """Explains a value or name that does not fit, by what explains most under the deepest key."""
     if match := re.match(r"Subcommand '(\w+)' does not accept option '(\S+)'", message):
-        return _unknown_option(_command_parser(parser, match[1]), tuple(match[2].split(".")))
-    finding = _find(message)
-    if finding is None:
-        return ""
-    if finding.kind == "unknown option":
-        return _unknown_option(parser, (*finding.keys, *finding.name.split(".")), finding.class_path)
-    if finding.kind == "missing":
-        return _missing(parser, finding)
-    return (_wrong_type if finding.kind == "wrong type" else _wrong_class)(parser, finding)
-
-
-def _command_parser(parser: ArgumentParser, command: str) -> ArgumentParser:
-    """Returns the parser of a command: what it lacks is known only to the program's parser, checking it all last."""
-    commands = parser._subcommands_action
-    found = commands.choices.get(command) if commands and commands.choices else None
-    return found if isinstance(found, ArgumentParser) else parser
+        # Said by the program's parser, which checks it all last.
+        return _unknown_option(parser._subcommands_action.choices[match[1]], tuple(match[2].split(".")))
+    lines = _read(
+        re.sub(r"Group '([^']+)' does not accept option '([^']+)'", r"Option '\1.\2' is not accepted", message)
+    )
+    whole = "\n".join(text for *_, text in lines)
+    types, given = re.search(r"Subtypes: \[(.*)\]", whole), re.search("Given value: (.*)", whole)
+    for kind, pattern in _KINDS:
+        # A number may also be a tensor, named by a class path: not what someone had in mind who wrote `lr: abc`.
+        if kind != "wrong type" and types and _TENSOR in types[1]:
+            continue
+        for keys, class_path, text in lines:
+            said, _, value = text.partition(". Got value: ")
+            if match := pattern.search(said):
+                value = value or (given[1] if given else "")
+                if built := re.match(r"Namespace\(class_path='([^']*)'", value):
+                    class_path = built[1]
+                found = _Finding(keys, class_path, value.split(". Got value: ")[0], **match.groupdict(""))
+                if kind == "unknown option":
+                    return _unknown_option(parser, (*keys, *found.name.split(".")), class_path)
+                if kind == "missing":
+                    return _missing(parser, found)
+                if kind == "wrong type":
+                    return _wrong_type(parser, found, types[1] if types else found.detail)
+                return _wrong_class(parser, kind, found)
+    return ""
 
 
 def _option(keys: tuple[str, ...]) -> str:
     return "`--" + ".".join(keys) + "`"
 
 
-def _source(parser: ArgumentParser, keys: tuple[str, ...]) -> str:
+def _source(parser: Any, keys: tuple[str, ...]) -> str:
     """Says where a value came from, if it stands in a file that is being read or in a variable."""
-    for count in range(len(keys) - 1, 0, -1):
-        if part := getattr(parser, "part_files", {}).get(".".join(keys[:count])):
-            return f" in {part}"
-    if path := _file_read(parser):
-        return f" in {path}"
+    if parser.open_files:
+        return f" in {parser.open_files[-1]}"
     words = [word for word in getattr(parser, "args", ()) if word.startswith("--" + ".".join(keys))]
-    variable = "__".join((f"PL_{_command(parser)}", *keys)).upper()
+    variable = f"{parser.env_prefix}_{'__'.join(keys)}".upper()
     return f" in the variable {variable}" if not words and variable in os.environ else ""
 
 
-def _unknown_option(parser: ArgumentParser, keys: tuple[str, ...], class_path: str = "") -> str:
-    name = ".".join(keys)
+def _unknown_option(parser: Any, keys: tuple[str, ...], class_path: str = "") -> str:
+    known, prefix, exists = command_options(parser), "", f"`{_help(parser)}` lists all"
     if class_path:
-        prefix, known = ".".join(keys[:-1]), class_options(class_path)
-        meant = did_you_mean(keys[-1], known)
-        meant = f"{prefix}.{meant}" if meant else ""
+        known, prefix = sorted(class_arguments(class_path)), ".".join(keys[:-1]) + "."
         exists = f"{class_path.rsplit('.', 1)[1]} has {listing(known) or 'no options'}"
-    else:
-        meant = did_you_mean(name, command_options(parser))
-        exists = f"`{_help(parser)}` lists all"
-    asked = f"did you mean `--{meant}` ({exists})?" if meant else f"{exists}."
+    name = ".".join(keys)
+    meant = did_you_mean(name.removeprefix(prefix), known)
+    asked = f"did you mean `--{prefix}{meant}` ({exists})?" if meant else f"{exists}."
     return f"There is no option `--{name}`{_source(parser, keys)}; {asked}"
 
 
-def _missing(parser: ArgumentParser, finding: _Finding) -> str:
-    names = [name.strip() for name in finding.name.split(",")]
-    if finding.class_path:
-        options = [_option((*finding.keys, name)) for name in names]
-        return f"Expected a value for {listing(options)}, which {finding.class_path.rsplit('.', 1)[1]} needs, got none."
-    keys = [tuple(name.split(".")[1:] or [name]) for name in names]
+def _missing(parser: Any, found: _Finding) -> str:
+    names = found.name.split(", ")
+    if found.class_path:
+        options = [_option((*found.keys, name)) for name in names]
+        return f"Expected a value for {listing(options)}, which {found.class_path.rsplit('.', 1)[1]} needs, got none."
+    names = [name.rpartition(".")[2] for name in names]
     # A model may bring its data, so only the model is asked for; who gave nothing at all mostly needs both.
-    if keys == [("model",)] and not any(word.startswith(_GIVES_DATA) for word in getattr(parser, "args", ())):
-        keys.insert(0, ("data",))
-    options = [_option(key) for key in keys]
+    if names == ["model"] and not any(word.startswith(_GIVES_DATA) for word in getattr(parser, "args", ())):
+        names = ["data", "model"]
+    options = [_option((name,)) for name in names]
     return f"Expected {listing(options)} on the command line or in a file given to `--config`, got none."
 
 
@@ -257,43 +209,34 @@ def _expected(types: str) -> str:
     """Writes types as a user would: ``of type int or float``, ``one of 'a', 'b'``."""
     if " " in types and not re.search(r"[<\[]", types):
         return f"a {types}"
-    words = []
     types = re.sub(r"<class '([^']+)'>", r"\1", types).replace(", torch.Tensor", "")
-    for part in re.split(r", (?![^\[]*\])", types):
-        literal = re.fullmatch(r"typing\.Literal\[(.*)\]", part)
-        plain = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1", part).replace("NoneType", "null")
-        words.append(f"one of {literal[1]}" if literal else plain)
-    return " or ".join(words) if words[0].startswith("one of") else "of type " + " or ".join(words)
+    types = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1", types).replace("NoneType", "null")
+    named = " or ".join(re.split(r", (?![^\[]*\])", types))
+    return re.sub(r"^Literal\[(.*?)\]", r"one of \1", named) if named.startswith("Literal") else f"of type {named}"
 
 
-def _wrong_type(parser: ArgumentParser, finding: _Finding) -> str:
-    value = f"{finding.value!r}" if finding.value else "another type"
-    where = _source(parser, finding.keys)
-    return f"Expected {_option(finding.keys)} to be {_expected(finding.detail)}, got {value}{where}."
+def _wrong_type(parser: Any, found: _Finding, types: str) -> str:
+    value = f"{found.value!r}" if found.value else "another type"
+    return f"Expected {_option(found.keys)} to be {_expected(types)}, got {value}{_source(parser, found.keys)}."
 
 
-def _wrong_class(parser: ArgumentParser, finding: _Finding) -> str:
-    known = classes_for(parser, finding.keys, finding.class_path)
-    option, name, where = _option(finding.keys), finding.name or finding.value, _source(parser, finding.keys)
-    if finding.kind == "ambiguous class":
-        paths = listing(finding.detail.split(", "))
-        return f"Expected {option} to name one class, got {name!r}{where}; give its import path, one of {paths}."
-    if finding.kind == "denied import":
-        return (
-            f"Expected {option} to name a class of lightning_fed's or one that `--safe_imports` names, got "
-            f"{name!r}{where}: add it there if you trust it."
-        )
-    if finding.kind == "broken import":
-        return (
-            f"Expected {option} to name a class that can be imported, got {name!r}{where} "
-            f"({finding.detail.rstrip('.')}; --debug shows where)."
-        )
-    subclass = f"a subclass of {finding.detail}"
-    what = {"abstract class": "a class that can be built", "wrong class": subclass, "no class": subclass}.get(
-        finding.kind, "a known class or an import path"
-    )
-    meant = did_you_mean(name, known)
-    names = own_first(known)
-    exists = f"known: {listing(names)}" if names else "give the full import path of your class"
-    ending = f"did you mean {meant} ({exists})?" if meant else f"{exists}."
-    return f"Expected {option} to name {what}, got {name!r}{where}; {ending}"
+def _wrong_class(parser: Any, kind: str, found: _Finding) -> str:
+    name, detail = found.name or found.value, found.detail
+    what, ending = {
+        "ambiguous class": ("one class", f"give its import path, one of {listing(detail.split(', '))}."),
+        "denied import": (
+            "a class of lightning_fed's or one that `--safe_imports` names",
+            "add it there if you trust it.",
+        ),
+        "broken import": ("a class that can be imported", f"{detail.rstrip('.')} (--debug shows where)."),
+        "abstract class": ("a class that can be built", ""),
+        "unknown class": ("a known class or an import path", ""),
+    }.get(kind, (f"a subclass of {detail}", ""))
+    if not ending:
+        known = classes_for(parser, found.keys, found.class_path)
+        meant = did_you_mean(name, known)
+        own = [name for name, path in known.items() if not path.startswith(_LIBRARIES)]
+        exists = f"known: {listing(own or known)}" if known else "give the full import path of your class"
+        ending = f"did you mean {meant} ({exists})?" if meant else f"{exists}."
+    where = _source(parser, found.keys)
+    return f"Expected {_option(found.keys)} to name {what}, got {name!r}{where}; {ending}"

@@ -1,6 +1,7 @@
 """Options under Lightning's names that are not ours."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -11,15 +12,20 @@ from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_argu
 
 __all__ = ["own_words", "take_lightnings"]
 
-_Place = dict[str, Any] | Namespace
-
 
 def take_lightnings(config: Any, parent: str = "") -> None:
-    """Renames the trainer's options that Lightning calls otherwise, in place, and answers those without a meaning."""
-    place = _of_trainer(config, parent)
-    for name in [name for name in FOREIGN if name in place]:
-        for own, value in own_arguments({name: place.pop(name)}).items():
-            place[own] = value
+    """Renames the trainer's options that Lightning calls otherwise, in place, and answers those without a meaning.
+
+    Args:
+        config: A configuration, or its part below ``parent``.
+        parent: Where that is, empty for the whole.
+    """
+    options = config.get("trainer") if parent != "trainer" and isinstance(config, (dict, Namespace)) else config
+    if isinstance(options, (dict, Namespace)):
+        for name in FOREIGN:
+            if name in options:
+                for own, value in own_arguments({name: options.pop(name)}).items():
+                    options[own] = value
 
 
 def own_words(words: Sequence[str]) -> list[str]:
@@ -31,20 +37,10 @@ def own_words(words: Sequence[str]) -> list[str]:
         if name in ALIASES and name != option:
             kept.append(f"--trainer.{ALIASES[name]}{equals}{value}")
         elif name in FOREIGN and name != option:
-            own_arguments({name: _value(value if equals else next(rest, ""))})
+            value = value if equals else next(rest, "")
+            with suppress(yaml.YAMLError):
+                value = yaml.load(value, Loader=ConfigLoader)
+            own_arguments({name: value})
         else:
             kept.append(word)
     return kept
-
-
-def _value(word: str) -> Any:
-    try:
-        return yaml.load(word, Loader=ConfigLoader)
-    except yaml.YAMLError:
-        return word
-
-
-def _of_trainer(config: Any, parent: str) -> _Place:
-    """Returns the trainer's options in a configuration or its part below ``parent``, none if they are not there."""
-    found = config.get("trainer") if parent != "trainer" and isinstance(config, (dict, Namespace)) else config
-    return found if isinstance(found, (dict, Namespace)) else {}

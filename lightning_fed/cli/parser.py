@@ -4,13 +4,13 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from inspect import signature
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace, set_config_read_mode
+from jsonargparse import Namespace, set_config_read_mode
 from jsonargparse._actions import ActionConfigFile, _ActionConfigLoad
 from jsonargparse._subcommands import find_action, is_branch_key
 from lightning.pytorch import LightningModule
@@ -22,6 +22,7 @@ from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
 from lightning_fed.cli.other_names import own_words, take_lightnings
+from lightning_fed.cli.suggestions import listing
 from lightning_fed.cli.yaml_loader import is_endless
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
@@ -29,17 +30,6 @@ from lightning_fed.trainer import FederatedTrainer
 __all__ = ["FederatedArgumentParser"]
 
 set_config_read_mode()  # files alone: Lightning lets a configuration be fetched from any address
-
-
-@contextmanager
-def _mistakes_end(parser: ArgumentParser) -> Iterator[None]:
-    """Ends the program with a sentence of ours as it is, which jsonargparse would take for a value of a wrong type."""
-    try:
-        yield
-    except FederatedError as error:
-        if not parser.exit_on_error or debugging():
-            raise
-        exit_with(str(error), 2)
 
 
 _OF_A_CLASS = {"class_path", "init_args", "dict_kwargs"}
@@ -50,74 +40,52 @@ _TOO_LARGE = re.compile(
 )
 
 
-def _too_large(error: Exception, built: Any) -> FederatedError | None:
-    """Returns a mistake in one sentence if a constructor asked for memory that there is not."""
-    if not isinstance(error, MemoryError) and not _TOO_LARGE.search(str(error)):
-        return None
-    reason = str(error).split("\n")[0] or "out of memory"
-    return FederatedError(
-        f"Expected sizes of {built.__name__} that the memory of this machine holds, but: {reason.strip('.')}."
-    )
-
-
-def _null(error: Exception, built: Any, options: dict[str, Any]) -> FederatedError | None:
-    """Returns a mistake in one sentence if a constructor failed where it got null for an option that takes none.
+def _unfit(error: Exception, built: Any, options: dict[str, Any]) -> FederatedError | None:
+    """Returns a mistake in one sentence if a constructor failed at a size that no memory holds, or at a null.
 
     jsonargparse lets null be a value of every type.
     """
-    if not isinstance(error, (TypeError, AttributeError)):
-        return None
-    try:
-        hints, parameters = get_type_hints(built.__init__), signature(built.__init__).parameters
-    except Exception:  # noqa: BLE001  # whatever the names in annotations of somebody else's raise
-        return None
-    for name, value in options.items():
-        hint = hints.get(name, Any)
-        by_default = name in parameters and parameters[name].default is None
-        if (
-            value is None
-            and not by_default
-            and hint not in (Any, object, type(None))
-            and type(None) not in get_args(hint)
-        ):
-            return FederatedError(
-                f"Expected `{name}` of {built.__name__} to be {getattr(hint, '__name__', hint)}, got null: give a "
-                "value, or leave it out."
-            )
+    reason = str(error).split("\n")[0].strip(".") or "out of memory"
+    if isinstance(error, MemoryError) or _TOO_LARGE.search(reason):
+        return FederatedError(
+            f"Expected sizes of {built.__name__} that the memory of this machine holds, but: {reason}."
+        )
+    with suppress(Exception):  # whatever a signature of somebody else's raises
+        parameters = signature(built.__init__).parameters
+        nulls = [name for name, value in options.items() if value is None and parameters[name].default is not None]
+        if nulls and isinstance(error, (TypeError, AttributeError)):
+            names = listing(f"`{name}`" for name in nulls)
+            return FederatedError(f"Expected values for {names} of {built.__name__}, got null, but: {reason}.")
     return None
 
 
-def _expect_no_pipe(path: str) -> None:
-    """Refuses a pipe or a device, whose reading may never end."""
-    if is_endless(path):
-        raise FederatedError(f"Expected a file, got {path!r}, a pipe or a device: write what it gives into a file.")
+def _expect_no_pipe(words: Sequence[str]) -> None:
+    """Refuses words and variables that name a pipe or a device, whose reading may never end."""
+    given = [word.partition("=")[2] if word.startswith("-") else word for word in words]
+    for text in [*given, *(value for name, value in os.environ.items() if name.startswith("PL_"))]:
+        if is_endless(text):
+            raise FederatedError(f"Expected a file, got {text!r}, a pipe or a device: write what it gives into a file.")
+
+
+class _Failed(BaseException):
+    """Carries what a constructor raised past jsonargparse, which would tell of the members of a union instead."""
 
 
 class FederatedArgumentParser(LightningArgumentParser):
     """Lightning's parser, for a trainer that is no ``Trainer``.
 
     Attributes:
-        command: The command that it parses, where it is not one of several parsers of a program.
         open_files: Configuration files being read right now, outermost first.
-        part_files: Files that options are given by in other files or mappings, by option.
     """
-
-    command = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what Lightning's parser takes; options must be given by their full names."""
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
-        self._failure: Exception | None = None
         self.open_files: list[str] = []
-        self.part_files: dict[str, str] = {}
 
     def add_lightning_class_args(
-        self,
-        lightning_class: Any,
-        nested_key: str,
-        subclass_mode: bool = False,
-        required: bool = True,
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
         """Adds the arguments of a class and returns their names; Lightning's parser refuses a trainer of ours."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
@@ -130,31 +98,31 @@ class FederatedArgumentParser(LightningArgumentParser):
             mark_as_linked(self, nested_key)
         return added
 
-    def add_class_arguments(
-        self, theclass: type, nested_key: str | None = None, *args: Any, linked_to_data: bool = False, **kwargs: Any
-    ) -> list[str]:
+    def add_class_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
         """Adds the arguments of a class; those of a model and its backbone that the data tell are not required."""
-        added: list[str] = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        added: list[str] = super().add_class_arguments(*args, **kwargs)
         if linked_to_data:
-            leave_to_the_data(self, f"{nested_key}." if nested_key else "")
+            leave_to_the_data(self)
         return added
 
-    def add_function_arguments(self, function: Any, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> Any:
+    def add_function_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
         """Adds the arguments of a function that makes a model or a backbone, as those of a class."""
-        added = super().add_function_arguments(function, *args, **kwargs)
+        added: list[str] = super().add_function_arguments(*args, **kwargs)
         if linked_to_data:
-            leave_to_the_data(self, "")
+            leave_to_the_data(self)
         return added
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]  # passes on what it gets
         """Parses words of the command line; a class that changes takes none of the former one's arguments."""
-        with class_rules(), _mistakes_end(self):
+        try:
             words = with_found_configs(own_words(sys.argv[1:] if args is None else args))
-            for word in words:
-                _expect_no_pipe(word.partition("=")[2] if word.startswith("-") else word)
-            for name in os.environ:
-                _expect_no_pipe(os.environ[name] if name.startswith("PL_") else "")
-            config: Namespace = super().parse_args(words, *more, **kwargs)
+            _expect_no_pipe(words)
+            with class_rules():
+                config: Namespace = super().parse_args(words, *more, **kwargs)
+        except FederatedError as error:
+            if debugging():
+                raise
+            exit_with(str(error), 2)
         return config
 
     def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
@@ -165,13 +133,11 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_path(self, cfg_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
         """Parses a configuration file, keeping its name for messages."""
-        with _mistakes_end(self):
-            _expect_no_pipe(str(cfg_path))
         self.open_files.append(str(cfg_path))
         try:
             parsed: Namespace = super().parse_path(cfg_path, *args, **kwargs)
         except UnicodeDecodeError as error:
-            self.error(f"Problems parsing config: {error.reason} line 1, column {error.start + 1}", error)
+            self.error(f'Problems parsing config: {error.reason} in "<byte string>", position {error.start}', error)
         self.open_files.pop()
         return parsed
 
@@ -186,8 +152,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         Each file is looked at for itself: a group without options would drop those of the files before it.
         """
         self._expect_options(cfg, f"{parent_key}." if parent_key else "")
-        with _mistakes_end(self):
-            take_lightnings(cfg, parent_key)
+        take_lightnings(cfg, parent_key)
         config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)
         return config
 
@@ -199,9 +164,8 @@ class FederatedArgumentParser(LightningArgumentParser):
             key = f"{prefix}{name}".removesuffix("+")
             action, is_mapping = find_action(self, key), isinstance(value, dict | Namespace)
             if isinstance(value, str):
-                if os.path.isfile(value):
-                    self.part_files[key] = value
-            elif isinstance(config, dict) and isinstance(action, ActionConfigFile):
+                continue  # perhaps a file
+            if isinstance(config, dict) and isinstance(action, ActionConfigFile):
                 self._refuse(key, "a single file", value)
             elif isinstance(action, _ActionConfigLoad) and not is_mapping:
                 self._refuse(key, "a mapping of options", value)
@@ -217,33 +181,23 @@ class FederatedArgumentParser(LightningArgumentParser):
         self.error(f'Parser key "{key}": Expected {expected}. Got value: {"null" if value is None else value}')
 
     def add_instantiator(self, instantiator: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Adds a function that builds classes; what it raises is kept for ``instantiate_classes``."""
+        """Adds a function that builds classes; what it raises is carried to ``instantiate_classes``."""
 
         @wraps(instantiator)
         def build(*build_args: Any, **build_kwargs: Any) -> Any:
             try:
                 return instantiator(*build_args, **build_kwargs)
             except Exception as error:
-                said = _too_large(error, build_args[0]) or _null(error, build_args[0], build_kwargs)
-                self._failure = said or error
-                raise self._failure from error
+                raise _Failed(_unfit(error, build_args[0], build_kwargs) or error) from error
 
         super().add_instantiator(build, *args, **kwargs)
 
     def instantiate_classes(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds all classes of a config.
-
-        Raises:
-            Exception: What the constructor of a class raised; jsonargparse would wrap it in a ValueError about the
-                members of a union, without the user's traceback and without the type of the exception.
-        """
+        """Builds all classes of a config; raises what the constructor of one raised."""
         try:
             return super().instantiate_classes(*args, **kwargs)
-        except ValueError:
-            if self._failure is None:
-                raise
-            failure, self._failure = self._failure, None
-        raise failure
+        except _Failed as failed:
+            raise failed.args[0] from None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Ends the program with one sentence and exit code 2; parsers of nested classes raise to the outer one."""

@@ -70,7 +70,11 @@ def _measure(node: Node, sizes: dict[int, int]) -> int:
     sizes[id(node)] = 0
     parts: list[Node] = []
     if isinstance(node, MappingNode):
-        _refuse_same_keys(node)
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, ScalarNode)):
+            if key.value in lines:
+                _refuse(f"the key {key.value!r} of line {lines[key.value]} again", key)
+            lines[key.value] = key.start_mark.line + 1
         parts = [part for pair in node.value for part in pair]
     elif isinstance(node, SequenceNode):
         parts = node.value
@@ -80,15 +84,6 @@ def _measure(node: Node, sizes: dict[int, int]) -> int:
         _refuse(f"{node.value!r}, a pipe or a device", node)
     sizes[id(node)] = 1 + sum(_measure(part, sizes) for part in parts)
     return sizes[id(node)]
-
-
-def _refuse_same_keys(node: MappingNode) -> None:
-    lines: dict[str, int] = {}
-    for key, _ in node.value:
-        if isinstance(key, ScalarNode):
-            if key.value in lines:
-                _refuse(f"the key {key.value!r} of line {lines[key.value]} again", key)
-            lines[key.value] = key.start_mark.line + 1
 
 
 def _refuse(what: str, part: Any) -> NoReturn:

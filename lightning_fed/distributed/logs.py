@@ -60,13 +60,7 @@ def logged_here(recorder: MetricRecorder, module: LightningModule) -> Logged:
 
 
 def merge_logged(everyone: Sequence[Logged], recorder: MetricRecorder, module: LightningModule) -> None:
-    """Lets a recorder hold what all processes have logged.
-
-    Args:
-        everyone: What each has logged, in the order of ranks.
-        recorder: This process's.
-        module: The module, whose Metric objects then compute over all processes.
-    """
+    """Lets a recorder hold what all processes have logged; the module's Metric objects compute over all of them."""
     order = sorted(range(len(everyone)), key=lambda rank: everyone[rank].position)
     recorder.series = _merge([part.series for part in everyone], order)
     recorder.metrics = _find([everyone[rank].metrics for rank in order], recorder, module)
@@ -83,10 +77,8 @@ def _merge(parts: list[dict[str, LoggedValue]], order: list[int]) -> dict[str, L
     merged: dict[str, LoggedValue] = {}
     for part in kept:
         for key, series in part.items():
-            if key in merged:
+            if merged.setdefault(key, series) is not series:
                 merged[key].merge(series)
-            else:
-                merged[key] = series
     for key, series in merged.items():
         series.last = lasts[key]
     return merged

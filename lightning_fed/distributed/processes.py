@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ class Processes:
     Args:
         rank: Index of this process over all nodes.
         size: Number of processes.
-        find_lost: Says which process has ended, as far as this one knows.
+        find_lost: Says which process has ended, empty if this one does not know.
 
     Attributes:
         pulse: Signs of life of the others; there from when all have joined.
@@ -52,7 +52,7 @@ class Processes:
 
     pulse: Pulse
 
-    def __init__(self, rank: int = 0, size: int = 1, find_lost: Callable[[], str] = lambda: "another one") -> None:
+    def __init__(self, rank: int = 0, size: int = 1, find_lost: Callable[[], str] = str) -> None:
         self.rank, self.size = rank, size
         self._find_lost = find_lost
         self._is_alone = False
@@ -69,14 +69,13 @@ class Processes:
     @contextmanager
     def at_work(self, position: Callable[[], tuple[str, str]]) -> Iterator[None]:
         """Ends this process within the block, soon, if another one fails; for ``position`` see ``Pulse``."""
-        if self.size == 1:
-            yield
-            return
-        self.pulse.begin(position)
+        if self.size > 1:
+            self.pulse.begin(position)
         try:
             yield
         finally:
-            self.pulse.is_active = False
+            if self.size > 1:
+                self.pulse.is_active = False
 
     @contextmanager
     def working_alone(self) -> Iterator[None]:
@@ -125,24 +124,30 @@ class Processes:
     def from_first(self, function: Callable[[], _T], what: str = "") -> _T:
         """Calls a function on the first process alone, and returns on all what it returned there.
 
-        Args:
-            function: Called where files are written and read for all; what it raises ends all processes.
-            what: See ``exchange``.
+        It writes and reads files for all; what it raises ends all processes.
         """
         return self.exchange(function() if self.rank == 0 else None, what)[0]  # type: ignore[return-value]  # the first's
 
     def sum(self, *tensors: Tensor, what: str | None = "sum") -> None:
-        """Adds tensors over the processes, in place, in one reduction; all get the same bits.
+        """Adds tensors of one dtype and device over the processes, in place; all get the same bits.
 
-        Args:
-            *tensors: Tensors of one dtype and device, alike on all processes.
-            what: See ``exchange``; None where an exchange has come just before, and none is needed.
+        With None as ``what`` an exchange must have come just before; else one is made, see there.
         """
-        self._reduce(tensors, dist.ReduceOp.SUM, what)
+        self.reduce(tensors, dist.ReduceOp.SUM, what)
 
-    def max(self, *tensors: Tensor, what: str | None = "max") -> None:
-        """Takes the maximum of each element over the processes, as ``sum`` adds them."""
-        self._reduce(tensors, dist.ReduceOp.MAX, what)
+    def reduce(self, tensors: Sequence[Tensor], how: Any, what: str | None = None) -> None:
+        """Reduces tensors as ``sum`` adds them, by another operation of torch's."""
+        if self.size == 1 or not tensors:
+            return
+        if what is not None:
+            self.exchange(None, what)
+        parts = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
+        whole = parts[0] if len(parts) == 1 and parts[0].is_contiguous() else torch.cat([p.flatten() for p in parts])
+        with self._noticing_loss():
+            self._finish(dist.all_reduce(whole, how, async_op=True), whole)
+        if whole is not parts[0]:
+            for part, reduced in zip(parts, torch.split(whole, [p.numel() for p in parts]), strict=True):
+                part.copy_(reduced.view_as(part))
 
     def broadcast(self, *tensors: Tensor, source: int = 0) -> None:
         """Copies tensors of one process to the others, in place; it begins with no exchange of its own."""
@@ -231,19 +236,6 @@ class Processes:
             error.is_told = not failure.lost and self.rank > 0
             raise error
 
-    def _reduce(self, tensors: tuple[Tensor, ...], how: Any, what: str | None) -> None:
-        if self.size == 1 or not tensors:
-            return
-        if what is not None:
-            self.exchange(None, what)
-        parts = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-        whole = parts[0] if len(parts) == 1 and parts[0].is_contiguous() else torch.cat([p.flatten() for p in parts])
-        with self._noticing_loss():
-            self._finish(dist.all_reduce(whole, how, async_op=True), whole)
-        if whole is not parts[0]:
-            for part, reduced in zip(parts, torch.split(whole, [p.numel() for p in parts]), strict=True):
-                part.copy_(reduced.view_as(part))
-
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
         """Turns what torch says when another process is gone into one sentence."""
@@ -253,4 +245,5 @@ class Processes:
             raise
         except (RuntimeError, ValueError) as error:
             self.pulse.is_active = False
-            raise LostProcess(self.pulse.lost(self._find_lost(), ENDED)) from error
+            lost = self._find_lost() or ("process 0" if self.rank and self.size == 2 else "another one")
+            raise LostProcess(self.pulse.lost(lost, ENDED)) from error

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from lightning_fed.core.reduction import RoundReducer, is_averaged
 from lightning_fed.core.updates import Client, ReducedUpdate
@@ -75,9 +76,11 @@ class SharedReducer(RoundReducer):
 
     def _take_maxima(self, live: dict[str, Tensor]) -> None:
         lowest = torch.iinfo(torch.int64).min
-        none = {name: torch.full_like(buffer, lowest, dtype=torch.int64) for name, buffer in live.items()}
-        wide = {name: self._buffers[name].long() if name in self._buffers else none[name] for name in live}
-        self._processes.max(*wide.values(), what=None)
+        wide = {}
+        for name, one in live.items():
+            none = torch.full_like(one, lowest, dtype=torch.int64)
+            wide[name] = self._buffers.get(name, none).long()
+        self._processes.reduce(list(wide.values()), dist.ReduceOp.MAX)
         self._buffers.update((name, value.to(live[name].dtype)) for name, value in wide.items())
 
     def _merge_moments(self, counts: list[int]) -> None:

@@ -32,8 +32,6 @@ __all__ = ["NAME", "ClientsStrategy", "processes_of"]
 
 NAME = "clients"
 
-_ALONE = Processes()
-
 _T = TypeVar("_T")
 _POLL_S, _END_S = 0.5, 10.0
 _PARENT = "LIGHTNING_FED_FIRST_PROCESS"
@@ -100,11 +98,6 @@ class ClientsStrategy(DDPStrategy):
             options["device_id"] = self.root_device
         _init_dist_connection(environment, self._process_group_backend, **options)
 
-    def find_lost(self) -> str:
-        """Says which process has ended, as far as this one knows."""
-        first = "process 0" if self.global_rank and self.world_size == 2 else "another one"
-        return self._launcher.find_lost() or first  # type: ignore[union-attr]  # made below
-
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Waits for all processes."""
         self.processes.exchange(None, "barrier")
@@ -130,7 +123,7 @@ class ClientsStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
         self._launcher = _Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
-        self.processes = Processes(self.global_rank, self.world_size, self.find_lost)
+        self.processes = Processes(self.global_rank, self.world_size, self._launcher.find_lost)
 
     def _get_process_group_backend(self) -> str:
         """Lets objects travel over the host's sockets, which close when a process dies; NCCL's wait."""
@@ -170,15 +163,23 @@ class _Launcher(_SubprocessScriptLauncher):
         """Ends this process if another one ends before all have joined, or if that takes longer: nothing else would."""
         threading.Thread(target=self._watch, args=(seconds,), daemon=True).start()
 
-    def find_lost(self) -> str | None:
-        """Says which of the processes started here has ended badly; waits a moment for its end."""
+    def find_lost(self) -> str:
+        """Says which of the processes started here has ended badly, empty if none has; waits a moment for its end."""
         deadline = time.monotonic() + 2.0
         while self.procs and time.monotonic() < deadline:
-            for rank, process in enumerate(self.procs, 1):
-                if process.poll():
-                    return f"process {rank} (pid {process.pid}, {_how(process.returncode)})"
+            if lost := self._find_ended():
+                return lost
             time.sleep(0.05)
-        return None
+        return ""
+
+    def _find_ended(self, badly: bool = True) -> str:
+        """Says which of the processes started here has ended, empty if none has."""
+        for rank, process in enumerate(self.procs, 1):
+            code = process.poll()
+            if code or (code == 0 and not badly):
+                how = f"killed by {Signals(-code).name}" if code < 0 else f"exit code {code}"
+                return f"process {rank} (pid {process.pid}, {how})"
+        return ""
 
     def kill_others(self, seconds: float = 0.0) -> None:
         """Ends the processes started here that do not end by themselves in time."""
@@ -193,30 +194,30 @@ class _Launcher(_SubprocessScriptLauncher):
         first, polls = os.environ.get(_PARENT), 0
         while not self.joined.wait(_POLL_S):
             polls += 1
-            for rank, process in enumerate(self.procs, 1):
-                if process.poll() is not None:
-                    self._give_up(
-                        f"process {rank} to join the run, but it has ended before ({_how(process.returncode)})"
-                    )
+            ended = self._find_ended(badly=False)
             if first is not None and os.getppid() != int(first):
-                self._give_up("process 0 to join the run, but it has ended before")
+                ended = "process 0"
+            if ended:
+                self._give_up(f"{ended} to join the run, but it has ended before")
             if polls * _POLL_S > seconds:
                 self._give_up(f"all processes to join the run within {seconds / 60:.3g} minutes, but not all have")
         while self.procs:
             time.sleep(_POLL_S)
-            for rank, process in enumerate(self.procs, 1):
-                if process.poll() and self.pulse is not None:
-                    self.pulse.note_loss(f"process {rank} (pid {process.pid}, {_how(process.returncode)})", ENDED)
-                    return
+            if self.pulse is not None and (lost := self._find_ended()):
+                self.pulse.note_loss(lost, ENDED)
+                return
 
     def _give_up(self, what: str) -> None:
-        if self.joined.is_set():
-            return
-        sys.stderr.write(
-            f"Expected {what}: each process runs the whole script, which must come to the same call of the trainer.\n"
-        )
-        sys.stderr.flush()
+        if not self.joined.is_set():
+            reason = "each process runs the whole script, which must come to the same call of the trainer"
+            sys.stderr.write(f"Expected {what}: {reason}.\n")
+            self.end_all()
+
+    def end_all(self) -> None:
+        """Ends this process, and those that it has started, without asking them."""
         self.kill_others()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(1)
 
 
@@ -224,26 +225,14 @@ def _part(pulse: Pulse, launcher: _Launcher) -> None:
     """Ends the threads of this process, those of torch too, which would end the interpreter otherwise."""
     pulse.end()
     if pulse.is_stuck:  # they wait for a process that never comes, and would be waited for
-        launcher.kill_others()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        launcher.end_all()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _how(code: int) -> str:
-    return f"killed by {Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-STRATEGY_REGISTRY.register(
-    NAME,
-    ClientsStrategy,
-    description="Processes that train different clients of a cohort",
-    override=True,
-)
+STRATEGY_REGISTRY.register(NAME, ClientsStrategy, "Processes that train different clients of a cohort", override=True)
 
 
 def processes_of(fabric: Fabric) -> Processes:
     """Returns the processes that share a run."""
-    return fabric.strategy.processes if isinstance(fabric.strategy, ClientsStrategy) else _ALONE
+    return fabric.strategy.processes if isinstance(fabric.strategy, ClientsStrategy) else Processes()

@@ -68,6 +68,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
     for name in ("fit", "validate", "test", "predict"):
         monkeypatch.setattr(FederatedTrainer, name, recorded(name))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_FED_DEBUG", "0")  # which `--debug` sets for the rest of the process
     return line
 
 

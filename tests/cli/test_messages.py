@@ -194,4 +194,5 @@ def test_debug_raises_what_is_found_later(cli):
 
 
 def test_a_message_of_another_form_is_still_one_line(mistake):
-    assert mistake(*BASE, "--print_config=upside_down").startswith('Invalid option "upside_down" for --print_config')
+    sentence = mistake(*BASE, "--print_config=upside_down")
+    assert sentence.startswith('Expected options that fit, got: Invalid option "upside_down" for --print_config; see ')

@@ -147,6 +147,7 @@ def test_report_is_dispatched_with_its_words_and_code(monkeypatch):
     import lightning_fed.lab.report_command as command
 
     seen = []
+    monkeypatch.setenv("LIGHTNING_FED_DEBUG", "0")
     monkeypatch.setattr(command, "main", lambda words: seen.append(words) or 3)
     with pytest.raises(SystemExit) as exit_info:
         main(["report", "runs", "--debug"])

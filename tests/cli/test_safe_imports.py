@@ -44,7 +44,7 @@ WORDS = [
 def test_words(mistake, words, option):
     assert mistake(*BASE, *words) == (
         f"Expected `--{option}` to name a class of lightning_fed's or one that `--safe_imports` names, got "
-        "'untrusted.Thing': add it there if you trust it."
+        "'untrusted.Thing'; add it there if you trust it."
     )
 
 
@@ -99,7 +99,7 @@ CALLED = "[{class_path: LambdaCallback, init_args: {on_fit_start: %s}}]"
 def test_a_function_is_refused_unless_it_is_named(cli, mistake, given):
     callback = CALLED % (given % "torch.utils.collect_env.run")
     said = mistake(*BASE, "--trainer.callbacks", callback)
-    assert "got 'torch.utils.collect_env.run': add it there" in said
+    assert "got 'torch.utils.collect_env.run'; add it there" in said
     assert not (cli.folder / "made").exists()
     with pytest.raises(SystemExit, match="0"):
         cli.run(
@@ -131,7 +131,7 @@ def test_the_option_holds_for_all_commands_of_a_process(cli, mistake):
 
 @pytest.mark.parametrize("words", [["--safe_imports"], ["--safe_imports="], ["--safe_imports", "a-b,c"]])
 def test_names_that_are_none(mistake, words):
-    assert mistake("fit", *words).startswith("Expected whole names of classes and functions after `--safe_imports`, ")
+    assert mistake("fit", *words).startswith("Expected after `--safe_imports` whole names of classes and functions, ")
 
 
 @pytest.mark.parametrize("name", ["torch", "torch.optim", "torch.no_such", "no_such.Thing", "torch.float32"])

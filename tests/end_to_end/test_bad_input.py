@@ -1,6 +1,5 @@
 """Each mistake ends with one sentence that names the option, no traceback, and keeps the work already done."""
 
-import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 
 from lightning_fed.cli import main
 from lightning_fed.models import ImageClassifier
-from tests.end_to_end.command import QUICKSTART, REPOSITORY, fit_words, rows, run_folders
+from tests.end_to_end.command import QUICKSTART, fit_words, rows, run_folders
 from tests.parts import quick_first
 
 
@@ -124,32 +123,6 @@ def test_nan_loss_names_client_and_round_and_keeps_finished_rounds(tmp_path: Pat
 def test_a_mistake_in_the_users_code_keeps_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the user's own code"):
         main(fit_words(tmp_path, 1, f"{HERE}.Fails", *BACKBONE))
-
-
-def _fmnist(root: Path) -> list[str]:
-    configs = REPOSITORY / "configs"
-    return [
-        f"--config={configs / 'data' / 'fmnist_2class_100.yaml'}", f"--config={configs / 'model' / 'lenet.yaml'}",
-        f"--data.root={root}",
-    ]  # fmt: skip
-
-
-def test_missing_data_folder(tmp_path: Path, mistake: Mistake) -> None:
-    last = mistake(*_fmnist(tmp_path / "nowhere"))
-    assert "nowhere/FashionMNIST/raw/train-images-idx3-ubyte" in last
-    assert "--data.root" in last
-    assert "--data.download true" in last
-
-
-def test_truncated_data_file(tmp_path: Path, mistake: Mistake) -> None:
-    raw = tmp_path / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    whole = gzip.compress(b"\x00\x00\x08\x03" + b"\x00\x00\x00\x0a" + b"\x00\x00\x00\x1c" * 2 + bytes(7840))
-    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-        (raw / f"{name}-ubyte.gz").write_bytes(whole[: len(whole) // 2])
-    last = mistake(*_fmnist(tmp_path))
-    assert "train-images-idx3-ubyte.gz" in last
-    assert "truncated" in last
 
 
 def _write_checkpoints(folder: Path) -> dict[str, Path]:

@@ -15,7 +15,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from lightning_fed.cli.federated_cli import FederatedCLI
-from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.lab.attack.figure import roc_figure
@@ -49,18 +48,12 @@ class _Attack(NamedTuple):
     threshold: float
 
 
-class _AttackParser(FederatedArgumentParser):
-    """The parser of ``fit`` under another name."""
-
-    command = "attack"
-
-
 class _AttackCLI(FederatedCLI):
     """Parses what ``fit`` parses, and builds what ``test`` builds."""
 
     def __init__(self, words: list[str]) -> None:
         parser = {"prog": "lightning-fed attack", "description": _DESCRIPTION, "default_env": False}
-        super().__init__(words, run=False, parser_class=_AttackParser, parser_kwargs=parser, save_config_callback=None)
+        super().__init__(words, run=False, parser_kwargs=parser, save_config_callback=None)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds all that ``fit`` takes, and the options of the attack."""
