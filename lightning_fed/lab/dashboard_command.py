@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import CommandParser
 from lightning_fed.lab.report.dashboard import build_report, build_workspace
 from lightning_fed.lab.report.load import load_runs
-from lightning_fed.lab.report_command import RunsParser
 from lightning_fed.runs.loggers import logged_in
 
 __all__ = ["main"]
@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 def main(argv: list[str]) -> int:
     """Builds a workspace and a report for the columns of some runs, saves both and prints where they are; returns 0."""
-    parser = RunsParser(
+    parser = CommandParser(
         prog="lightning-fed dashboard",
         description="Arranges runs at Weights & Biases: a workspace and a report with a section for each prefix.",
     )
@@ -33,7 +33,9 @@ def main(argv: list[str]) -> int:
         )
     columns = {name for run in runs for name in run.columns}
     try:
-        entity = options.entity or _default_entity()
+        import wandb
+
+        entity: Any = options.entity or wandb.Api().default_entity
         workspace = build_workspace(entity, options.project, columns)
         report = build_report(entity, options.project, columns, sorted({run.label for run in runs}))
         print(f"workspace: {workspace.save().url}\nreport: {report.save().url}")
@@ -45,9 +47,3 @@ def main(argv: list[str]) -> int:
             f"Expected Weights & Biases to take the dashboard, but it says: {why}; see to `--entity` and `--project`."
         ) from error
     return 0
-
-
-def _default_entity() -> Any:
-    import wandb
-
-    return wandb.Api().default_entity

@@ -1,9 +1,7 @@
 """``lightning-fed attack --ckpt_path RUN_OR_FILE``: membership inference against the model of a run."""
 
 import argparse
-import csv
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -28,6 +26,8 @@ from lightning_fed.lab.attack.figures import (
 )
 from lightning_fed.lab.attack.outputs import Draw, Outputs, read_outputs
 from lightning_fed.lab.attack.shadows import Build, shadow_confidences
+from lightning_fed.lab.report.plots import png
+from lightning_fed.lab.report.text import aligned, csv_text
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import expect_datamodule
 
@@ -85,13 +85,7 @@ class _AttackCLI(FederatedCLI):
 
 
 def main(words: list[str]) -> int:
-    """Prints the table of attacks, writes it as CSV and draws their ROC curves; returns 0.
-
-    Raises:
-        FederatedError: If there is no checkpoint or no test set, the model is no classifier, or the output cannot be
-            written.
-        SystemExit: With 2 after a mistake on the command line or in a file.
-    """
+    """Prints the table of attacks, writes it as CSV and draws their ROC curves; returns 0."""
     checkpoint, config = _find(words)
     words = [*(["--config", str(config)] if config is not None else []), *words]
     cli = _AttackCLI(words)
@@ -192,8 +186,7 @@ def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
 def _table(rows: Mapping[str, list[list[float]]]) -> str:
     lines = [["attack", *_FIGURES]]
     lines += [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return aligned(lines)
 
 
 def _note(count: int) -> str:
@@ -202,18 +195,13 @@ def _note(count: int) -> str:
     return note if not few else f"{note} With so few, {few[0]} and below are rates without any false positive."
 
 
-def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> Iterator[Path]:
-    text, picture = io.StringIO(), io.BytesIO()
-    writer = csv.writer(text)
+def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> list[Path]:
     columns = [name + end for name in _FIGURES.values() for end in ("", "_low", "_high")]
-    writer.writerow(["attack", "members", "others", *columns])
+    lines: list[list[object]] = [["attack", "members", "others", *columns]]
     for name, row in rows.items():
         counts = [len(attacks[name].members), len(attacks[name].others)]
-        writer.writerow([name, *counts, *(value for figure in row for value in figure)])
-    roc_figure({name: attack[:2] for name, attack in attacks.items()}).savefig(picture, format="png", dpi=150)
-    for path, content in (
-        (folder / "attack.csv", text.getvalue().encode()),
-        (folder / "attack.png", picture.getvalue()),
-    ):
-        write_atomically(path, content, "--output")
-        yield path
+        lines.append([name, *counts, *(value for figure in row for value in figure)])
+    table, picture = folder / "attack.csv", folder / "attack.png"
+    write_atomically(table, csv_text(lines).encode(), "--output")
+    write_atomically(picture, png(roc_figure({name: attack[:2] for name, attack in attacks.items()})), "--output")
+    return [table, picture]

@@ -45,13 +45,8 @@ def read_outputs(
 ) -> tuple[Outputs, Outputs]:
     """Runs a trained classifier over as many training samples of all clients as test samples, both drawn at random.
 
-    Args:
-        trainer: The trainer, of which ``predict`` is called.
-        module: The classifier: its ``forward`` returns scores of shape (B, C) for the inputs of a
-            batch (inputs, labels).
-        data: The data that it was trained on, with ``train_source``; samples are read without augmentation.
-        checkpoint: The file of its weights, None for those that it has.
-        draw: Which samples.
+    Training samples are read without augmentation; the scores that ``forward`` returns have shape (B, C). Without a
+    checkpoint the weights are those that the classifier has.
 
     Returns:
         Members and non-members in random order, the same for the same draw.

@@ -24,8 +24,8 @@ Build: TypeAlias = Callable[[int], tuple[FederatedTrainer, LightningModule]]
 def shadow_confidences(build: Build, data: Any, shadows: int, draw: Draw, weights: str | None) -> tuple[Tensor, Tensor]:
     """Trains pairs of models, one on a random half of each client's samples and one on the other.
 
-    So each member is unknown to one model of each pair. Of a non-member, unknown to both, one at random is asked: of as
-    many models as of a member, or the numbers alone would tell one from the other.
+    Neither model of a pair saw a non-member, so one is picked at random: members and non-members are then averaged over
+    equally many models.
 
     Args:
         build: Makes trainer and module of a shadow model by its number.

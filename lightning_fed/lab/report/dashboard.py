@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import import_extra
 
 __all__ = ["build_report", "build_workspace", "sections_of"]
 
@@ -22,16 +22,8 @@ def sections_of(columns: Iterable[str]) -> dict[str, list[str]]:
     return {name: found[name] for name in sorted(found, key=lambda n: (n == "others", rank.get(n, len(rank)), n))}
 
 
-def _library() -> tuple[Any, Any]:
-    try:
-        import wandb_workspaces.reports.v2 as reports
-        import wandb_workspaces.workspaces as workspaces
-    except ImportError as error:
-        raise FederatedError(
-            f"Expected the package wandb-workspaces for `lightning-fed dashboard` ({error}): pip install "
-            "'lightning_fed[dashboard]'."
-        ) from error
-    return reports, workspaces
+def _library(part: str) -> Any:
+    return import_extra(f"wandb_workspaces.{part}", "dashboard", "`lightning-fed dashboard`")
 
 
 def _curves(reports: Any, columns: Sequence[str]) -> list[Any]:
@@ -47,7 +39,7 @@ def _curves(reports: Any, columns: Sequence[str]) -> list[Any]:
 
 def build_workspace(entity: str, project: str, columns: Iterable[str]) -> Any:
     """Builds a workspace with a section for each prefix and the runs grouped by method, without saving it."""
-    reports, workspaces = _library()
+    reports, workspaces = _library("reports.v2"), _library("workspaces")
     sections = [
         workspaces.Section(name=name, panels=_curves(reports, names), is_open=name in _FIRST[:2])
         for name, names in sections_of(columns).items()
@@ -62,13 +54,9 @@ def build_workspace(entity: str, project: str, columns: Iterable[str]) -> Any:
 def build_report(entity: str, project: str, columns: Iterable[str], methods: Sequence[str]) -> Any:
     """Builds a report over the same sections with bars of the best values and the pictures, without saving it.
 
-    Args:
-        entity: User or team.
-        project: Project.
-        columns: Columns of metrics.csv.
-        methods: Labels of what is compared, for the text.
+    Its text names the methods by their labels.
     """
-    reports, _ = _library()
+    reports = _library("reports.v2")
     sections = sections_of(columns)
     runs = reports.Runset(entity=entity, project=project, name="Runs", groupby=["Group"])
     evaluated = [name for prefix in ("test", "val") for name in sections.get(prefix, [])]

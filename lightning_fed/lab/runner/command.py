@@ -13,9 +13,9 @@ from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.runner.pool import Outcome, Pool
 from lightning_fed.lab.runner.record import LOG, Guard, done_run
 from lightning_fed.lab.runner.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
-from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, tuned_per, with_choices
+from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
-from lightning_fed.lab.studies.study import Study
+from lightning_fed.lab.studies.study import Study, tuned_per
 
 if TYPE_CHECKING:
     import submitit

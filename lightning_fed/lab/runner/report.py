@@ -1,13 +1,13 @@
 """The command ``lightning-fed report --study FILE [RUNS] [--profile NAME] [--output DIR] [--from DIR]``."""
 
 import argparse
-import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import CommandParser
+from lightning_fed.lab.report.plots import png
 from lightning_fed.lab.runner.collect import collect
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
@@ -21,30 +21,13 @@ from lightning_fed.lab.studies.table import study_table
 
 __all__ = ["main"]
 
-_DESCRIPTION = (
-    "Tables and curves of a study as its file asks for them: results.csv, curves.csv, table.md, table.csv, table.tex "
-    "and curves.png in the folder of its runs."
-)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence, as the other commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise FederatedError(f"Expected `{self.prog} FILE` with options that it lists with `--help`: {message}.")
-
 
 def main(argv: list[str]) -> int:
-    """Writes the tables and pictures of a study, prints the first of them and returns 0.
-
-    Raises:
-        FederatedError: If the study, its runs or an option are wrong, or a file cannot be written.
-    """
+    """Writes the tables and pictures of a study, prints the first of them and returns 0."""
     options = _parser().parse_args(argv)
     # Where the file is not in the size that was run, all its axes may be named beside published figures.
     whole = load_study(options.study)
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
-    folder = options.output or folder
     written = []
     for name, content in _files(study, whole, results, options.format):
         write_atomically(folder / name, content, "--output")
@@ -55,11 +38,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="lightning-fed report --study", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument(
-        "--study", required=True, metavar="FILE", help="YAML file of the study, or a shipped one's name"
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="lightning-fed report --study FILE",
+        description="Tables and curves of a study as its file, or the name of one that is shipped, asks for them: "
+        "results.csv, curves.csv, table.md, table.csv, table.tex and curves.png in the folder of its runs.",
+        allow_abbrev=False,
     )
+    parser.add_argument("--study", required=True, metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument(
         "runs", nargs="?", type=Path, default=Path("runs/studies"), metavar="RUNS",
         help="folder given as `--output` to `lightning-fed study` (default: %(default)s)",
@@ -70,11 +56,7 @@ def _parser() -> _Parser:
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (default: where the runs lie)")
     parser.add_argument(
-        "--from",
-        type=Path,
-        metavar="DIR",
-        dest="source",
-        help="draw results.csv and curves.csv of DIR again, without runs",
+        "--from", type=Path, metavar="DIR", dest="source", help="draw results.csv and curves.csv of DIR again"
     )
     return parser
 
@@ -100,7 +82,7 @@ def _from_tables(options: argparse.Namespace) -> tuple[Study, StudyResults, Path
         raise FederatedError(
             f"Expected `--study` to be {results.name}, whose results {options.source} holds, got {study.name!r}."
         )
-    return study, results, options.source
+    return study, results, options.output or options.source
 
 
 def _files(study: Study, whole: Study, results: StudyResults, only: str | None) -> Iterator[tuple[str, bytes]]:
@@ -117,8 +99,6 @@ def _files(study: Study, whole: Study, results: StudyResults, only: str | None) 
     if only in (None, "tex"):
         yield "table.tex", as_latex(text, blocks, table.notes).encode()
     if only in (None, "png"):
-        drawn = io.BytesIO()
-        study_figure(table, study.report.x).savefig(drawn, format="png", dpi=150)
-        yield "curves.png", drawn.getvalue()
+        yield "curves.png", png(study_figure(table, study.report.x))
     if only == "html":
         yield "report.html", study_page(text, blocks, table.notes, table, study.report.x).encode()

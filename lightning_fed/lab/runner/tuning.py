@@ -19,13 +19,13 @@ from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.pruning import optuna_storage
 from lightning_fed.lab.runner.record import done_run, has_diverged, read_run
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
-from lightning_fed.lab.studies.study import Name, Parameters, Space, Study
+from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, tuned_per
 from lightning_fed.runs.statistics import lower_is_better, run_statistic
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Attempt", "Group", "groups_of", "key_of", "tune", "tuned_per", "value_of", "with_choices"]
+__all__ = ["Attempt", "Group", "groups_of", "key_of", "tune", "value_of", "with_choices"]
 
 _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 
@@ -183,11 +183,6 @@ def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = Tr
             members[key].append(axes)
     values = {key: {axis: cell.axes[axis] for axis in per} for key, cell in shared.items()}
     return [Group(study, values[key], members[key], root, writes) for key in shared]
-
-
-def tuned_per(study: Study) -> list[str]:
-    """Returns the axes for each of whose combinations there is a choice of its own, in the order of the file."""
-    return [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]
 
 
 def key_of(values: Mapping[str, object], per: Iterable[str]) -> tuple[str, ...]:

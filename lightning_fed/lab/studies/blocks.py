@@ -9,7 +9,7 @@ from statistics import fmean
 from lightning_fed.lab.report.tables import Summary, is_share, summarize
 from lightning_fed.lab.studies.comparison import PairedDifference
 from lightning_fed.lab.studies.results import StudyResults, Trial
-from lightning_fed.lab.studies.study import Study
+from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 from lightning_fed.runs.statistics import lower_is_better
 
@@ -175,7 +175,7 @@ def _rounds(cell: TableCell) -> str:
 
 def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
     """What was chosen by the metric that decides, and what each other value of the trials would have chosen."""
-    axes = [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]
+    axes = tuned_per(study)
     names = list(dict.fromkeys(name for trial in trials for name in trial.values))
     groups: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
     for trial in trials:

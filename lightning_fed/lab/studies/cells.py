@@ -88,12 +88,6 @@ def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[s
     """Makes the run of a combination and a seed, with options that tuning sets, in a folder of its own.
 
     A trial that is chosen is the run of its seed, which need not be trained again.
-
-    Args:
-        study: The study, in the size of a profile.
-        axes: A value for each axis.
-        seed: The seed.
-        options: Options laid over all others.
     """
     words = ["fit"]
     layers: list[Study | AxisValue] = [study, *(study.axes[axis][value] for axis, value in axes.items())]
@@ -135,12 +129,11 @@ def chosen_by(cells: Sequence[Cell], only: str | None) -> list[Cell]:
                 f"Expected `--only` as AXIS=PATTERN,... with axes of the study ({known}), got {part!r}."
             )
         patterns.setdefault(axis, []).append(pattern)
-    kept = [cell for cell in cells if _fits(cell, patterns)]
-    if not kept:
-        raise FederatedError(f"Expected `--only` to name runs of the study, but none of {len(cells)} fits {only!r}.")
-    return kept
 
+    def fits(cell: Cell) -> bool:
+        values = {**cell.axes, "seed": str(cell.seed)}
+        return all(any(fnmatchcase(values[axis], one) for one in several) for axis, several in patterns.items())
 
-def _fits(cell: Cell, patterns: Mapping[str, Sequence[str]]) -> bool:
-    values = {**cell.axes, "seed": str(cell.seed)}
-    return all(any(fnmatchcase(values[axis], one) for one in several) for axis, several in patterns.items())
+    if kept := [cell for cell in cells if fits(cell)]:
+        return kept
+    raise FederatedError(f"Expected `--only` to name runs of the study, but none of {len(cells)} fits {only!r}.")

@@ -61,13 +61,14 @@ def paired_difference(
     if np.ptp(differences) <= rounding:
         p_value = 1.0 if np.abs(differences).max() <= rounding else 0.0
         return PairedDifference(pairs, mean, (mean, mean), (mean, mean), p_value)
-    low, high = stats.t.interval(coverage, pairs - 1, loc=mean, scale=stats.sem(differences))
+    test = stats.ttest_1samp(differences, 0.0)
+    low, high = test.confidence_interval(coverage)
     drawn = stats.bootstrap(
         (differences,), np.mean, n_resamples=_RESAMPLES, confidence_level=coverage, method="percentile",
         random_state=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
-    p_value = float(stats.ttest_1samp(differences, 0.0).pvalue)
-    return PairedDifference(pairs, mean, (float(low), float(high)), (float(drawn.low), float(drawn.high)), p_value)
+    intervals = (float(low), float(high)), (float(drawn.low), float(drawn.high))
+    return PairedDifference(pairs, mean, *intervals, float(test.pvalue))
 
 
 def holm_adjusted(p_values: Sequence[float]) -> NDArray[np.float64]:
