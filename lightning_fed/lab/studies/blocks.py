@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from lightning_fed.lab.report.tables import Summary, is_share, summarize
+from lightning_fed.lab.report.tables import is_share, summarize
 from lightning_fed.lab.studies.comparison import PairedDifference
 from lightning_fed.lab.studies.results import StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
@@ -20,18 +20,11 @@ _LEVELS = (0.001, 0.01, 0.05)
 
 @dataclass(frozen=True)
 class Block:
-    """One table of text.
-
-    Attributes:
-        title: What it shows.
-        lines: Header and rows.
-        labels: How many columns at the left are names, not numbers.
-        note: How it is read.
-    """
+    """One table of text, with a title and a note on how it is read."""
 
     title: str
-    lines: list[list[str]]
-    labels: int
+    lines: list[list[str]]  # header and rows
+    labels: int  # how many columns at the left are names, not numbers
     note: str = ""
 
 
@@ -44,14 +37,7 @@ def heading(study: Study, results: StudyResults) -> list[str]:
 
 
 def study_blocks(study: Study, results: StudyResults, table: StudyTable, published: str = "") -> list[Block]:
-    """Makes the tables of a study.
-
-    Args:
-        study: The study.
-        results: What it came to.
-        table: Its cells.
-        published: Where the figures beside them are published.
-    """
+    """Makes the tables of a study; ``published`` names the source of the figures beside its own."""
     blocks = [_main(study, table, published)]
     if any(cell.difference for cell in table.cells.values()):
         blocks.append(_differences(study, table))
@@ -64,12 +50,11 @@ def study_blocks(study: Study, results: StudyResults, table: StudyTable, publish
 
 
 def _main(study: Study, table: StudyTable, published: str) -> Block:
-    report = study.report
-    units = {cell.names["metric"] + (" (%)" if cell.percent else "") for cell in table.cells.values()}
+    units = {cell.names["metric"] + " (%)" * cell.percent for cell in table.cells.values()}
     seeds = sorted({len(cell.runs) for cell in table.cells.values()})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    over = "" if seeds == [1] else f", mean ± std over {count} seeds"
-    title = f"{', '.join(sorted(units))}, {', '.join(report.statistic)}{over}" + (", one seed" if seeds == [1] else "")
+    over = "one seed" if seeds == [1] else f"mean ± std over {count} seeds"
+    title = f"{', '.join(sorted(units))}, {', '.join(study.report.statistic)}, {over}"
     notes = []
     if any(cell.published for cell in table.cells.values()):
         notes.append(f"In brackets: {published}, and our difference to it.")
@@ -133,30 +118,17 @@ def _is_plain(value: str) -> bool:
 
 
 def _value(cell: TableCell) -> str:
-    text = _ours(cell)
+    """Writes the mean over seeds that have not diverged, with their number where some have, and the published figure."""
+    left = [value for value in cell.values if not math.isnan(value)]
+    count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
+    lost = "diverged" if cell.is_lost else ""
+    text = lost or summarize(left).text(len(left), cell.percent) + count + _stars(cell.p_holm)
     figure = cell.published
     if figure is None:
         return text
     theirs = f"{figure.value:.2f}" + ("" if figure.std is None else f" ± {figure.std:.2f}")
     ours = (100 if cell.percent else 1) * cell.summary.mean
     return f"{text} [{theirs}]" if math.isnan(ours) else f"{text} [{theirs}, {ours - figure.value:+.2f}]"
-
-
-def _ours(cell: TableCell) -> str:
-    """Writes the mean over seeds; over those that have not diverged, with their number, where some have."""
-    if cell.is_lost:
-        return "diverged"
-    left = [value for value in cell.values if not math.isnan(value)]
-    count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
-    return _mean(summarize(left), len(left), cell.percent) + count + _stars(cell.p_holm)
-
-
-def _mean(summary: Summary, seeds: int, percent: bool) -> str:
-    if summary.found is not None:
-        return f"{summary.found} of {seeds} seeds"
-    scale, digits, rough = (100, ".2f", ".2f") if percent else (1, ".4g", ".2g")
-    deviation = "" if summary.std is None else f" ± {scale * summary.std:{rough}}"
-    return f"{scale * summary.mean:{digits}}{deviation}"
 
 
 def _stars(p_value: float) -> str:
@@ -170,7 +142,7 @@ def _signed(value: float, percent: bool) -> str:
 
 
 def _rounds(cell: TableCell) -> str:
-    return "" if cell.to_target is None else _mean(cell.to_target, len(cell.runs), percent=False)
+    return "" if cell.to_target is None else cell.to_target.text(len(cell.runs), percent=False)
 
 
 def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
@@ -186,12 +158,10 @@ def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
     for key, attempts in groups.items():
         best = (_best(name, attempts) for name in names)
         lines.append([*key, *(word for pair in best for word in pair)])
-    note = f"The runs have what stands first, the choice by {names[0]}, {_over_seeds(study.tune.seeds)}."
+    seeds = len(study.tune.seeds)
+    over = "one seed" if seeds == 1 else f"mean over {seeds} seeds"
+    note = f"The runs have what stands first, the choice by {names[0]}, {over}."
     return Block("Tuned options", lines, len(axes), note)
-
-
-def _over_seeds(seeds: Sequence[int]) -> str:
-    return "one seed" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
 
 
 def _best(name: str, attempts: Mapping[str, Sequence[Trial]]) -> tuple[str, str]:

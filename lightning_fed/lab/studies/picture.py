@@ -26,25 +26,12 @@ Panels = dict[tuple[str, str], dict[int, Method]]
 
 
 def study_figure(table: StudyTable, x: str) -> Figure:
-    """Draws a panel for each column of the table and a line with a band for each row, or the other way round.
-
-    Args:
-        table: The table.
-        x: Column that the curves are drawn over.
-    """
+    """Draws a panel for each column of the table and a line with a band for each row, or the other way round."""
     return panels_figure(_panels(table), x)
 
 
 def study_page(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str], table: StudyTable, x: str) -> str:
-    """Makes a page of the tables and of curves to look around in.
-
-    Args:
-        text: A title and sentences.
-        blocks: The tables as text.
-        notes: Further sentences.
-        table: The table.
-        x: Column that the curves are drawn over.
-    """
+    """Makes a page of a title, sentences, tables as text and notes, and of curves over x to look around in."""
     curves = []
     for index, ((title, metric), methods) in enumerate(_panels(table).items()):
         drawn = curves_html(list(methods.values()), metric, [x], f"curves-{index}")
