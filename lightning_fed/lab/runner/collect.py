@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.budgets import X_SUMS
+from lightning_fed.lab.report.budgets import X_SUMS, columns_of
 from lightning_fed.lab.runner.record import done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of
@@ -17,12 +17,7 @@ __all__ = ["collect"]
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
-    """Reads the runs that are done, with the columns that are reported.
-
-    Args:
-        study: The study, in the size of the profile.
-        profile: Its name.
-        root: The folder of its runs.
+    """Reads the runs of a study in the size of a profile that are done, with the columns that are reported.
 
     Returns:
         What they came to, and the runs that are missing.
@@ -48,7 +43,7 @@ def _not_measured(runs: Sequence[StudyRun], report: Report) -> tuple[str, str] |
     kept = {name for run in runs for name in run.curves}
     if not kept & {*report.metric}:
         return "`report.metric`", ", ".join(report.metric)
-    if report.x != "round" and not kept.issuperset(X_SUMS.get(report.x, (report.x,))):
+    if not kept.issuperset(columns_of(report.x)):
         return "`report.x`", report.x
     return None
 
@@ -58,7 +53,7 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
     if run is None or columns is None:
         return None
     last = max((at for column in columns.values() for at in column), default=0)
-    kept = [name for name in (*report.metric, *X_SUMS.get(report.x, (report.x,))) if name in columns]
+    kept = [name for name in (*report.metric, *columns_of(report.x)) if name in columns]
     curves = {name: columns[name] for name in kept}
     return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves)
 

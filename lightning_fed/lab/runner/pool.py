@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -25,16 +26,12 @@ from lightning_fed.runs.lock import RunLock
 __all__ = ["Outcome", "Pool"]
 
 _LOOK_S = 1.0
+_WORKER = "lightning_fed.lab.runner.worker"
 
 
 @dataclass
 class Outcome:
-    """How a set of runs ended.
-
-    Attributes:
-        failed: Those that failed.
-        signum: The signal that stopped the program, None if none did.
-    """
+    """How a set of runs ended: those that failed, and the signal that stopped the program, None if none did."""
 
     failed: list[Cell] = field(default_factory=list)
     signum: int | None = None
@@ -54,7 +51,7 @@ class Pool:
         self._root, self._jobs, self._guard, self._say = root, jobs, guard, say
         os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["lightning_fed.lab.runner.worker"])
+        self._context.set_forkserver_preload([_WORKER])
         self._running: dict[BaseProcess, tuple[Cell, float]] = {}
         self._outcome = Outcome()
         self._ended: Callable[[Cell, bool], object] = lambda cell, early: None
@@ -62,7 +59,7 @@ class Pool:
     def mistake(self, cells: Sequence[Cell]) -> str:
         """Returns what is wrong with the command line of the first of some runs that has a mistake, else nothing."""
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_parse, args=(cells, self._guard, theirs))
+        process = self._context.Process(target=_work, args=("parse_cells", cells, self._guard, theirs))
         process.start()
         theirs.close()
         try:
@@ -75,9 +72,7 @@ class Pool:
     def train(self, cells: Sequence[Cell], ended: Callable[[Cell, bool], object] = lambda cell, early: None) -> Outcome:
         """Trains those of some runs that are not done, waiting for those that other programs train.
 
-        Args:
-            cells: The runs.
-            ended: Called with each run that has ended, and whether it was ended early.
+        ``ended`` is called with each run that has ended, and whether it was ended early.
         """
         self._outcome, self._ended = Outcome(), ended
         open_runs = [cell for cell in cells if done_run(self._root, cell) is None]
@@ -99,7 +94,7 @@ class Pool:
     def _start(self, waiting: "deque[Cell]") -> None:
         while waiting and len(self._running) < self._jobs and self._outcome.signum is None:
             cell = waiting.popleft()
-            process = self._context.Process(target=_train, args=(self._root, cell, self._guard))
+            process = self._context.Process(target=_work, args=("train_cell", self._root, cell, self._guard))
             process.start()
             self._running[process] = cell, time.monotonic()
         if self._outcome.signum is not None:  # one that came while a process was started
@@ -162,16 +157,6 @@ def _is_free(folder: Path) -> bool:
     return True
 
 
-# Loaded in the processes alone: the program itself needs neither torch nor Lightning.
-
-
-def _train(root: Path, cell: Cell, guard: Guard) -> None:
-    from lightning_fed.lab.runner.worker import train_cell
-
-    train_cell(root, cell, guard)
-
-
-def _parse(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, None]") -> None:
-    from lightning_fed.lab.runner.worker import parse_cells
-
-    parse_cells(cells, guard, answer)
+def _work(name: str, *args: object) -> None:
+    """Calls a function of the worker, which the program itself does not load: it needs neither torch nor Lightning."""
+    getattr(import_module(_WORKER), name)(*args)

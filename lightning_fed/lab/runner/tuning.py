@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.pruning import optuna_storage
 from lightning_fed.lab.runner.record import done_run, has_diverged, read_run
@@ -55,6 +56,8 @@ class Group:
     ) -> None:
         self.values, self._study, self._members, self._root, self._writes = values, study, members, root, writes
         self._parameters = _parameters_of(study, values)
+        self._seed = _number_of(self._parameters)
+        self._storage = study.tune.storage or str(root / _JOURNAL)
         if not members:
             raise FederatedError(
                 f"Expected `tune.at` to leave combinations of {folder_of(values)} that are not in `without`, got none."
@@ -101,11 +104,10 @@ class Group:
 
     def choice(self) -> Attempt | None:
         """Returns the trial that is best by the mean of its runs, the first of equals; None if none is done."""
-        values = {attempt.number: value_of(self._study, self._root, attempt) for attempt in self.asked()}
-        sign = -1 if lower_is_better(self._study.tune.metric) else 1
-        done = {number: sign * value for number, value in values.items() if value is not None and math.isfinite(value)}
-        best = max(done, key=done.__getitem__, default=None)
-        return next((one for one in self.asked() if one.number == best), None)
+        found = [(value_of(self._study, self._root, attempt), attempt) for attempt in self.asked()]
+        done = [(value, attempt) for value, attempt in found if value is not None and math.isfinite(value)]
+        better = min if lower_is_better(self._study.tune.metric) else max
+        return better(done, key=lambda one: one[0])[1] if done else None
 
     def _attempt(self, trial: "optuna.trial.FrozenTrial") -> Attempt:
         values = {name: trial.params[name] for name in self._parameters}
@@ -155,14 +157,6 @@ class Group:
                 f"`postgresql://user@host/name`, got {tuning.storage!r}: {error}"
             ) from error
         return found
-
-    @property
-    def _seed(self) -> int:
-        return _number_of(self._parameters)
-
-    @property
-    def _storage(self) -> str:
-        return self._study.tune.storage or str(self._root / _JOURNAL)
 
 
 def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
@@ -279,11 +273,6 @@ def _number_of(values: Any) -> int:
 
 
 def _import() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise FederatedError(
-            "Expected Optuna for a study that is tuned: install it with `pip install 'lightning_fed[study]'`."
-        ) from None
+    optuna = import_extra("optuna", "study", "a study that is tuned")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

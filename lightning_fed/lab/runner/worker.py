@@ -51,7 +51,8 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
 
 def _train(root: Path, cell: Cell) -> None:
     pruning = None if cell.watch is None else Pruning(cell.watch)
-    words = [*cell.words, *_place(root, cell), "--ckpt_path=last"]
+    place = (f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}")
+    words = [*cell.words, *place, "--trainer.enable_progress_bar=false", "--ckpt_path=last"]
     sys.argv[1:], sys.modules["__main__"].__spec__ = words, lightning_fed.__spec__  # of a run's other processes
     watched = _Watched(words, pruning)
     run = watched.trainer.run
@@ -62,12 +63,6 @@ def _train(root: Path, cell: Cell) -> None:
     write_record(root, cell, run, watched.diverged, watched.trainer.max_rounds)
     if watched.diverged:
         raise SystemExit(DIVERGED)
-
-
-def _place(root: Path, cell: Cell) -> list[str]:
-    return [
-        f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}", "--trainer.enable_progress_bar=false",
-    ]  # fmt: skip
 
 
 def _write_to(path: Path) -> None:

@@ -118,7 +118,7 @@ def _is_plain(value: str) -> bool:
 
 
 def _value(cell: TableCell) -> str:
-    """Writes the mean over seeds that have not diverged, with their number where some have, and the published figure."""
+    """Writes the mean over seeds, without those that have diverged, and the published figure."""
     left = [value for value in cell.values if not math.isnan(value)]
     count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
     lost = "diverged" if cell.is_lost else ""

@@ -135,14 +135,14 @@ def test_a_mistake_of_the_command(words: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize("tuning", ["", "tune: {parameters: {model.optimizer.lr: [0.1]}}\n"])
-@pytest.mark.parametrize("looks", [["--dry_run"], []])
-def test_an_output_that_is_a_file_is_said_before_any_run(tmp_path: Path, tuning: str, looks: list[str]) -> None:
+def test_an_output_that_is_a_file_is_said_before_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
+) -> None:
+    monkeypatch.setattr("lightning_fed.lab.runner.pool.Pool.mistake", lambda self, cells: "")
     (tmp_path / "one.yaml").write_text(f"title: T\nconfigs: [quickstart]\n{tuning}")
     (tmp_path / "taken").write_text("")
-    with pytest.raises(
-        FederatedError, match="Expected `--output` to be where the folder taken/one can be made.* is a file"
-    ):
-        main(["one.yaml", "--output", "taken", *looks], lambda: None)
+    with pytest.raises(FederatedError, match=r"Expected to write the folder taken/one, .*change `--output`"):
+        main(["one.yaml", "--output", "taken"], lambda: None)
 
 
 def test_a_file_that_is_edited_while_a_run_trains_makes_another_run(
