@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jsonargparse import Namespace
@@ -16,20 +16,22 @@ from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect_count
-from lightning_fed.lab.attack.figure import roc_figure
 from lightning_fed.lab.attack.figures import (
     attack_figures,
     best_threshold,
     bootstrap_interval,
-    confidences,
     logistic_scores,
+    roc_curve,
 )
 from lightning_fed.lab.attack.outputs import Draw, Outputs, read_outputs
 from lightning_fed.lab.attack.shadows import Build, shadow_confidences
-from lightning_fed.lab.report.plots import png
+from lightning_fed.lab.report.plots import COLOURS, png
 from lightning_fed.lab.report.text import aligned, csv_text
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import expect_datamodule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["main"]
 
@@ -98,7 +100,7 @@ def main(words: list[str]) -> int:
         with TemporaryDirectory() as runs:
             build = _builder(words, cli.trainer.seed, runs)
             expected = shadow_confidences(build, data, options["shadows"], draw, options["weights"])
-        attacks["calibrated"] = _by_threshold(_confident(members) - expected[0], _confident(others) - expected[1])
+        attacks["calibrated"] = _by_threshold(members.confidences - expected[0], others.confidences - expected[1])
     if not cli.trainer.is_global_zero:
         return 0
     rows = {name: _figures(attack, options["bootstrap"], options["draw_seed"]) for name, attack in attacks.items()}
@@ -162,12 +164,8 @@ def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
     ]
     return {
         "logistic regression": _Attack(found[0], found[1], 0.0),
-        "loss": _by_threshold(_confident(members), _confident(others)),
+        "loss": _by_threshold(members.confidences, others.confidences),
     }
-
-
-def _confident(side: Outputs) -> Tensor:
-    return confidences(side.logits, side.labels)
 
 
 def _by_threshold(members: Tensor, others: Tensor) -> _Attack:
@@ -203,5 +201,27 @@ def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]]
         lines.append([name, *counts, *(value for figure in row for value in figure)])
     table, picture = folder / "attack.csv", folder / "attack.png"
     write_atomically(table, csv_text(lines).encode(), "--output")
-    write_atomically(picture, png(roc_figure({name: attack[:2] for name, attack in attacks.items()})), "--output")
+    write_atomically(picture, png(_roc_figure(attacks)), "--output")
     return [table, picture]
+
+
+def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":
+    """Draws the ROC curve of each attack, as steps on logarithmic axes, beside that of guessing."""
+    from matplotlib.figure import Figure
+
+    least = 1 / max(len(scores) for attack in attacks.values() for scores in attack[:2])
+    figure = Figure(figsize=(5.0, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([least, 1], [least, 1], "--", color="0.5", linewidth=1.0, label="guessing")
+    for colour, (name, (members, others, _)) in zip(COLOURS, attacks.items(), strict=False):
+        false, true, _ = roc_curve(members, others)
+        # On a logarithmic axis there is no 0: what is found without a false alarm is drawn at the left edge.
+        axes.step(false.clamp(min=least / 2), true, where="post", color=colour, linewidth=1.6, label=name)
+    axes.set(
+        xscale="log", yscale="log", xlim=(least / 2, 1), ylim=(least / 2, 1.05),
+        xlabel="false positive rate", ylabel="true positive rate",
+    )  # fmt: skip
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    return figure

@@ -13,6 +13,7 @@ from lightning_fed.data.evaluation import num_samples
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.attack.figures import confidences
 from lightning_fed.models.scores import class_scores
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.evaluation import named_loaders
@@ -34,6 +35,11 @@ class Outputs(NamedTuple):
     logits: Tensor
     labels: Tensor
     rows: Tensor
+
+    @property
+    def confidences(self) -> Tensor:
+        """The log-odds of each sample's own label, shape (n,)."""
+        return confidences(self.logits, self.labels)
 
     def part(self, places: slice | Tensor) -> "Outputs":
         """Returns some of the samples."""

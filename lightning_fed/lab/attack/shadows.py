@@ -12,7 +12,6 @@ from torch import Tensor
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.data import FederatedDataModule, Split
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.attack.figures import confidences
 from lightning_fed.lab.attack.outputs import Draw, read_outputs
 from lightning_fed.trainer import FederatedTrainer
 
@@ -61,7 +60,7 @@ def shadow_confidences(build: Build, data: Any, shadows: int, draw: Draw, weight
             asked.append(read_outputs(trainer, module, data, None, draw))
         first = [~half[trained[asked[0][0].rows]], torch.rand(len(asked[0][1].rows), generator=generator) < 0.5]
         for side in range(2):
-            one, other = (confidences(outputs[side].logits, outputs[side].labels) for outputs in asked)
+            one, other = (outputs[side].confidences for outputs in asked)
             means[side] = means[side] + torch.where(first[side], one, other) / (shadows // 2)
     return means[0], means[1]
 

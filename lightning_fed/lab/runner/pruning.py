@@ -5,9 +5,10 @@ from typing import Any
 from lightning.pytorch import LightningModule
 
 from lightning_fed.core.hooks import FederatedCallback
+from lightning_fed.lab.runner.tuning import optuna_storage
 from lightning_fed.lab.studies.cells import Watch
 
-__all__ = ["Pruning", "optuna_storage"]
+__all__ = ["Pruning"]
 
 _FIRST = 0.2
 _BETWEEN_RUNS = 10**6
@@ -39,11 +40,3 @@ class Pruning(FederatedCallback):
         except RuntimeError:  # another run of the trial has been ended early
             self.pruned = True
         trainer.should_stop = trainer.should_stop or self.pruned
-
-
-def optuna_storage(place: str) -> Any:
-    """Opens a database by its URL, or a journal by its path."""
-    from optuna.storages import JournalStorage, get_storage
-    from optuna.storages.journal import JournalFileBackend
-
-    return get_storage(place) if "://" in place else JournalStorage(JournalFileBackend(place))

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import import_extra
+from lightning_fed.lab.common import expect_known, import_extra
 from lightning_fed.lab.runner.pool import Outcome
-from lightning_fed.lab.runner.pruning import optuna_storage
 from lightning_fed.lab.runner.record import done_run, has_diverged, read_run
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
 from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, tuned_per
@@ -26,7 +25,7 @@ from lightning_fed.runs.statistics import lower_is_better, run_statistic
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Attempt", "Group", "groups_of", "key_of", "tune", "value_of", "with_choices"]
+__all__ = ["Attempt", "Group", "groups_of", "key_of", "optuna_storage", "tune", "value_of", "with_choices"]
 
 _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 
@@ -254,11 +253,7 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
         if has_diverged(root, cell):
             return math.nan
         columns = read_run(root, cell) or {}
-        if study.tune.metric not in columns:
-            measured = ", ".join(sorted(columns))
-            raise FederatedError(
-                f"Expected `tune.metric` to be a column of {run.metrics} ({measured}), got {study.tune.metric!r}."
-            )
+        expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {run.metrics}")
         values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric))
     return fmean(values)
 
@@ -270,6 +265,14 @@ def _texts(values: Sequence[Any]) -> list[str]:
 def _number_of(values: Any) -> int:
     """Hashes values of a study's file, as a number below 2^32."""
     return int(hashlib.sha256(json.dumps(values, default=vars).encode()).hexdigest()[:8], 16)
+
+
+def optuna_storage(place: str) -> Any:
+    """Opens a database by its URL, or a journal by its path."""
+    from optuna.storages import JournalStorage, get_storage
+    from optuna.storages.journal import JournalFileBackend
+
+    return get_storage(place) if "://" in place else JournalStorage(JournalFileBackend(place))
 
 
 def _import() -> Any:
