@@ -32,14 +32,7 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
 
 
 def expect_known(place: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuses the first of some names that is not known.
-
-    Args:
-        place: The option or key that gives them.
-        names: What the user named.
-        known: What there is.
-        what: What that is, in the plural.
-    """
+    """Refuses the first of some names, given by an option or a key, that is not known; ``what`` says what they are."""
     known = list(known)
     for name in names:
         if name not in known:

@@ -26,12 +26,7 @@ def shadow_confidences(build: Build, data: Any, shadows: int, draw: Draw, weight
     Neither model of a pair saw a non-member, so one is picked at random: members and non-members are then averaged over
     equally many models.
 
-    Args:
-        build: Makes trainer and module of a shadow model by its number.
-        data: The data of the model under attack.
-        shadows: How many there are, even.
-        draw: Which samples they are asked about.
-        weights: The file of the weights that training starts from, None for the modules' own.
+    Training starts from the weights of a file, or else from the modules' own.
 
     Returns:
         Mean confidence of the models that were not trained on a sample, of members and of others, shape (n,) each.

@@ -26,14 +26,8 @@ def import_plotly(part: str) -> Any:
 def curves_html(methods: Sequence[Method], metric: str, axes: Sequence[str], name: str) -> str:
     """Draws a line per method and, from two seeds on, a band of one standard deviation to either side.
 
-    Args:
-        methods: The methods of the page; those of which a run did not measure the metric are not drawn.
-        metric: A column.
-        axes: What it can be drawn against, the first at the start.
-        name: Of the element, unique in the page.
-
-    Returns:
-        The element and its script, which expect plotly.js in the page.
+    Methods of which a run did not measure the metric are not drawn. It can be drawn against each of the axes, the first
+    one at the start. The element, of a name that is unique in the page, and its script expect plotly.js there.
     """
     drawn = {i: method for i, method in enumerate(methods) if all(metric in run.columns for run in method.runs)}
     curves = {x: [curve(method, metric, x) for method in drawn.values()] for x in axes}

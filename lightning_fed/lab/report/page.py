@@ -57,15 +57,7 @@ for (const button of document.querySelectorAll("th button")) button.addEventList
 
 
 def report_page(rows: Sequence[Row], metric: str, x: str, others: Sequence[str], notes: Sequence[str]) -> str:
-    """Makes the page.
-
-    Args:
-        rows: The table of the methods.
-        metric: What they are compared by.
-        x: What the curves are drawn against at first.
-        others: Further metrics to be drawn below, where every run measured them.
-        notes: Sentences on what was left out.
-    """
+    """Makes the page of a table, curves against x, those of other metrics that every run measured, and what differs."""
     methods = [row.method for row in rows]
     axes = [x, *(name for name in AXES if name != x and is_measured(methods, name))]
     agreement = sorted({c for m in methods for run in m.runs for c in run.columns if c.startswith(_AGREEMENT)})

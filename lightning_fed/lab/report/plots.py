@@ -71,9 +71,7 @@ def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> F
 def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
     """Draws such curves side by side, three or five in a row, under one legend.
 
-    Args:
-        panels: By title and metric the methods by number, which gives a method the same colour everywhere.
-        x: What they are drawn against.
+    Panels are methods by number, which gives a method the same colour everywhere, by title and metric.
     """
     from matplotlib.figure import Figure
 

@@ -40,17 +40,11 @@ class Summary:
 
 @dataclass(frozen=True)
 class Row:
-    """One method in the table.
-
-    Attributes:
-        method: The method.
-        last_rounds: The last evaluated round of each seed's run.
-        summaries: Over seeds, by column: statistics of the metric, then what a budget and a target add.
-    """
+    """One method in the table."""
 
     method: Method
-    last_rounds: tuple[int, ...]
-    summaries: dict[str, Summary]
+    last_rounds: tuple[int, ...]  # the last evaluated one of each seed's run
+    summaries: dict[str, Summary]  # by column: statistics of the metric, then what a budget and a target add
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -77,10 +71,7 @@ def method_rows(
 ) -> list[Row]:
     """Summarises each method, best final mean first and diverged (NaN) last.
 
-    Args:
-        methods: The methods.
-        metric: A column.
-        derived: The value for one run of each further column, NaN where it has none.
+    A further column is derived from one run at a time; it is NaN where the run has none.
     """
     rows = []
     for method in methods:

@@ -6,6 +6,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -38,14 +40,7 @@ class Outcome:
 
 
 class Pool:
-    """Processes that train runs, forked from one that has loaded what they need, with one thread each.
-
-    Args:
-        root: Folder of the study's runs.
-        jobs: Runs at a time.
-        guard: What restricts the imports of a run.
-        say: Prints how each run has ended.
-    """
+    """Some processes at a time that train runs, forked from one that has loaded what they need, of one thread each."""
 
     def __init__(self, root: Path, jobs: int, guard: Guard, say: Callable[[str], object] = tqdm.write) -> None:
         self._root, self._jobs, self._guard, self._say = root, jobs, guard, say
@@ -58,16 +53,11 @@ class Pool:
 
     def mistake(self, cells: Sequence[Cell]) -> str:
         """Returns what is wrong with the command line of the first of some runs that has a mistake, else nothing."""
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=("parse_cells", cells, self._guard, theirs))
-        process.start()
-        theirs.close()
-        try:
-            return str(ours.recv())
-        except EOFError:
-            return "The program that reads the options of runs ended."
-        finally:
-            process.join()
+        with ProcessPoolExecutor(1, self._context) as reader:
+            try:
+                return str(reader.submit(_work, "mistake_in", cells, self._guard).result())
+            except BrokenProcessPool:
+                return "The program that reads the options of runs ended."
 
     def train(self, cells: Sequence[Cell], ended: Callable[[Cell, bool], object] = lambda cell, early: None) -> Outcome:
         """Trains those of some runs that are not done, waiting for those that other programs train.
@@ -83,7 +73,7 @@ class Pool:
             while self._running or ((waiting or held) and self._outcome.signum is None):
                 self._start(waiting)
                 bar.set_postfix(running=len(self._running), elsewhere=len(held), failed=len(self._outcome.failed))
-                self._wait()
+                wait([process.sentinel for process in self._running], _LOOK_S)
                 for process in [process for process in self._running if not process.is_alive()]:
                     self._end(process, held, bar)
                 if not waiting:  # and so only now look at what others had
@@ -99,12 +89,6 @@ class Pool:
             self._running[process] = cell, time.monotonic()
         if self._outcome.signum is not None:  # one that came while a process was started
             self._terminate()
-
-    def _wait(self) -> None:
-        if self._running:
-            wait([process.sentinel for process in self._running], _LOOK_S)
-        else:
-            time.sleep(_LOOK_S)
 
     def _end(self, process: BaseProcess, held: list[Cell], bar: Any) -> None:
         """Tells how a run ended."""
@@ -157,6 +141,6 @@ def _is_free(folder: Path) -> bool:
     return True
 
 
-def _work(name: str, *args: object) -> None:
+def _work(name: str, *args: object) -> object:
     """Calls a function of the worker, which the program itself does not load: it needs neither torch nor Lightning."""
-    getattr(import_module(_WORKER), name)(*args)
+    return getattr(import_module(_WORKER), name)(*args)

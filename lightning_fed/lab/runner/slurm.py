@@ -114,9 +114,6 @@ def train_in_tasks(
         tasks: What they do.
         plan: Returns the runs that there are to be, and those that are not done.
 
-    Returns:
-        What is not done then, as it has failed, was cancelled or ran out of time.
-
     Raises:
         SystemExit: After Ctrl-C, which ends the waiting alone.
     """

@@ -40,14 +40,9 @@ class Attempt:
 
 
 class Group:
-    """Combinations of a study for which one choice is made.
+    """Combinations of a study for which one choice is made: they share some values, and trials are runs of the members.
 
-    Args:
-        study: The study, in the size of a profile.
-        values: The values that they share.
-        members: The combinations that its trials are runs of.
-        root: Folder of the study's runs.
-        writes: Whether trials are written down; else it asks in a copy of those that are.
+    Unless it ``writes`` trials down, it asks in a copy of those that are.
     """
 
     def __init__(

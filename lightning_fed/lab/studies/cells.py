@@ -19,41 +19,24 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class Watch:
-    """The trial of Optuna by which a run may be ended early.
+    """The trial of Optuna by which a run may be ended early."""
 
-    Attributes:
-        storage: The journal or the URL of the database that Optuna's study is in.
-        study: Its name.
-        number: That of the trial.
-        run: Which of the trial's runs it is.
-        metric: Column that is compared.
-    """
-
-    storage: str
+    storage: str  # the journal or the URL of the database that Optuna's study is in
     study: str
     number: int
-    run: int
-    metric: str
+    run: int  # which of the trial's runs it is
+    metric: str  # column that is compared
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study.
+    """One run of a study."""
 
-    Attributes:
-        axes: The name of a value for each axis, in the order of the file.
-        seed: Its seed.
-        folder: Where its run folders lie, below that of the study.
-        options: Options that tuning sets, with their values.
-        words: The command line of the run, but for where it is kept.
-        watch: What may end it early.
-    """
-
-    axes: dict[str, Name]
+    axes: dict[str, Name]  # a value for each axis, in the order of the file
     seed: int
-    folder: str
-    options: dict[str, Any]
-    words: tuple[str, ...]
+    folder: str  # where its run folders lie, below that of the study
+    options: dict[str, Any]  # those that tuning sets
+    words: tuple[str, ...]  # its command line, but for where it is kept
     watch: Watch | None = None
 
     @property

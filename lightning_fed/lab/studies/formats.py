@@ -1,11 +1,9 @@
 """Tables of text as Markdown, LaTeX and comma-separated values."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 
-from lightning_fed.lab.report.text import no_formula, one_line
+from lightning_fed.lab.report.text import csv_text, no_formula, one_line
 from lightning_fed.lab.studies.blocks import Block
 
 __all__ = ["as_csv", "as_latex", "as_markdown"]
@@ -72,6 +70,4 @@ def _latex(text: str) -> str:
 
 def as_csv(lines: Sequence[Sequence[str]]) -> str:
     """Writes lines of cells; a text that a spreadsheet would take for a formula begins with an apostrophe."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([no_formula(cell) for cell in line] for line in lines)
-    return text.getvalue()
+    return csv_text(([no_formula(cell) for cell in line] for line in lines), end="\n")

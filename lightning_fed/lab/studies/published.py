@@ -29,18 +29,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class PublishedFigures:
-    """The figures of a file that a study means.
+    """The figures of a file that a study means."""
 
-    Attributes:
-        table: Where they are published.
-        rows: The rows that may be meant.
-        axes: For each axis of the study that tells figures apart, what each of its values is in the file; a value that
-            has no figure is not there.
-    """
-
-    table: str
+    table: str  # where they are published
     rows: Sequence[Row]
-    axes: Mapping[str, Mapping[str, Row]]
+    axes: Mapping[str, Mapping[str, Row]]  # for each axis what a value is in the file; one without a figure is left out
 
     def figure(self, cell: Mapping[str, str]) -> Figure | None:
         """Finds the figure of a cell, given by the names of its values; None if the file has none."""

@@ -27,23 +27,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study.
+    """One run of a study."""
 
-    Attributes:
-        axes: The name of its value on each axis, in the order of the study's file.
-        seed: Its seed.
-        fingerprint: Under which its folder is found.
-        rounds: The last evaluated round.
-        chosen: The value of each option that was tuned, as written on the command line.
-        curves: Values by metric and evaluated round, in ascending order of rounds.
-    """
-
-    axes: dict[str, str]
+    axes: dict[str, str]  # a value for each axis, in the order of the study's file
     seed: int
-    fingerprint: str
-    rounds: int
-    chosen: dict[str, str] = field(default_factory=dict)
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    fingerprint: str  # of its run folder
+    rounds: int  # the last evaluated one
+    chosen: dict[str, str] = field(default_factory=dict)  # options that were tuned, as on the command line
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric and evaluated round, in order
 
 
 @dataclass(frozen=True)
