@@ -106,7 +106,8 @@ def main(words: list[str]) -> int:
     rows = {name: _figures(attack, options["bootstrap"], options["draw_seed"]) for name, attack in attacks.items()}
     folder = Path(options["output"] or (config.parent if config is not None else "."))
     print(f"membership inference on {checkpoint}: {len(members.labels)} training and as many test samples\n")
-    print(_table(rows))
+    lines = [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
+    print(aligned([["attack", *_FIGURES], *lines]))
     print(f"\n{_note(len(attacks['loss'].others))}")
     print("\nwritten: " + ", ".join(str(path) for path in _write(attacks, rows, folder)))
     return 0
@@ -179,12 +180,6 @@ def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
     levels = tuple(_LEVELS.values())
     ends = bootstrap_interval(*attack, levels, repeats, torch.Generator().manual_seed(seed))
     return torch.cat([attack_figures(*attack, levels)[None], ends]).T.tolist()
-
-
-def _table(rows: Mapping[str, list[list[float]]]) -> str:
-    lines = [["attack", *_FIGURES]]
-    lines += [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
-    return aligned(lines)
 
 
 def _note(count: int) -> str:

@@ -43,7 +43,9 @@ def study_blocks(study: Study, results: StudyResults, table: StudyTable, publish
         blocks.append(_differences(study, table))
     if study.report.target is not None:
         title = f"Rounds until {study.report.metric[0]} is as good as {study.report.target:g}, mean ± std over seeds"
-        blocks.append(_matrix(table, title, _rounds))
+        blocks.append(
+            _matrix(table, title, lambda cell: cell.to_target.text(len(cell.runs), False) if cell.to_target else "")
+        )
     if results.trials:
         blocks.append(_tuning(study, results.trials))
     return blocks
@@ -110,11 +112,8 @@ def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], not
 def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
     """Names a column by its values; a number is named with its axis, which a name like MNIST needs not."""
     named = zip(axes, column, strict=True)
-    return ", ".join(f"{axis} {value}" if _is_plain(value) else value for axis, value in named)
-
-
-def _is_plain(value: str) -> bool:
-    return value in ("true", "false", "null") or re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) is not None
+    plain = re.compile(r"true|false|null|[-+]?[\d.]+(e[-+]?\d+)?")
+    return ", ".join(f"{axis} {value}" if plain.fullmatch(value) else value for axis, value in named)
 
 
 def _value(cell: TableCell) -> str:
@@ -139,10 +138,6 @@ def _signed(value: float, percent: bool) -> str:
     if math.isnan(value):
         return ""
     return f"{100 * value:+.2f}" if percent else f"{value:+.3g}"
-
-
-def _rounds(cell: TableCell) -> str:
-    return "" if cell.to_target is None else cell.to_target.text(len(cell.runs), percent=False)
 
 
 def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
@@ -187,8 +182,8 @@ def table_lines(table: StudyTable) -> list[list[str]]:
     for row in table.rows:
         for column in table.columns:
             if cell := table.cells.get((row, column)):
-                numbers = _numbers(cell, ranks[column if table.methods_are_columns else row])
-                lines.append([*(cell.names[axis] for axis in axes), *map(_number, numbers)])
+                rank = ranks[column if table.methods_are_columns else row]
+                lines.append([*(cell.names[axis] for axis in axes), *_numbers(cell, rank)])
     return lines
 
 
@@ -198,18 +193,15 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _numbers(cell: TableCell, rank: float | None) -> list[float | None]:
+def _numbers(cell: TableCell, rank: float | None) -> list[str]:
     difference, figure, reached = cell.difference, cell.published, cell.to_target
     scale = 100 if cell.percent else 1  # papers print accuracies in percent
     compared: list[float | None] = [None] * 7
     if difference:
         compared = [difference.mean, *difference.t_interval, *difference.bootstrap, difference.p_value, cell.p_holm]
-    return [
+    numbers = [
         len(cell.runs), cell.summary.mean, cell.summary.std, *compared, rank,
         *((figure.value / scale, figure.std and figure.std / scale) if figure else (None, None)),
         *((reached.mean, reached.std) if reached else (None, None)),
     ]  # fmt: skip
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.6g}"
+    return ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]

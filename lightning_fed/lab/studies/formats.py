@@ -18,18 +18,11 @@ def as_markdown(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[st
     """Writes a title, sentences, tables and notes as Markdown."""
     parts = [f"# {_markdown(text[0])}", *map(_markdown, text[1:])]
     for block in blocks:
-        parts += [
-            f"## {_markdown(block.title)}",
-            _markdown_table(block),
-            *([_markdown(block.note)] if block.note else []),
-        ]
+        rule = ["---"] * block.labels + ["---:"] * (len(block.lines[0]) - block.labels)
+        head, *rows = ([_markdown(cell) for cell in line] for line in block.lines)
+        table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+        parts += [f"## {_markdown(block.title)}", table, *([_markdown(block.note)] if block.note else [])]
     return "\n\n".join([*parts, *map(_markdown, notes)]) + "\n"
-
-
-def _markdown_table(block: Block) -> str:
-    rule = ["---"] * block.labels + ["---:"] * (len(block.lines[0]) - block.labels)
-    head, *rows = ([_markdown(cell) for cell in line] for line in block.lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
 
 def _markdown(text: str) -> str:

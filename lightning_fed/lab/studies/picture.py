@@ -13,7 +13,7 @@ from lightning_fed.lab.report.page import html_table, whole_page
 from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.lab.studies.blocks import Block, column_head
 from lightning_fed.lab.studies.results import StudyRun, is_lost
-from lightning_fed.lab.studies.table import StudyTable, TableCell
+from lightning_fed.lab.studies.table import StudyTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,9 @@ def _panels(table: StudyTable) -> Panels:
     for row in table.rows:
         for column in table.columns:
             if cell := table.cells.get((row, column)):
-                line, panel = (_head(axes, cell) for axes in (line_axes, panel_axes))
+                line, panel = (
+                    column_head(axes, [cell.names[axis] for axis in axes]) for axes in (line_axes, panel_axes)
+                )
                 seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
                 curves = {run.seed: run.curves[cell.names["metric"]] for run in cell.runs}
                 seeds.update({run.seed: run for run in cell.runs if not is_lost(curves[run.seed])})
@@ -80,10 +82,6 @@ def _sides(table: StudyTable) -> tuple[list[str], list[str]]:
     names = {axis: {cell.names[axis] for cell in table.cells.values()} for axis in axes}
     panels = [axis for axis in axes if axis not in lines and len(names[axis]) > 1]
     return [axis for axis in axes if axis in lines], panels
-
-
-def _head(axes: Sequence[str], cell: TableCell) -> str:
-    return column_head(axes, [cell.names[axis] for axis in axes])
 
 
 def _method(label: str, seeds: dict[int, StudyRun]) -> Method:

@@ -7,10 +7,10 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.runner import estimate, record, worker
-from lightning_fed.lab.runner.collect import collect
 from lightning_fed.lab.runner.command import main
 from lightning_fed.lab.runner.estimate import rounds_of
 from lightning_fed.lab.runner.record import done_run, read_run, write_record
+from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.studies.cells import Cell, cells_of
 from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
 from lightning_fed.runs.folder import RunFolder, create_run

@@ -13,8 +13,8 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.runner import command, slurm
-from lightning_fed.lab.runner.collect import collect
 from lightning_fed.lab.runner.file import load_study
+from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.runner.slurm import Task, make_executor
 
 submitit = pytest.importorskip("submitit")

@@ -12,9 +12,9 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.runner import command, record, tuning
-from lightning_fed.lab.runner.collect import collect
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.record import done_run, read_run, write_record
+from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.runner.tuning import groups_of, tune, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations, make_cell
 from lightning_fed.lab.studies.study import AxisValue, Name, Space, Study, Tune
