@@ -79,11 +79,9 @@ def _baseline(study: Study) -> str:
 def _differences(study: Study, table: StudyTable) -> Block:
     names = ["difference", "95 % interval (t)", "95 % interval (bootstrap)", "p (Holm)", "seeds"]
     lines = [[*table.row_axes, *table.column_axes, *names]]
-    for row in table.rows:
-        for column in table.columns:
-            cell = table.cells.get((row, column))
-            if cell and cell.difference:
-                lines.append([*row, *column, *_difference_cells(cell, cell.difference)])
+    for (row, column), cell in table.cells.items():
+        if cell.difference:
+            lines.append([*row, *column, *_difference_cells(cell, cell.difference)])
     note = "Paired by seed; the test is a paired t-test, adjusted for all of the table."
     shown = {cell.percent for cell in table.cells.values()}
     unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
@@ -179,11 +177,9 @@ def table_lines(table: StudyTable) -> list[list[str]]:
     lines = [[*axes, *_COLUMNS]]
     methods = table.columns if table.methods_are_columns else table.rows
     ranks = dict(zip(methods, table.ranks or [None] * len(methods), strict=True))
-    for row in table.rows:
-        for column in table.columns:
-            if cell := table.cells.get((row, column)):
-                rank = ranks[column if table.methods_are_columns else row]
-                lines.append([*(cell.names[axis] for axis in axes), *_numbers(cell, rank)])
+    for (row, column), cell in table.cells.items():
+        rank = ranks[column if table.methods_are_columns else row]
+        lines.append([*(cell.names[axis] for axis in axes), *_numbers(cell, rank)])
     return lines
 
 

@@ -53,15 +53,10 @@ def _panels(table: StudyTable) -> Panels:
     """
     line_axes, panel_axes = _sides(table)
     runs: dict[tuple[str, str], dict[str, dict[int, StudyRun]]] = {}
-    for row in table.rows:
-        for column in table.columns:
-            if cell := table.cells.get((row, column)):
-                line, panel = (
-                    column_head(axes, [cell.names[axis] for axis in axes]) for axes in (line_axes, panel_axes)
-                )
-                seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
-                curves = {run.seed: run.curves[cell.names["metric"]] for run in cell.runs}
-                seeds.update({run.seed: run for run in cell.runs if not is_lost(curves[run.seed])})
+    for cell in table.cells.values():
+        line, panel = (column_head(axes, [cell.names[axis] for axis in axes]) for axes in (line_axes, panel_axes))
+        seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
+        seeds.update({run.seed: run for run in cell.runs if not is_lost(run.curves[cell.names["metric"]])})
     numbers = {line: at for at, line in enumerate(dict.fromkeys(line for lines in runs.values() for line in lines))}
     panels = {
         panel: {numbers[line]: _method(line, seeds) for line, seeds in lines.items() if seeds}

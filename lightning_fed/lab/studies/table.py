@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class StudyTable:
     column_axes: tuple[str, ...]
     rows: tuple[Key, ...]
     columns: tuple[Key, ...]
-    cells: dict[tuple[Key, Key], TableCell]  # a combination that was not run has none
+    cells: dict[tuple[Key, Key], TableCell]  # row after row; a combination that was not run has none
     baseline: tuple[str, ...]  # the axes of both that the baseline is named by
     ranks: tuple[float, ...] | None
     notes: tuple[str, ...]  # on what is not there
@@ -84,6 +85,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
         cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
     rows = _in_order({row for row, _ in cells}, row_axes, study)
     columns = _in_order({column for _, column in cells}, column_axes, study)
+    cells = {key: cells[key] for key in product(rows, columns) if key in cells}
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
     notes = tuple(_notes(study, results))
     table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
