@@ -50,7 +50,7 @@ class Group:
     ) -> None:
         self.values, self._study, self._members, self._root, self._writes = values, study, members, root, writes
         self._parameters = _parameters_of(study, values)
-        self._seed = _number_of(self._parameters)
+        self._seed, self._tried = _number_of(self._parameters), set[int]()
         self._storage = study.tune.storage or str(root / _JOURNAL)
         if not members:
             raise FederatedError(
@@ -67,6 +67,15 @@ class Group:
         if not self.asked():
             self.ask(most)
         return self.asked()
+
+    def fresh(self, most: int) -> list[Attempt]:
+        """Returns the trials that it has not returned yet, after asking for further ones where there are none."""
+        for _ in range(2):
+            if fresh := [attempt for attempt in self.asked() if attempt.number not in self._tried]:
+                self._tried |= {attempt.number for attempt in fresh}
+                return fresh
+            self.ask(most)
+        return []
 
     def ask(self, most: int) -> None:
         """Asks the sampler for further trials, as many as are left of the grid, or at most a number at a time."""
@@ -93,13 +102,13 @@ class Group:
             self._optuna.tell(attempt.number, state=_import().trial.TrialState.PRUNED, skip_if_finished=True)
             return
         value = value_of(self._study, self._root, attempt)
-        if value is not None and math.isfinite(value):
+        if math.isfinite(value):
             self._optuna.tell(attempt.number, value, skip_if_finished=True)
 
     def choice(self) -> Attempt | None:
         """Returns the trial that is best by the mean of its runs, the first of equals; None if none is done."""
         found = [(value_of(self._study, self._root, attempt), attempt) for attempt in self.asked()]
-        done = [(value, attempt) for value, attempt in found if value is not None and math.isfinite(value)]
+        done = [one for one in found if math.isfinite(one[0])]
         better = min if lower_is_better(self._study.tune.metric) else max
         return better(done, key=lambda one: one[0])[1] if done else None
 
@@ -192,33 +201,17 @@ Train = Callable[[Sequence[Cell], Callable[[Cell, bool], object]], Outcome]
 
 def tune(groups: Sequence[Group], train: Train, jobs: int) -> Outcome:
     """Trains the trials of all groups until none of their samplers has another, and tells these what they came to."""
-    seen, failed = set[tuple[int, int]](), list[Cell]()
-    while True:
-        tried = [(at, one) for at, group in enumerate(groups) for one in _fresh(group, at, seen, jobs)]
-        if not tried:
-            return Outcome(failed)
-        trials = {cell.folder: (groups[at], attempt) for at, attempt in tried for cell in attempt.cells}
-        outcome = train([cell for _, attempt in tried for cell in attempt.cells], partial(_tell_of, trials))
+    failed, tell = list[Cell](), dict[str, Callable[[bool], None]]()
+    while tried := [(group, attempt) for group in groups for attempt in group.fresh(jobs)]:
+        # A run's end is told at once, so that the trials that still run are compared with it.
+        tell.update({cell.folder: partial(group.tell, one) for group, one in tried for cell in one.cells})
+        outcome = train([cell for _, one in tried for cell in one.cells], lambda cell, early: tell[cell.folder](early))
         failed += outcome.failed
-        for at, attempt in tried:
-            seen.add((at, attempt.number))
-            groups[at].tell(attempt)
+        for group, attempt in tried:
+            group.tell(attempt)
         if outcome.signum is not None:
             return Outcome(failed, outcome.signum)
-
-
-def _tell_of(trials: dict[str, tuple[Group, Attempt]], cell: Cell, early: bool) -> None:
-    """Tells at once, so that the trials that still run are compared with it."""
-    group, attempt = trials[cell.folder]
-    group.tell(attempt, early)
-
-
-def _fresh(group: Group, at: int, seen: set[tuple[int, int]], jobs: int) -> list[Attempt]:
-    for _ in range(2):
-        if fresh := [attempt for attempt in group.asked() if (at, attempt.number) not in seen]:
-            return fresh
-        group.ask(jobs)
-    return []
+    return Outcome(failed)
 
 
 def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -> tuple[list[Cell], list[Cell]]:
@@ -238,14 +231,12 @@ def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -
     return tuned, undecided
 
 
-def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
-    """Returns the mean over a trial's runs of what decides, None if one of them is not done, NaN if one diverged."""
+def value_of(study: Study, root: Path, attempt: Attempt) -> float:
+    """Returns the mean over a trial's runs of what decides, NaN if one of them is not done or has diverged."""
     values = []
     for cell in attempt.cells:
         run = done_run(root, cell)
-        if run is None:
-            return None
-        if has_diverged(root, cell):
+        if run is None or has_diverged(root, cell):
             return math.nan
         columns = read_run(root, cell) or {}
         expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {run.metrics}")
