@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 __all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "confidences", "logistic_scores", "roc_curve"]
 
@@ -86,10 +87,12 @@ def attack_figures(members: Tensor, others: Tensor, threshold: float, levels: Se
         rate.
     """
     accuracy = ((members >= threshold).double().mean() + (others < threshold).double().mean()) / 2
-    false, true = (torch.nn.functional.pad(rates, (1, 0)) for rates in roc_curve(members, others)[:2])
-    # Where a level is 0.29, 29 of 100 are allowed, whatever floats say.
-    found = [true[false <= level + 1e-12].max() for level in levels]
-    return torch.stack([accuracy, torch.trapezoid(true, false), *found])
+    rates, counts = roc_curve(members, others)[:2], (len(others), len(members))
+    # Counts, from 0 on, whose sums are exact: where a level is 0.29, 29 of 100 are allowed, whatever floats say.
+    false, true = (pad((rate * count).round(), (1, 0)) for rate, count in zip(rates, counts, strict=True))
+    area = torch.trapezoid(true, false) / len(others)
+    found = [true[false <= level * len(others) + 1e-9].max() for level in levels]
+    return torch.cat([accuracy[None], torch.stack([area, *found]) / len(members)])
 
 
 def bootstrap_interval(

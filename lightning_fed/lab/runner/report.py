@@ -2,12 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import CommandParser
+from lightning_fed.lab.common import CommandParser, expect_known
 from lightning_fed.lab.report.budgets import X_SUMS, columns_of
 from lightning_fed.lab.report.plots import png
 from lightning_fed.lab.runner.command import study_folder
@@ -123,22 +123,15 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     # A sampler may propose the same options twice, which are one run.
     tried = {cell.folder: cell for group in groups for attempt in group.asked() for cell in attempt.cells}
     trials = [trial for cell in tried.values() if (trial := _trial(root, cell, study)) is not None]
-    if runs and (wrong := _not_measured(list(runs.values()), study.report)):
-        columns = ", ".join(
-            sorted({"round", *X_SUMS, *(name for cell in tuned for name in read_run(root, cell) or ())})
-        )
-        raise FederatedError(f"Expected {wrong[0]} to be a column that was measured ({columns}), got {wrong[1]}.")
+    kept, report = {name for run in runs.values() for name in run.curves}, study.report
+    for key, wanted, there in (
+        ("metric", ", ".join(report.metric), kept & {*report.metric}),
+        ("x", report.x, kept.issuperset(columns_of(report.x))),
+    ):
+        if runs and not there:
+            columns = {"round", *X_SUMS, *(name for cell in tuned for name in read_run(root, cell) or ())}
+            expect_known(f"report.{key}", [wanted], sorted(columns - {wanted}), "a column that was measured")
     return StudyResults(study.name, profile, tuple(runs.values()), tuple(trials)), [*missing, *undecided]
-
-
-def _not_measured(runs: Sequence[StudyRun], report: Report) -> tuple[str, str] | None:
-    """Returns what the report names that no run has measured, and under which key; None if there is nothing."""
-    kept = {name for run in runs for name in run.curves}
-    if not kept & {*report.metric}:
-        return "`report.metric`", ", ".join(report.metric)
-    if not kept.issuperset(columns_of(report.x)):
-        return "`report.x`", report.x
-    return None
 
 
 def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:

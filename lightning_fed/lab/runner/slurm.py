@@ -77,11 +77,7 @@ def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
     for place, text in (("--slurm", given), ("--output", str(root.absolute()))):
         if not text.isprintable():  # a line of it would be one of the script
             raise FederatedError(f"Expected `{place}` on one line, without control characters, got {text!r}.")
-    options: dict[str, Any] = {}
-    for name, value in map(_option, re.split(r",(?=\w+=)", given) if given else ()):
-        if name in options and name not in _LINES:
-            raise FederatedError(f"Expected `--slurm` to give each key once, got {name!r} twice.")
-        options[name] = options.get(name, []) + value if name in _LINES else value
+    options = _options_of(given)
     known = module.SlurmExecutor._valid_parameters() - _FIXED
     expect_known("--slurm", options, sorted(known), "keys of submitit")
     if not is_count(options.get("time")):
@@ -95,13 +91,19 @@ def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
     return executor
 
 
-def _option(word: str) -> tuple[str, Any]:
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise FederatedError(f"Expected `--slurm` as KEY=VALUE,..., {_EXAMPLE}, got {word!r}.")
-    if name in _LINES:
-        return name, [value]
-    return name, int(value) if value.isdecimal() else value == "true" or value
+def _options_of(given: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for word in re.split(r",(?=\w+=)", given) if given else ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise FederatedError(f"Expected `--slurm` as KEY=VALUE,..., {_EXAMPLE}, got {word!r}.")
+        if name in _LINES:
+            options.setdefault(name, []).append(value)
+        elif name in options:
+            raise FederatedError(f"Expected `--slurm` to give each key once, got {name!r} twice.")
+        else:
+            options[name] = int(value) if value.isdecimal() else value == "true" or value
+    return options
 
 
 def train_in_tasks(

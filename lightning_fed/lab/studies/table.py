@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.tables import Summary, is_share, summarize_found
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
@@ -102,9 +103,7 @@ def _expect_of_study(study: Study, results: StudyResults) -> None:
             )
     measured = {name for run in results.runs for name in run.curves}
     if not measured & {*study.report.metric}:  # of several a smaller size may lack one, as notes tell
-        known = ", ".join(sorted(measured)) or "none"
-        wanted = ", ".join(study.report.metric)
-        raise FederatedError(f"Expected `report.metric` to be a column that was measured ({known}), got {wanted}.")
+        expect_known("report.metric", study.report.metric, sorted(measured), "a column that was measured")
 
 
 def _table_axes(study: Study, results: StudyResults) -> tuple[Key, Key]:

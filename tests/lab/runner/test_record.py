@@ -84,8 +84,11 @@ def test_what_no_run_has_measured_is_no_report(tmp_path: Path) -> None:
     train(tmp_path, cells_of(one)[0])
     columns = r"\(comm/bytes, round, test/acc, time, time/round, train/loss\)"
     for report, said in (
-        (Report([Name("test/accuracy")]), rf"Expected `report.metric` to be a column .* {columns}, got test/accuracy"),
-        (Report(x="rounds"), rf"Expected `report.x` to be a column that was measured {columns}, got rounds"),
+        (
+            Report([Name("test/accuracy")]),
+            rf"Expected `report.metric` to name .* {columns}, got 'test/accuracy'",
+        ),
+        (Report(x="rounds"), rf"Expected `report.x` to name a column that was measured {columns}, got 'rounds'"),
     ):
         with pytest.raises(FederatedError, match=said):
             collect(replace(one, report=report), "full", tmp_path)
