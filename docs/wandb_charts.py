@@ -22,7 +22,7 @@ matplotlib.use("Agg")
 from matplotlib.pyplot import subplots
 from wandb.proto.wandb_internal_pb2 import Record
 
-from lightning_fed.lab.report.dashboard import sections_of
+from lightning_fed.lab.dashboard_command import sections_of
 
 __all__ = ["main"]
 

@@ -49,6 +49,7 @@ def test_a_mistake_ends_with_its_sentence(tmp_path):
     ("code", "unwanted"),
     [
         ("import lightning_fed.lab.report_command", ["torch", "lightning", "lightning_fed.cli.federated_cli"]),
+        ("import lightning_fed.lab.runner.command, lightning_fed.lab.runner.report", ["torch", "lightning", "optuna"]),
         (
             "import lightning.pytorch, sys; before = set(sys.modules); import lightning_fed.cli.federated_cli; "
             "[sys.modules.pop(name) for name in before]",

@@ -60,5 +60,5 @@ def test_mistakes_are_a_sentence(runs: str, monkeypatch: pytest.MonkeyPatch) -> 
     _stand_in(monkeypatch, RuntimeError("no such\nproject"))
     with pytest.raises(FederatedError, match="says: no such project; see to"):
         command.main([runs, "--entity", "team"])
-    with pytest.raises(FederatedError, match=r"Expected `lightning-fed dashboard RUNS...` with options"):
+    with pytest.raises(FederatedError, match=r"Expected `lightning-fed dashboard` with options"):
         command.main(["--nothing"])

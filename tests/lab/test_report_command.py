@@ -1,5 +1,4 @@
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -100,20 +99,6 @@ def test_runs_of_different_lengths_are_said(runs: Path, tmp_path: Path, capsys) 
     write_run(tmp_path, "a", 2, name="quick/avg", text="".join(ROWS.format(acc=0.1, loss=1).splitlines(True)[:3]))
     main([str(runs)])
     assert "different rounds (FedAvg+SignAgreement 2, FedAvg 1 to 2)" in capsys.readouterr().out
-
-
-def test_the_next_commands_are_true(runs: Path, capsys) -> None:
-    for path in runs.rglob("run.json"):
-        (path.parent / "config.yaml").write_text("seed_everything: 0\n")
-    main([str(runs)])
-    fit, report = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
-    assert fit[1:3] == ["fit", "--config"]
-    assert "gma" in fit[3]
-    assert Path(fit[3]).is_file()
-    assert fit[4:] == ["--seed_everything", "2"]
-    words = shlex.split(" ".join(report))[1:]
-    assert words == ["report", str(runs), "--metric", "val/loss", "--x", "comm/bytes_up"]
-    assert main(words[1:]) == 0
 
 
 @pytest.mark.parametrize("argv", [[], ["--nonsense"], ["runs", "--metric"]])

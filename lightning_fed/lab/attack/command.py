@@ -1,12 +1,10 @@
 """``lightning-fed attack --ckpt_path RUN_OR_FILE``: membership inference against the model of a run."""
 
 import argparse
-import csv
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jsonargparse import Namespace
@@ -17,18 +15,22 @@ from torch import Tensor
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect_count
-from lightning_fed.lab.attack.figure import roc_figure
 from lightning_fed.lab.attack.figures import (
     attack_figures,
     best_threshold,
     bootstrap_interval,
-    confidences,
     logistic_scores,
+    roc_curve,
 )
 from lightning_fed.lab.attack.outputs import Draw, Outputs, read_outputs
 from lightning_fed.lab.attack.shadows import Build, shadow_confidences
+from lightning_fed.lab.report.plots import COLOURS, png
+from lightning_fed.lab.report.text import aligned, csv_text
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import expect_datamodule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["main"]
 
@@ -78,13 +80,7 @@ class _AttackCLI(FederatedCLI):
 
 
 def main(words: list[str]) -> int:
-    """Prints the table of attacks, writes it as CSV and draws their ROC curves; returns 0.
-
-    Raises:
-        FederatedError: If there is no checkpoint or no test set, the model is no classifier, or the output cannot be
-            written.
-        SystemExit: With 2 after a mistake on the command line or in a file.
-    """
+    """Prints the table of attacks, writes it as CSV and draws their ROC curves; returns 0."""
     checkpoint, config = _find(words)
     words = [*(["--config", str(config)] if config is not None else []), *words]
     cli = _AttackCLI(words)
@@ -97,13 +93,14 @@ def main(words: list[str]) -> int:
         with TemporaryDirectory() as runs:
             build = _builder(words, cli.trainer.seed, runs)
             expected = shadow_confidences(build, data, options["shadows"], draw, options["weights"])
-        attacks["calibrated"] = _by_threshold(_confident(members) - expected[0], _confident(others) - expected[1])
+        attacks["calibrated"] = _by_threshold(members.confidences - expected[0], others.confidences - expected[1])
     if not cli.trainer.is_global_zero:
         return 0
     rows = {name: _figures(attack, options["bootstrap"], options["draw_seed"]) for name, attack in attacks.items()}
     folder = Path(options["output"] or (config.parent if config is not None else "."))
     print(f"membership inference on {checkpoint}: {len(members.labels)} training and as many test samples\n")
-    print(_table(rows))
+    lines = [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
+    print(aligned([["attack", *_FIGURES], *lines]))
     print(f"\n{_note(len(attacks['loss'].others))}")
     print("\nwritten: " + ", ".join(str(path) for path in _write(attacks, rows, folder)))
     return 0
@@ -161,12 +158,8 @@ def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
     ]
     return {
         "logistic regression": _Attack(found[0], found[1], 0.0),
-        "loss": _by_threshold(_confident(members), _confident(others)),
+        "loss": _by_threshold(members.confidences, others.confidences),
     }
-
-
-def _confident(side: Outputs) -> Tensor:
-    return confidences(side.logits, side.labels)
 
 
 def _by_threshold(members: Tensor, others: Tensor) -> _Attack:
@@ -182,31 +175,41 @@ def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
     return torch.cat([attack_figures(*attack, levels)[None], ends]).T.tolist()
 
 
-def _table(rows: Mapping[str, list[list[float]]]) -> str:
-    lines = [["attack", *_FIGURES]]
-    lines += [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
 def _note(count: int) -> str:
     note = f"Of the {count} training and {count} test samples that no attacker was fitted on, with 95 % intervals."
     few = [title for title, level in _LEVELS.items() if count * level < 1]
     return note if not few else f"{note} With so few, {few[0]} and below are rates without any false positive."
 
 
-def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> Iterator[Path]:
-    text, picture = io.StringIO(), io.BytesIO()
-    writer = csv.writer(text)
+def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> list[Path]:
     columns = [name + end for name in _FIGURES.values() for end in ("", "_low", "_high")]
-    writer.writerow(["attack", "members", "others", *columns])
+    lines: list[list[object]] = [["attack", "members", "others", *columns]]
     for name, row in rows.items():
         counts = [len(attacks[name].members), len(attacks[name].others)]
-        writer.writerow([name, *counts, *(value for figure in row for value in figure)])
-    roc_figure({name: attack[:2] for name, attack in attacks.items()}).savefig(picture, format="png", dpi=150)
-    for path, content in (
-        (folder / "attack.csv", text.getvalue().encode()),
-        (folder / "attack.png", picture.getvalue()),
-    ):
-        write_atomically(path, content, "--output")
-        yield path
+        lines.append([name, *counts, *(value for figure in row for value in figure)])
+    table, picture = folder / "attack.csv", folder / "attack.png"
+    write_atomically(table, csv_text(lines).encode(), "--output")
+    write_atomically(picture, png(_roc_figure(attacks)), "--output")
+    return [table, picture]
+
+
+def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":
+    """Draws the ROC curve of each attack, as steps on logarithmic axes, beside that of guessing."""
+    from matplotlib.figure import Figure
+
+    least = 1 / max(len(scores) for attack in attacks.values() for scores in attack[:2])
+    figure = Figure(figsize=(5.0, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([least, 1], [least, 1], "--", color="0.5", linewidth=1.0, label="guessing")
+    for colour, (name, (members, others, _)) in zip(COLOURS, attacks.items(), strict=False):
+        false, true, _ = roc_curve(members, others)
+        # On a logarithmic axis there is no 0: what is found without a false alarm is drawn at the left edge.
+        axes.step(false.clamp(min=least / 2), true, where="post", color=colour, linewidth=1.6, label=name)
+    axes.set(
+        xscale="log", yscale="log", xlim=(least / 2, 1), ylim=(least / 2, 1.05),
+        xlabel="false positive rate", ylabel="true positive rate",
+    )  # fmt: skip
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    return figure

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 __all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "confidences", "logistic_scores", "roc_curve"]
 
@@ -57,11 +58,12 @@ def roc_curve(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         False positive rates, true positive rates and t, each of shape (K,), the rates in float64.
     """
-    thresholds = torch.unique(torch.cat([members, others]))
-    rates = [
-        1 - torch.searchsorted(scores.sort().values, thresholds).double() / len(scores) for scores in (others, members)
-    ]
-    return rates[0].flip(0), rates[1].flip(0), thresholds.flip(0)
+    from sklearn import metrics
+
+    is_member = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
+    found = metrics.roc_curve(is_member.numpy(), torch.cat([members, others]).numpy(), drop_intermediate=False)
+    false, true, thresholds = (torch.from_numpy(each[1:]) for each in found)  # the first is above all scores
+    return false, true, thresholds
 
 
 def best_threshold(members: Tensor, others: Tensor) -> float:
@@ -84,14 +86,13 @@ def attack_figures(members: Tensor, others: Tensor, threshold: float, levels: Se
         half right; and for each level the largest true positive rate of a threshold with at most that false positive
         rate.
     """
-    others = others.sort().values
     accuracy = ((members >= threshold).double().mean() + (others < threshold).double().mean()) / 2
-    below = sum(torch.searchsorted(others, members, right=right).double() for right in (False, True))
-    area = torch.as_tensor(below).mean() / (2 * len(others))
-    # As many non-members as a level allows lie above the next one: for 0.29 of 100 they are 29, whatever floats say.
-    allowed = [int(level * len(others) + 1e-9) for level in levels]
-    cuts = [others[-1 - count] if count < len(others) else -torch.inf for count in allowed]
-    return torch.stack([accuracy, area, *((members > cut).double().mean() for cut in cuts)])
+    rates, counts = roc_curve(members, others)[:2], (len(others), len(members))
+    # Counts, from 0 on, whose sums are exact: where a level is 0.29, 29 of 100 are allowed, whatever floats say.
+    false, true = (pad((rate * count).round(), (1, 0)) for rate, count in zip(rates, counts, strict=True))
+    area = torch.trapezoid(true, false) / len(others)
+    found = [true[false <= level * len(others) + 1e-9].max() for level in levels]
+    return torch.cat([accuracy[None], torch.stack([area, *found]) / len(members)])
 
 
 def bootstrap_interval(
@@ -105,14 +106,8 @@ def bootstrap_interval(
 ) -> Tensor:
     """Computes percentile intervals of ``attack_figures``, members and others drawn anew with replacement.
 
-    Args:
-        members: See ``attack_figures``.
-        others: The same.
-        threshold: The same, fixed before.
-        levels: The same.
-        repeats: How often they are drawn.
-        generator: What they are drawn from.
-        coverage: Share of the draws within the interval, in (0, 1).
+    The threshold is fixed before. They are drawn ``repeats`` times, and ``coverage`` is the share of the draws within
+    the interval, in (0, 1).
 
     Returns:
         Lower and upper ends, shape (2, 2 + levels), float64.

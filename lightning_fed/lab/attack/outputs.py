@@ -13,6 +13,7 @@ from lightning_fed.data.evaluation import num_samples
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.attack.figures import confidences
 from lightning_fed.models.scores import class_scores
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.evaluation import named_loaders
@@ -35,6 +36,11 @@ class Outputs(NamedTuple):
     labels: Tensor
     rows: Tensor
 
+    @property
+    def confidences(self) -> Tensor:
+        """The log-odds of each sample's own label, shape (n,)."""
+        return confidences(self.logits, self.labels)
+
     def part(self, places: slice | Tensor) -> "Outputs":
         """Returns some of the samples."""
         return Outputs(*(part[places] for part in self))
@@ -45,13 +51,8 @@ def read_outputs(
 ) -> tuple[Outputs, Outputs]:
     """Runs a trained classifier over as many training samples of all clients as test samples, both drawn at random.
 
-    Args:
-        trainer: The trainer, of which ``predict`` is called.
-        module: The classifier: its ``forward`` returns scores of shape (B, C) for the inputs of a
-            batch (inputs, labels).
-        data: The data that it was trained on, with ``train_source``; samples are read without augmentation.
-        checkpoint: The file of its weights, None for those that it has.
-        draw: Which samples.
+    Training samples are read without augmentation; the scores that ``forward`` returns have shape (B, C). Without a
+    checkpoint the weights are those that the classifier has.
 
     Returns:
         Members and non-members in random order, the same for the same draw.

@@ -12,7 +12,6 @@ from torch import Tensor
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.data import FederatedDataModule, Split
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.attack.figures import confidences
 from lightning_fed.lab.attack.outputs import Draw, read_outputs
 from lightning_fed.trainer import FederatedTrainer
 
@@ -24,15 +23,10 @@ Build: TypeAlias = Callable[[int], tuple[FederatedTrainer, LightningModule]]
 def shadow_confidences(build: Build, data: Any, shadows: int, draw: Draw, weights: str | None) -> tuple[Tensor, Tensor]:
     """Trains pairs of models, one on a random half of each client's samples and one on the other.
 
-    So each member is unknown to one model of each pair. Of a non-member, unknown to both, one at random is asked: of as
-    many models as of a member, or the numbers alone would tell one from the other.
+    Neither model of a pair saw a non-member, so one is picked at random: members and non-members are then averaged over
+    equally many models.
 
-    Args:
-        build: Makes trainer and module of a shadow model by its number.
-        data: The data of the model under attack.
-        shadows: How many there are, even.
-        draw: Which samples they are asked about.
-        weights: The file of the weights that training starts from, None for the modules' own.
+    Training starts from the weights of a file, or else from the modules' own.
 
     Returns:
         Mean confidence of the models that were not trained on a sample, of members and of others, shape (n,) each.
@@ -61,7 +55,7 @@ def shadow_confidences(build: Build, data: Any, shadows: int, draw: Draw, weight
             asked.append(read_outputs(trainer, module, data, None, draw))
         first = [~half[trained[asked[0][0].rows]], torch.rand(len(asked[0][1].rows), generator=generator) < 0.5]
         for side in range(2):
-            one, other = (confidences(outputs[side].logits, outputs[side].labels) for outputs in asked)
+            one, other = (outputs[side].confidences for outputs in asked)
             means[side] = means[side] + torch.where(first[side], one, other) / (shadows // 2)
     return means[0], means[1]
 

@@ -7,11 +7,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_number
 from lightning_fed.lab.report.load import MeasuredRun, Method
+from lightning_fed.lab.report.tables import is_share
 from lightning_fed.runs.statistics import first_as_good
 
-__all__ = ["X_SUMS", "at_budget", "derived_columns", "is_measured", "spent", "to_target"]
+__all__ = ["X_SUMS", "at_budget", "columns_of", "derived_columns", "is_measured", "spent", "to_target"]
 
 # What is no column of its own, as the columns that it is the sum of.
 X_SUMS = {"comm/bytes": ("comm/bytes_down", "comm/bytes_up"), "time": ("time/round",)}
@@ -23,18 +24,10 @@ _COSTS = ("round", "comm/bytes", "gradients", "time")
 def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
     """Returns what a run has spent by the end of some rounds.
 
-    Args:
-        run: The run.
-        x: ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column.
-        rounds: The rounds.
-
-    Raises:
-        FederatedError: If the run did not measure it.
+    It is counted in ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column.
     """
-    if x == "round":
-        return [float(at) for at in rounds]
-    totals = np.zeros(len(rounds))
-    for column in X_SUMS.get(x, (x,)):
+    totals = np.array(rounds, dtype=np.float64) if x == "round" else np.zeros(len(rounds))
+    for column in columns_of(x):
         if column not in run.columns:
             raise FederatedError(
                 f"Expected `--x` to name a column that every run measured, got {x!r}, missing in {run.path}."
@@ -47,10 +40,14 @@ def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
     return places
 
 
+def columns_of(x: str) -> tuple[str, ...]:
+    """Returns the columns of metrics.csv that something spent is the sum of."""
+    return () if x == "round" else X_SUMS.get(x, (x,))
+
+
 def is_measured(methods: Sequence[Method], x: str) -> bool:
     """Tells whether every run can be drawn against it."""
-    columns = X_SUMS.get(x, (x,))
-    return x == "round" or all(column in run.columns for m in methods for run in m.runs for column in columns)
+    return all(column in run.columns for column in columns_of(x) for method in methods for run in method.runs)
 
 
 def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
@@ -76,8 +73,12 @@ def derived_columns(
     """
     columns: dict[str, Callable[[MeasuredRun], float]] = {}
     if budget is not None:
+        expect_number("--budget", budget, least=0)
         columns[f"at {x} {budget:g}"] = partial(at_budget, metric=metric, x=x, budget=budget)
     if target is not None:
+        values = [value for method in methods for run in method.runs for value in run.columns[metric].values()]
+        low, high = (0, 1) if is_share(metric, values) else (-math.inf, math.inf)
+        expect_number("--target", target, least=low, most=high)
         costs = [x, *(cost for cost in _COSTS if cost != x and is_measured(methods, cost))]
         columns |= {f"{cost} to {target:g}": partial(to_target, metric=metric, x=cost, target=target) for cost in costs}
     return columns

@@ -18,10 +18,9 @@ _NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.de
 
 
 def config_differences(methods: Sequence[Method]) -> list[list[str]]:
-    """Compares the saved configs of methods, under the names that options have on the command line.
+    """Compares saved configs: a header with the methods that have one, and a line for each option that differs.
 
-    Returns:
-        A header with the methods that have a config, and a line for each option that differs; empty without any.
+    Options have their names of the command line. Without differences there are no lines.
     """
     configs = {m.label: _flatten(config) for m in methods if (config := _config(m.runs[0].path / "config.yaml"))}
     lines = []

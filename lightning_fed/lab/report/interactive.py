@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.plots import COLOURS, X_LABELS, X_UNITS, Vector, curve
+from lightning_fed.lab.report.plots import AXES, COLOURS, Vector, curve
 from lightning_fed.lab.report.tables import is_share
 
 __all__ = ["curves_html", "import_plotly"]
@@ -18,30 +18,16 @@ __all__ = ["curves_html", "import_plotly"]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def import_plotly() -> Any:
-    """Imports plotly, which only a page needs."""
-    try:
-        import plotly.graph_objects
-        import plotly.offline
-    except ImportError as error:
-        raise FederatedError(
-            f"Expected plotly for `--format html`, which cannot be imported ({error}): "
-            'run `pip install "lightning_fed[html]"`, or leave out `--format`.'
-        ) from error
-    return plotly
+def import_plotly(part: str) -> Any:
+    """Imports a module of plotly, which only a page needs."""
+    return import_extra(f"plotly.{part}", "html", "`--format html`")
 
 
 def curves_html(methods: Sequence[Method], metric: str, axes: Sequence[str], name: str) -> str:
     """Draws a line per method and, from two seeds on, a band of one standard deviation to either side.
 
-    Args:
-        methods: The methods of the page; those of which a run did not measure the metric are not drawn.
-        metric: A column.
-        axes: What it can be drawn against, the first at the start.
-        name: Of the element, unique in the page.
-
-    Returns:
-        The element and its script, which expect plotly.js in the page.
+    Methods of which a run did not measure the metric are not drawn. It can be drawn against each of the axes, the first
+    one at the start. The element, of a name that is unique in the page, and its script expect plotly.js there.
     """
     drawn = {i: method for i, method in enumerate(methods) if all(metric in run.columns for run in method.runs)}
     curves = {x: [curve(method, metric, x) for method in drawn.values()] for x in axes}
@@ -58,7 +44,7 @@ def curves_html(methods: Sequence[Method], metric: str, axes: Sequence[str], nam
         "legend": {"orientation": "h", "y": -0.25},
         "updatemenus": [*_axis_menu(curves), *_band_menu([trace["fill"] == "toself" for trace in traces])],
     }
-    figure = import_plotly().graph_objects.Figure(traces, layout)
+    figure = import_plotly("graph_objects").Figure(traces, layout)
     html: str = figure.to_html(
         config={"displaylogo": False}, full_html=False, include_plotlyjs=False, div_id=name, default_height="100%"
     )
@@ -127,8 +113,8 @@ def _band_menu(bands: Sequence[bool]) -> list[dict[str, Any]]:
 
 
 def _title(x: str) -> str:
-    unit = X_UNITS.get(x)
-    return _plain(X_LABELS.get(x, x)) + (f", {unit}" if unit else "")
+    label, unit = AXES.get(x, (x, None))
+    return _plain(label) + (f", {unit}" if unit else "")
 
 
 def _plain(text: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.report.text import one_line
 from lightning_fed.runs.folder import RunFolder, read_rows, read_run
 
@@ -33,11 +33,7 @@ class Method:
 
 
 def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
-    """Reads every run at or below some folders.
-
-    Returns:
-        The runs that measured anything, and a sentence for each that cannot be used.
-    """
+    """Returns the runs at or below some folders that measured anything, and a sentence for each that cannot be used."""
     runs, notes = [], []
     folders = list(folders)
     for path in _run_folders(folders):
@@ -62,15 +58,11 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
 def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], list[str]]:
     """Groups runs by configuration, keeping the newest run for each seed among those that measured a metric.
 
-    Two configurations with the same label are told apart by the name of their runs, or else by their hash.
-
-    Returns:
-        The methods in order of their first run, and a sentence for each thing left out.
+    Two configurations with the same label are told apart by the name of their runs, or else by their hash. Beside the
+    methods, in order of their first run, stands a sentence for each thing left out.
     """
+    expect_choice("--metric", metric, sorted({column for run in runs for column in run.columns}))
     usable = [run for run in runs if metric in run.columns]
-    if not usable:
-        columns = ", ".join(sorted({column for run in runs for column in run.columns}))
-        raise FederatedError(f"Expected `--metric` to be one of the measured columns ({columns}), got {metric!r}.")
     notes = [f"Left out {run.path}, which did not measure {metric}." for run in runs if metric not in run.columns]
     newest: dict[tuple[str, int], MeasuredRun] = {}
     for run in sorted(usable, key=lambda run: run.created):

@@ -9,7 +9,7 @@ from lightning_fed.lab.report.budgets import is_measured
 from lightning_fed.lab.report.contents import client_table, config_differences, split_pictures
 from lightning_fed.lab.report.interactive import curves_html, import_plotly
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.plots import X_LABELS
+from lightning_fed.lab.report.plots import AXES
 from lightning_fed.lab.report.tables import Row, table_cells
 
 __all__ = ["html_table", "report_page", "whole_page"]
@@ -56,20 +56,10 @@ for (const button of document.querySelectorAll("th button")) button.addEventList
 """
 
 
-def report_page(
-    methods: Sequence[Method], rows: Sequence[Row], metric: str, x: str, others: Sequence[str], notes: Sequence[str]
-) -> str:
-    """Makes the page.
-
-    Args:
-        methods: The methods.
-        rows: The table over them.
-        metric: What they are compared by.
-        x: What the curves are drawn against at first.
-        others: Further metrics that every run measured, to be drawn below.
-        notes: Sentences on what was left out.
-    """
-    axes = [x, *(name for name in X_LABELS if name != x and is_measured(methods, name))]
+def report_page(rows: Sequence[Row], metric: str, x: str, others: Sequence[str], notes: Sequence[str]) -> str:
+    """Makes the page of a table, curves against x, those of other metrics that every run measured, and what differs."""
+    methods = [row.method for row in rows]
+    axes = [x, *(name for name in AXES if name != x and is_measured(methods, name))]
     agreement = sorted({c for m in methods for run in m.runs for c in run.columns if c.startswith(_AGREEMENT)})
     layers = [column for column in agreement if column.count("/") > 1]
     overall = [column for column in agreement if column not in layers]
@@ -79,7 +69,7 @@ def report_page(
         html_table(table_cells(rows, metric), sortable=True),
         *(f"<p>{escape(note)}</p>" for note in notes),
         f'<div class="main">{curves_html(methods, metric, axes, "curves")}</div>',
-        *_curves(methods, others, axes, "others"),
+        *_curves(methods, [name for name in others if is_measured(methods, name)], axes, "others"),
         _section("Agreement", [*_curves(methods, overall, axes, "agreement"), *_by_layer(methods, layers)]),
         _section("What differs between the methods", [html_table(differences)] if differences else []),
         _section("Clients", _clients(methods)),
@@ -90,7 +80,7 @@ def report_page(
 
 def whole_page(title: str, body: Iterable[str]) -> str:
     """Makes a page of its parts, with the scripts that sorted tables and curves need."""
-    plotly_js = import_plotly().offline.get_plotlyjs()
+    plotly_js = import_plotly("offline").get_plotlyjs()
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

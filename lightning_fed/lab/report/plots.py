@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -19,48 +20,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["curve", "curves_figure", "panels_figure"]
+__all__ = ["AXES", "COLOURS", "curve", "curves_figure", "panels_figure", "png"]
 
 # The colours of Okabe and Ito, "Color universal design" (2008), which readers with any colour vision tell apart; the
 # yellow, too pale for a line on white, is left out. Beyond seven methods the line style changes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":", "-.")
-X_LABELS = {
-    "round": "round",
-    "time": "training time",
-    "samples": "training samples seen",
-    "gradients": "gradient evaluations, samples",
-    "comm/rounds": "communication rounds",
-    "comm/bytes": "sent both ways",
-    "comm/bytes_up": "sent by the clients",
-    "comm/bytes_down": "sent to the clients",
-    "simulated/time": "simulated time",
+AXES = {
+    "round": ("round", None),
+    "time": ("training time", "s"),
+    "samples": ("training samples seen", ""),
+    "gradients": ("gradient evaluations, samples", ""),
+    "comm/rounds": ("communication rounds", None),
+    "comm/bytes": ("sent both ways", "B"),
+    "comm/bytes_up": ("sent by the clients", "B"),
+    "comm/bytes_down": ("sent to the clients", "B"),
+    "simulated/time": ("simulated time", "s"),
 }
-X_UNITS = {
-    "time": "s",
-    "simulated/time": "s",
-    "comm/bytes": "B",
-    "comm/bytes_up": "B",
-    "comm/bytes_down": "B",
-    "samples": "",
-    "gradients": "",
-}
+"""What curves are drawn against: its label and the unit behind SI prefixes, None for plain numbers."""
 
 Vector = NDArray[np.float64]
 
 
 def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector, Vector | None]:
-    """Computes the curve of a method over the rounds that all its seeds evaluated.
-
-    Args:
-        method: Runs of one method, S seeds.
-        metric: A column.
-        x: ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column such as
-            ``comm/rounds``.
+    """Computes the curve of a method over the R rounds that all its seeds evaluated.
 
     Returns:
-        Mean over seeds of x and of the metric, and the metric's sample standard deviation (None for one seed), each of
-        shape (R,) for R common rounds.
+        Mean over seeds of what the runs have spent of x and of the metric, and the metric's sample standard deviation
+        (None for one seed), each of shape (R,).
     """
     rounds = sorted(set.intersection(*(set(run.columns[metric]) for run in method.runs)))
     values = np.array([[run.columns[metric][at] for at in rounds] for run in method.runs], dtype=np.float64)
@@ -84,9 +71,7 @@ def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> F
 def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
     """Draws such curves side by side, three or five in a row, under one legend.
 
-    Args:
-        panels: By title and metric the methods by number, which gives a method the same colour everywhere.
-        x: What they are drawn against.
+    Panels are methods by number, which gives a method the same colour everywhere, by title and metric.
     """
     from matplotlib.figure import Figure
 
@@ -145,12 +130,20 @@ def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: 
 def _label(axes: Axes, y_label: str, x: str) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    axes.set_xlabel(no_mathematics(X_LABELS.get(x, x)))
+    label, unit = AXES.get(x, (x, None))
+    axes.set_xlabel(no_mathematics(label))
     axes.set_ylabel(no_mathematics(y_label))
-    if x in X_UNITS:
-        axes.xaxis.set_major_formatter(EngFormatter(unit=X_UNITS[x]))
+    if unit is not None:
+        axes.xaxis.set_major_formatter(EngFormatter(unit=unit))
     elif x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
+
+
+def png(figure: Figure) -> bytes:
+    """Draws a figure as a PNG file."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    return drawn.getvalue()

@@ -1,8 +1,11 @@
-"""Texts of somebody else's, such as names of runs, as they may stand in a terminal, a picture or a spreadsheet."""
+"""Tables as text, and names of somebody else's as a terminal, a picture or a spreadsheet takes them."""
 
+import csv
+import io
 import re
+from collections.abc import Iterable, Sequence
 
-__all__ = ["no_formula", "no_mathematics", "one_line"]
+__all__ = ["aligned", "csv_text", "no_formula", "no_mathematics", "one_line"]
 
 
 def one_line(text: str) -> str:
@@ -19,3 +22,16 @@ def no_formula(cell: str) -> str:
     """Writes an apostrophe before a cell that a spreadsheet would compute, but not before a number."""
     begins = cell.startswith(("=", "@", "+", "-", "\t", "\r"))
     return f"'{cell}" if begins and not re.match(r"[+-]?(\d|\.\d|inf|nan)", cell) else cell
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lays lines of cells out in columns of spaces."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def csv_text(lines: Iterable[Sequence[object]], end: str = "\r\n") -> str:
+    """Writes lines of cells, separated by commas."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator=end).writerows(lines)
+    return text.getvalue()

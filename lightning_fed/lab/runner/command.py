@@ -5,17 +5,19 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.lab.common import CommandParser
 from lightning_fed.lab.runner.estimate import time_needed
 from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.runner.pool import Outcome, Pool
 from lightning_fed.lab.runner.record import LOG, Guard, done_run
 from lightning_fed.lab.runner.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
-from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, tuned_per, with_choices
+from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
-from lightning_fed.lab.studies.study import Study
+from lightning_fed.lab.studies.study import Study, tuned_per
 
 if TYPE_CHECKING:
     import submitit
@@ -23,30 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["main", "study_folder", "telling_runs"]
 
 _RUNS = Path("runs/studies")
-_DESCRIPTION = "Runs what is missing of a study: the product of its axes, for each seed, in several processes."
 
 _Key = tuple[str, ...]
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence, as the other commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise FederatedError(f"Expected `{self.prog} FILE` with options that `{self.prog} --help` lists: {message}.")
-
-
 def main(argv: list[str], guard: Guard) -> int:
-    """Trains the runs of a study that are not done yet; returns 0 if all are.
-
-    Args:
-        argv: Words of the command line.
-        guard: What restricts the imports of runs.
+    """Trains the runs of a study that are not done yet, under a guard that restricts their imports.
 
     Returns:
-        1 if a run failed, 128 + the signal's number if one stopped the program.
-
-    Raises:
-        FederatedError: If the file, an option or the words of a run are wrong.
+        0 if all are done, 1 if a run failed, 128 + the signal's number if one stopped the program.
     """
     options = _parser().parse_args(argv)
     expect_count("--jobs", options.jobs)
@@ -57,7 +44,8 @@ def main(argv: list[str], guard: Guard) -> int:
     per = tuned_per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
     cells = _share(cells, options.shard, per)
     groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
-    _expect_writable(root, makes=bool(groups) and not options.dry_run)  # where trials are written down
+    if groups and not options.dry_run:  # whose trials are written down
+        _make_folder(root)
     plan = partial(_plan, study, cells, groups, root, options.jobs)
     planned, missing = plan()
     trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
@@ -75,7 +63,7 @@ def main(argv: list[str], guard: Guard) -> int:
             else time_needed(root, planned, missing, options.jobs, guard)
         )
         return 0
-    _expect_writable(root, makes=True)
+    _make_folder(root)
     if executor is not None:
         return _tell(train_in_tasks(executor, tasks, plan), root, options)
     return _tell(_train(study, cells, groups, pool, options.jobs), root, options)
@@ -129,23 +117,17 @@ def study_folder(output: Path, name: str, profile: str) -> Path:
     return output / (name if profile == "full" else f"{name}-{profile}")
 
 
-def _expect_writable(root: Path, makes: bool) -> None:
-    """Refuses a folder of runs that is a file or in one, and makes it if asked to."""
-    try:
-        there = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(f"{there} is a file")
-        if makes:
-            root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FederatedError(
-            f"Expected `--output` to be where the folder {root} can be made, but it cannot: {error}."
-        ) from error
+def _make_folder(root: Path) -> None:
+    with writing(root, "--output", "the folder "):
+        root.mkdir(parents=True, exist_ok=True)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="lightning-fed study", description=_DESCRIPTION, epilog=help_on_keys(),
-                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="lightning-fed study",
+        description="Runs what is missing of a study: the product of its axes, for each seed, in several processes.",
+        epilog=help_on_keys(), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument("file", metavar="FILE", help="YAML file of the study, or the name of one that is shipped")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, of one thread each")
     parser.add_argument("--profile", default="full", metavar="NAME", help="size of the study (default: %(default)s)")

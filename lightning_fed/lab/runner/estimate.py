@@ -30,7 +30,9 @@ def time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], jobs
     """
     if not missing:
         return "Nothing is missing."
-    rounds = [_left(rounds_of(cell), _trained(root / cell.folder)) for cell in missing]
+    pairs = [(rounds_of(cell), _trained(root / cell.folder)) for cell in missing]
+    # Where the newest run in a folder has all rounds it is another one, and all are still needed.
+    rounds = sum(most - trained if trained < most else most for most, trained in pairs)
     each = _seconds(root, cells)
     if not each:
         print(f"Timing {_TRIED} rounds of {missing[0].label}.")
@@ -39,11 +41,12 @@ def time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], jobs
             short = replace(missing[0], words=words, watch=None)  # a run that is only timed is none of a trial
             Pool(Path(folder), 1, guard, say=lambda words: None).train([short])
             each = _seconds(Path(folder), [short])
-            said = _last_line(Path(folder) / short.folder / LOG)
-    needed = f"{len(missing)} runs are missing, {sum(rounds)} rounds"
+            log = Path(folder) / short.folder / LOG
+            said = (log.read_text() if log.exists() else "").strip().splitlines() or ["it printed nothing"]
+    needed = f"{len(missing)} runs are missing, {rounds} rounds"
     if not each:
-        return f"{needed}; how long they take is not known, as the first run failed: {said}"
-    left = timedelta(seconds=round(sum(rounds) * fmean(each) / min(jobs, len(missing))))
+        return f"{needed}; how long they take is not known, as the first run failed: {said[-1]}"
+    left = timedelta(seconds=round(rounds * fmean(each) / min(jobs, len(missing))))
     return (
         f"{needed}: about {left} (h:mm:ss) at {jobs} runs at a time and {fmean(each):.3g} s for each round, and some "
         "seconds to start each."
@@ -55,15 +58,6 @@ def _seconds(root: Path, cells: Sequence[Cell]) -> list[float]:
     found = (done_run(root, cell) for cell in cells)
     columns = (read_metrics(run.metrics).get("time/round", {}) for run in found if run is not None)
     return [fmean(column.values()) for column in columns if column]
-
-
-def _left(rounds: int, trained: int) -> int:
-    """Returns the rounds that a run still needs: all, where the newest in its folder has all and is another one."""
-    return rounds - trained if trained < rounds else rounds
-
-
-def _last_line(path: Path) -> str:
-    return ((path.read_text() if path.exists() else "").strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def _trained(folder: Path) -> int:

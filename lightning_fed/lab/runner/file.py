@@ -15,7 +15,7 @@ from docstring_parser import parse
 
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.study import (
@@ -129,8 +129,7 @@ def _read(hint: Any, value: Any, place: str) -> Any:
     if origin in (Union, UnionType):
         return _read_one_of(arguments, value, place)
     if origin is Literal:
-        if value not in arguments:
-            raise _wrong(place, f"one of {', '.join(arguments)}", value)
+        expect_choice(place, value, arguments)
         return value
     right = (int, float) if hint is float else hint
     if not isinstance(value, right) or (isinstance(value, bool) and hint is not bool):

@@ -6,10 +6,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -25,59 +28,41 @@ from lightning_fed.runs.lock import RunLock
 __all__ = ["Outcome", "Pool"]
 
 _LOOK_S = 1.0
+_WORKER = "lightning_fed.lab.runner.worker"
 
 
 @dataclass
 class Outcome:
-    """How a set of runs ended.
-
-    Attributes:
-        failed: Those that failed.
-        signum: The signal that stopped the program, None if none did.
-    """
+    """How a set of runs ended: those that failed, and the signal that stopped the program, None if none did."""
 
     failed: list[Cell] = field(default_factory=list)
     signum: int | None = None
 
 
 class Pool:
-    """Processes that train runs, forked from one that has loaded what they need, with one thread each.
-
-    Args:
-        root: Folder of the study's runs.
-        jobs: Runs at a time.
-        guard: What restricts the imports of a run.
-        say: Prints how each run has ended.
-    """
+    """Some processes at a time that train runs, forked from one that has loaded what they need, of one thread each."""
 
     def __init__(self, root: Path, jobs: int, guard: Guard, say: Callable[[str], object] = tqdm.write) -> None:
         self._root, self._jobs, self._guard, self._say = root, jobs, guard, say
         os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["lightning_fed.lab.runner.worker"])
+        self._context.set_forkserver_preload([_WORKER])
         self._running: dict[BaseProcess, tuple[Cell, float]] = {}
         self._outcome = Outcome()
         self._ended: Callable[[Cell, bool], object] = lambda cell, early: None
 
     def mistake(self, cells: Sequence[Cell]) -> str:
         """Returns what is wrong with the command line of the first of some runs that has a mistake, else nothing."""
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_parse, args=(cells, self._guard, theirs))
-        process.start()
-        theirs.close()
-        try:
-            return str(ours.recv())
-        except EOFError:
-            return "The program that reads the options of runs ended."
-        finally:
-            process.join()
+        with ProcessPoolExecutor(1, self._context) as reader:
+            try:
+                return str(reader.submit(_work, "mistake_in", cells, self._guard).result())
+            except BrokenProcessPool:
+                return "The program that reads the options of runs ended."
 
     def train(self, cells: Sequence[Cell], ended: Callable[[Cell, bool], object] = lambda cell, early: None) -> Outcome:
         """Trains those of some runs that are not done, waiting for those that other programs train.
 
-        Args:
-            cells: The runs.
-            ended: Called with each run that has ended, and whether it was ended early.
+        ``ended`` is called with each run that has ended, and whether it was ended early.
         """
         self._outcome, self._ended = Outcome(), ended
         open_runs = [cell for cell in cells if done_run(self._root, cell) is None]
@@ -88,7 +73,7 @@ class Pool:
             while self._running or ((waiting or held) and self._outcome.signum is None):
                 self._start(waiting)
                 bar.set_postfix(running=len(self._running), elsewhere=len(held), failed=len(self._outcome.failed))
-                self._wait()
+                wait([process.sentinel for process in self._running], _LOOK_S)
                 for process in [process for process in self._running if not process.is_alive()]:
                     self._end(process, held, bar)
                 if not waiting:  # and so only now look at what others had
@@ -99,17 +84,11 @@ class Pool:
     def _start(self, waiting: "deque[Cell]") -> None:
         while waiting and len(self._running) < self._jobs and self._outcome.signum is None:
             cell = waiting.popleft()
-            process = self._context.Process(target=_train, args=(self._root, cell, self._guard))
+            process = self._context.Process(target=_work, args=("train_cell", self._root, cell, self._guard))
             process.start()
             self._running[process] = cell, time.monotonic()
         if self._outcome.signum is not None:  # one that came while a process was started
             self._terminate()
-
-    def _wait(self) -> None:
-        if self._running:
-            wait([process.sentinel for process in self._running], _LOOK_S)
-        else:
-            time.sleep(_LOOK_S)
 
     def _end(self, process: BaseProcess, held: list[Cell], bar: Any) -> None:
         """Tells how a run ended."""
@@ -162,16 +141,6 @@ def _is_free(folder: Path) -> bool:
     return True
 
 
-# Loaded in the processes alone: the program itself needs neither torch nor Lightning.
-
-
-def _train(root: Path, cell: Cell, guard: Guard) -> None:
-    from lightning_fed.lab.runner.worker import train_cell
-
-    train_cell(root, cell, guard)
-
-
-def _parse(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, None]") -> None:
-    from lightning_fed.lab.runner.worker import parse_cells
-
-    parse_cells(cells, guard, answer)
+def _work(name: str, *args: object) -> object:
+    """Calls a function of the worker, which the program itself does not load: it needs neither torch nor Lightning."""
+    return getattr(import_module(_WORKER), name)(*args)

@@ -4,10 +4,11 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-from lightning_fed.core.hooks import FederatedCallback, TrainerLike
+from lightning_fed.core.hooks import FederatedCallback
+from lightning_fed.lab.runner.tuning import optuna_storage
 from lightning_fed.lab.studies.cells import Watch
 
-__all__ = ["Pruning", "optuna_storage"]
+__all__ = ["Pruning"]
 
 _FIRST = 0.2
 _BETWEEN_RUNS = 10**6
@@ -16,13 +17,8 @@ _BETWEEN_RUNS = 10**6
 class Pruning(FederatedCallback):
     """Reports a metric to Optuna after each round, and stops where its median pruner says so.
 
-    It compares after a fifth of the rounds, as Dandi et al., AAAI 2022 (appendix B.2), do.
-
-    Args:
-        watch: The trial.
-
-    Attributes:
-        pruned: Whether it has stopped the run.
+    It compares after a fifth of the rounds, as Dandi et al., AAAI 2022 (appendix B.2), do; ``pruned`` says whether it
+    has stopped the run.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -33,27 +29,14 @@ class Pruning(FederatedCallback):
         self._trial = optuna.trial.Trial(study, study.trials[watch.number]._trial_id)
         self._watch, self.pruned = watch, False
 
-    def on_train_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Compares the newest value with that of other trials at the same round of the same run of theirs."""
-        value = _newest(trainer, self._watch.metric)
+        value = trainer.callback_metrics.get(self._watch.metric)
         if value is None or trainer.round < _FIRST * trainer.max_rounds:
             return
         try:
-            self._trial.report(value, self._watch.run * _BETWEEN_RUNS + trainer.round)
+            self._trial.report(float(value), self._watch.run * _BETWEEN_RUNS + trainer.round)
             self.pruned = self._trial.should_prune()
         except RuntimeError:  # another run of the trial has been ended early
             self.pruned = True
         trainer.should_stop = trainer.should_stop or self.pruned
-
-
-def optuna_storage(place: str) -> Any:
-    """Opens a database by its URL, or a journal by its path."""
-    from optuna.storages import JournalStorage, get_storage
-    from optuna.storages.journal import JournalFileBackend
-
-    return get_storage(place) if "://" in place else JournalStorage(JournalFileBackend(place))
-
-
-def _newest(trainer: Any, metric: str) -> float | None:
-    found = trainer.callback_metrics.get(metric)
-    return None if found is None else float(found)

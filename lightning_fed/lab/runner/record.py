@@ -44,21 +44,13 @@ _ENDINGS = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class _Record:
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        words: Hash of its words with what their files say.
-        run: Name of its folder.
-        fingerprint: That of the run.
-        diverged: Whether it has ended by losses or updates that are not finite.
-        rounds: How many it was to have, fewer than it has if they were more before; None where nobody wrote them down.
-    """
-
-    words: str
-    run: str
+    words: str  # hash of its words with what their files say
+    run: str  # name of its folder
     fingerprint: str
-    diverged: bool = False
-    rounds: int | None = None
+    diverged: bool = False  # whether it has ended by losses or updates that are not finite
+    rounds: int | None = None  # how many it was to have, fewer than it has if they were more before
 
 
 def done_run(root: Path, cell: Cell) -> RunFolder | None:
@@ -84,7 +76,7 @@ def read_run(root: Path, cell: Cell) -> Columns | None:
     most = math.inf if record.rounds is None else record.rounds
     found = read_metrics(run.metrics).items()
     columns = {name: {at: value for at, value in column.items() if at <= most} for name, column in found}
-    if has_diverged(root, cell):
+    if record.diverged:
         end = 1 + max((at for column in columns.values() for at in column), default=0)
         return {name: {**column, end: math.nan} for name, column in columns.items()}
     return columns

@@ -1,50 +1,38 @@
 """The command ``lightning-fed report --study FILE [RUNS] [--profile NAME] [--output DIR] [--from DIR]``."""
 
 import argparse
-import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.runner.collect import collect
+from lightning_fed.lab.common import CommandParser, expect_known
+from lightning_fed.lab.report.budgets import X_SUMS, columns_of
+from lightning_fed.lab.report.plots import png
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
+from lightning_fed.lab.runner.record import done_run, read_run
+from lightning_fed.lab.runner.tuning import groups_of, with_choices
 from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
+from lightning_fed.lab.studies.cells import Cell, cells_of
 from lightning_fed.lab.studies.formats import as_csv, as_latex, as_markdown
 from lightning_fed.lab.studies.picture import study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
-from lightning_fed.lab.studies.results import StudyResults, read_results, write_results
-from lightning_fed.lab.studies.study import Study, reported_axes
+from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, read_results, write_results
+from lightning_fed.lab.studies.study import Report, Study, reported_axes
 from lightning_fed.lab.studies.table import study_table
+from lightning_fed.runs.statistics import run_statistic
 
-__all__ = ["main"]
-
-_DESCRIPTION = (
-    "Tables and curves of a study as its file asks for them: results.csv, curves.csv, table.md, table.csv, table.tex "
-    "and curves.png in the folder of its runs."
-)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence, as the other commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise FederatedError(f"Expected `{self.prog} FILE` with options that it lists with `--help`: {message}.")
+__all__ = ["collect", "main"]
 
 
 def main(argv: list[str]) -> int:
-    """Writes the tables and pictures of a study, prints the first of them and returns 0.
-
-    Raises:
-        FederatedError: If the study, its runs or an option are wrong, or a file cannot be written.
-    """
+    """Writes the tables and pictures of a study, prints the first of them and returns 0."""
     options = _parser().parse_args(argv)
     # Where the file is not in the size that was run, all its axes may be named beside published figures.
     whole = load_study(options.study)
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
-    folder = options.output or folder
     written = []
     for name, content in _files(study, whole, results, options.format):
         write_atomically(folder / name, content, "--output")
@@ -55,11 +43,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="lightning-fed report --study", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument(
-        "--study", required=True, metavar="FILE", help="YAML file of the study, or a shipped one's name"
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="lightning-fed report --study FILE",
+        description="Tables and curves of a study as its file, or the name of one that is shipped, asks for them: "
+        "results.csv, curves.csv, table.md, table.csv, table.tex and curves.png in the folder of its runs.",
+        allow_abbrev=False,
     )
+    parser.add_argument("--study", required=True, metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument(
         "runs", nargs="?", type=Path, default=Path("runs/studies"), metavar="RUNS",
         help="folder given as `--output` to `lightning-fed study` (default: %(default)s)",
@@ -70,11 +61,7 @@ def _parser() -> _Parser:
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (default: where the runs lie)")
     parser.add_argument(
-        "--from",
-        type=Path,
-        metavar="DIR",
-        dest="source",
-        help="draw results.csv and curves.csv of DIR again, without runs",
+        "--from", type=Path, metavar="DIR", dest="source", help="draw results.csv and curves.csv of DIR again"
     )
     return parser
 
@@ -100,7 +87,7 @@ def _from_tables(options: argparse.Namespace) -> tuple[Study, StudyResults, Path
         raise FederatedError(
             f"Expected `--study` to be {results.name}, whose results {options.source} holds, got {study.name!r}."
         )
-    return study, results, options.source
+    return study, results, options.output or options.source
 
 
 def _files(study: Study, whole: Study, results: StudyResults, only: str | None) -> Iterator[tuple[str, bytes]]:
@@ -117,8 +104,60 @@ def _files(study: Study, whole: Study, results: StudyResults, only: str | None) 
     if only in (None, "tex"):
         yield "table.tex", as_latex(text, blocks, table.notes).encode()
     if only in (None, "png"):
-        drawn = io.BytesIO()
-        study_figure(table, study.report.x).savefig(drawn, format="png", dpi=150)
-        yield "curves.png", drawn.getvalue()
+        yield "curves.png", png(study_figure(table, study.report.x))
     if only == "html":
         yield "report.html", study_page(text, blocks, table.notes, table, study.report.x).encode()
+
+
+def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
+    """Reads the runs of a study in the size of a profile that are done, with the columns that are reported.
+
+    Returns:
+        What they came to, and the runs that are missing.
+    """
+    cells = cells_of(study)
+    groups = groups_of(study, cells, root, writes=False)
+    tuned, undecided = with_choices(study, cells, groups)
+    runs = {cell.folder: run for cell in tuned if (run := _read(root, cell, study.report)) is not None}
+    missing = [cell for cell in tuned if cell.folder not in runs]
+    # A sampler may propose the same options twice, which are one run.
+    tried = {cell.folder: cell for group in groups for attempt in group.asked() for cell in attempt.cells}
+    trials = [trial for cell in tried.values() if (trial := _trial(root, cell, study)) is not None]
+    kept, report = {name for run in runs.values() for name in run.curves}, study.report
+    for key, wanted, there in (
+        ("metric", ", ".join(report.metric), kept & {*report.metric}),
+        ("x", report.x, kept.issuperset(columns_of(report.x))),
+    ):
+        if runs and not there:
+            columns = {"round", *X_SUMS, *(name for cell in tuned for name in read_run(root, cell) or ())}
+            expect_known(f"report.{key}", [wanted], sorted(columns - {wanted}), "a column that was measured")
+    return StudyResults(study.name, profile, tuple(runs.values()), tuple(trials)), [*missing, *undecided]
+
+
+def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
+    run, columns = done_run(root, cell), read_run(root, cell)
+    if run is None or columns is None:
+        return None
+    last = max((at for column in columns.values() for at in column), default=0)
+    kept = [name for name in (*report.metric, *columns_of(report.x)) if name in columns]
+    curves = {name: columns[name] for name in kept}
+    return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves)
+
+
+def _trial(root: Path, cell: Cell, study: Study) -> Trial | None:
+    """Reads a run of the tuning: what decides, and beside it the best on the test set, by which nothing is chosen."""
+    columns, tune = read_run(root, cell), study.tune
+    if columns is None:
+        return None
+    wanted = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic)}
+    wanted |= {f"{name} best, not to choose by": (name, "best") for name in study.report.metric}
+    values = {
+        title: run_statistic(columns[name], statistic, name)
+        for title, (name, statistic) in wanted.items()
+        if name in columns
+    }
+    return Trial(dict(cell.axes), cell.seed, _as_words(cell), values)
+
+
+def _as_words(cell: Cell) -> dict[str, str]:
+    return {option: value if isinstance(value, str) else json.dumps(value) for option, value in cell.options.items()}

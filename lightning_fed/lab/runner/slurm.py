@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.errors import FederatedError, is_count
+from lightning_fed.lab.common import expect_known, import_extra
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.studies.cells import Cell
 
@@ -41,10 +42,9 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Task:
-    """What a task of the array does; SLURM starts it again where its time was short or others took its place.
+    """What a task of the array does: the study command with a share of the runs.
 
-    Attributes:
-        start: The study command with a share of the runs, which returns its exit code.
+    SLURM starts it again where its time was short or others took its place.
     """
 
     start: Callable[[], int]
@@ -67,21 +67,8 @@ class Task:
 
 
 def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
-    """Makes what submits to SLURM, with options such as ``time=240,partition=gpu``.
-
-    Args:
-        root: Folder of the study's runs.
-        given: SLURM's own options, without dashes before them, each as submitit calls it.
-
-    Raises:
-        FederatedError: If submitit or SLURM is not there, an option is none, or the time of a task is not given.
-    """
-    try:
-        import submitit
-    except ImportError:
-        raise FederatedError(
-            "Expected submitit for `--launcher slurm`: install it with `pip install 'lightning_fed[study]'`."
-        ) from None
+    """Makes what submits to SLURM, with its options as submitit calls them, such as ``time=240,mem=8GB``."""
+    module = import_extra("submitit", "study", "`--launcher slurm`")
     if missing := [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]:
         raise FederatedError(
             f"Expected a machine from which jobs are submitted to SLURM, but there is no `{missing[0]}`: log in to "
@@ -90,32 +77,33 @@ def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
     for place, text in (("--slurm", given), ("--output", str(root.absolute()))):
         if not text.isprintable():  # a line of it would be one of the script
             raise FederatedError(f"Expected `{place}` on one line, without control characters, got {text!r}.")
-    options: dict[str, Any] = {}
-    for name, value in map(_option, re.split(r",(?=\w+=)", given) if given else ()):
-        if name in options and name not in _LINES:
-            raise FederatedError(f"Expected `--slurm` to give each key once, got {name!r} twice.")
-        options[name] = options.get(name, []) + value if name in _LINES else value
-    known = submitit.SlurmExecutor._valid_parameters() - _FIXED
-    if unknown := [name for name in options if name not in known]:
-        raise FederatedError(f"Expected `--slurm` with keys among {', '.join(sorted(known))}, got {unknown[0]!r}.")
+    options = _options_of(given)
+    known = module.SlurmExecutor._valid_parameters() - _FIXED
+    expect_known("--slurm", options, sorted(known), "keys of submitit")
     if not is_count(options.get("time")):
         raise FederatedError(
             f"Expected `--slurm` to say how many minutes a task may take, {_EXAMPLE}, got {options.get('time')!r}."
         )
-    executor = submitit.SlurmExecutor(root / Path(TASK_LOGS).parent)
+    executor: submitit.SlurmExecutor = module.SlurmExecutor(root / Path(TASK_LOGS).parent)
     place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:8]
     name = re.sub(r"[^\w.-]", "_", root.name)
     executor.update_parameters(**options, job_name=f"{name}-{place}", stderr_to_stdout=True)
     return executor
 
 
-def _option(word: str) -> tuple[str, Any]:
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise FederatedError(f"Expected `--slurm` as KEY=VALUE,..., {_EXAMPLE}, got {word!r}.")
-    if name in _LINES:
-        return name, [value]
-    return name, int(value) if value.isdecimal() else value == "true" or value
+def _options_of(given: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for word in re.split(r",(?=\w+=)", given) if given else ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise FederatedError(f"Expected `--slurm` as KEY=VALUE,..., {_EXAMPLE}, got {word!r}.")
+        if name in _LINES:
+            options.setdefault(name, []).append(value)
+        elif name in options:
+            raise FederatedError(f"Expected `--slurm` to give each key once, got {name!r} twice.")
+        else:
+            options[name] = int(value) if value.isdecimal() else value == "true" or value
+    return options
 
 
 def train_in_tasks(
@@ -128,11 +116,7 @@ def train_in_tasks(
         tasks: What they do.
         plan: Returns the runs that there are to be, and those that are not done.
 
-    Returns:
-        What is not done then, as it has failed, was cancelled or ran out of time.
-
     Raises:
-        FederatedError: If SLURM refuses them.
         SystemExit: After Ctrl-C, which ends the waiting alone.
     """
     if not tasks:

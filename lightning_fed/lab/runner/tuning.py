@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import expect_known, import_extra
 from lightning_fed.lab.runner.pool import Outcome
-from lightning_fed.lab.runner.pruning import optuna_storage
 from lightning_fed.lab.runner.record import done_run, has_diverged, read_run
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
-from lightning_fed.lab.studies.study import Name, Parameters, Space, Study
+from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, tuned_per
 from lightning_fed.runs.statistics import lower_is_better, run_statistic
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Attempt", "Group", "groups_of", "key_of", "tune", "tuned_per", "value_of", "with_choices"]
+__all__ = ["Attempt", "Group", "groups_of", "key_of", "optuna_storage", "tune", "value_of", "with_choices"]
 
 _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 
@@ -40,14 +40,9 @@ class Attempt:
 
 
 class Group:
-    """Combinations of a study for which one choice is made.
+    """Combinations of a study for which one choice is made: they share some values, and trials are runs of the members.
 
-    Args:
-        study: The study, in the size of a profile.
-        values: The values that they share.
-        members: The combinations that its trials are runs of.
-        root: Folder of the study's runs.
-        writes: Whether trials are written down; else it asks in a copy of those that are.
+    Unless it ``writes`` trials down, it asks in a copy of those that are.
     """
 
     def __init__(
@@ -55,6 +50,8 @@ class Group:
     ) -> None:
         self.values, self._study, self._members, self._root, self._writes = values, study, members, root, writes
         self._parameters = _parameters_of(study, values)
+        self._seed, self._tried = _number_of(self._parameters), set[int]()
+        self._storage = study.tune.storage or str(root / _JOURNAL)
         if not members:
             raise FederatedError(
                 f"Expected `tune.at` to leave combinations of {folder_of(values)} that are not in `without`, got none."
@@ -70,6 +67,15 @@ class Group:
         if not self.asked():
             self.ask(most)
         return self.asked()
+
+    def fresh(self, most: int) -> list[Attempt]:
+        """Returns the trials that it has not returned yet, after asking for further ones where there are none."""
+        for _ in range(2):
+            if fresh := [attempt for attempt in self.asked() if attempt.number not in self._tried]:
+                self._tried |= {attempt.number for attempt in fresh}
+                return fresh
+            self.ask(most)
+        return []
 
     def ask(self, most: int) -> None:
         """Asks the sampler for further trials, as many as are left of the grid, or at most a number at a time."""
@@ -96,16 +102,15 @@ class Group:
             self._optuna.tell(attempt.number, state=_import().trial.TrialState.PRUNED, skip_if_finished=True)
             return
         value = value_of(self._study, self._root, attempt)
-        if value is not None and math.isfinite(value):
+        if math.isfinite(value):
             self._optuna.tell(attempt.number, value, skip_if_finished=True)
 
     def choice(self) -> Attempt | None:
         """Returns the trial that is best by the mean of its runs, the first of equals; None if none is done."""
-        values = {attempt.number: value_of(self._study, self._root, attempt) for attempt in self.asked()}
-        sign = -1 if lower_is_better(self._study.tune.metric) else 1
-        done = {number: sign * value for number, value in values.items() if value is not None and math.isfinite(value)}
-        best = max(done, key=done.__getitem__, default=None)
-        return next((one for one in self.asked() if one.number == best), None)
+        found = [(value_of(self._study, self._root, attempt), attempt) for attempt in self.asked()]
+        done = [one for one in found if math.isfinite(one[0])]
+        better = min if lower_is_better(self._study.tune.metric) else max
+        return better(done, key=lambda one: one[0])[1] if done else None
 
     def _attempt(self, trial: "optuna.trial.FrozenTrial") -> Attempt:
         values = {name: trial.params[name] for name in self._parameters}
@@ -156,14 +161,6 @@ class Group:
             ) from error
         return found
 
-    @property
-    def _seed(self) -> int:
-        return _number_of(self._parameters)
-
-    @property
-    def _storage(self) -> str:
-        return self._study.tune.storage or str(self._root / _JOURNAL)
-
 
 def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
     """Fills a study in memory with the trials of that name in a database or journal, as far as there are any."""
@@ -185,11 +182,6 @@ def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = Tr
     return [Group(study, values[key], members[key], root, writes) for key in shared]
 
 
-def tuned_per(study: Study) -> list[str]:
-    """Returns the axes for each of whose combinations there is a choice of its own, in the order of the file."""
-    return [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]
-
-
 def key_of(values: Mapping[str, object], per: Iterable[str]) -> tuple[str, ...]:
     """Returns what runs of one group agree in."""
     return tuple(str(values[axis]) for axis in per)
@@ -209,33 +201,17 @@ Train = Callable[[Sequence[Cell], Callable[[Cell, bool], object]], Outcome]
 
 def tune(groups: Sequence[Group], train: Train, jobs: int) -> Outcome:
     """Trains the trials of all groups until none of their samplers has another, and tells these what they came to."""
-    seen, failed = set[tuple[int, int]](), list[Cell]()
-    while True:
-        tried = [(at, one) for at, group in enumerate(groups) for one in _fresh(group, at, seen, jobs)]
-        if not tried:
-            return Outcome(failed)
-        trials = {cell.folder: (groups[at], attempt) for at, attempt in tried for cell in attempt.cells}
-        outcome = train([cell for _, attempt in tried for cell in attempt.cells], partial(_tell_of, trials))
+    failed, tell = list[Cell](), dict[str, Callable[[bool], None]]()
+    while tried := [(group, attempt) for group in groups for attempt in group.fresh(jobs)]:
+        # A run's end is told at once, so that the trials that still run are compared with it.
+        tell.update({cell.folder: partial(group.tell, one) for group, one in tried for cell in one.cells})
+        outcome = train([cell for _, one in tried for cell in one.cells], lambda cell, early: tell[cell.folder](early))
         failed += outcome.failed
-        for at, attempt in tried:
-            seen.add((at, attempt.number))
-            groups[at].tell(attempt)
+        for group, attempt in tried:
+            group.tell(attempt)
         if outcome.signum is not None:
             return Outcome(failed, outcome.signum)
-
-
-def _tell_of(trials: dict[str, tuple[Group, Attempt]], cell: Cell, early: bool) -> None:
-    """Tells at once, so that the trials that still run are compared with it."""
-    group, attempt = trials[cell.folder]
-    group.tell(attempt, early)
-
-
-def _fresh(group: Group, at: int, seen: set[tuple[int, int]], jobs: int) -> list[Attempt]:
-    for _ in range(2):
-        if fresh := [attempt for attempt in group.asked() if (at, attempt.number) not in seen]:
-            return fresh
-        group.ask(jobs)
-    return []
+    return Outcome(failed)
 
 
 def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -> tuple[list[Cell], list[Cell]]:
@@ -255,21 +231,15 @@ def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -
     return tuned, undecided
 
 
-def value_of(study: Study, root: Path, attempt: Attempt) -> float | None:
-    """Returns the mean over a trial's runs of what decides, None if one of them is not done, NaN if one diverged."""
+def value_of(study: Study, root: Path, attempt: Attempt) -> float:
+    """Returns the mean over a trial's runs of what decides, NaN if one of them is not done or has diverged."""
     values = []
     for cell in attempt.cells:
         run = done_run(root, cell)
-        if run is None:
-            return None
-        if has_diverged(root, cell):
+        if run is None or has_diverged(root, cell):
             return math.nan
         columns = read_run(root, cell) or {}
-        if study.tune.metric not in columns:
-            measured = ", ".join(sorted(columns))
-            raise FederatedError(
-                f"Expected `tune.metric` to be a column of {run.metrics} ({measured}), got {study.tune.metric!r}."
-            )
+        expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {run.metrics}")
         values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric))
     return fmean(values)
 
@@ -283,12 +253,15 @@ def _number_of(values: Any) -> int:
     return int(hashlib.sha256(json.dumps(values, default=vars).encode()).hexdigest()[:8], 16)
 
 
+def optuna_storage(place: str) -> Any:
+    """Opens a database by its URL, or a journal by its path."""
+    from optuna.storages import JournalStorage, get_storage
+    from optuna.storages.journal import JournalFileBackend
+
+    return get_storage(place) if "://" in place else JournalStorage(JournalFileBackend(place))
+
+
 def _import() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise FederatedError(
-            "Expected Optuna for a study that is tuned: install it with `pip install 'lightning_fed[study]'`."
-        ) from None
+    optuna = import_extra("optuna", "study", "a study that is tuned")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

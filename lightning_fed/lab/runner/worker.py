@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from io import StringIO
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, 
 from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.lock import RunLock
 
-__all__ = ["parse_cells", "train_cell"]
+__all__ = ["mistake_in", "train_cell"]
 
 
 def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
@@ -51,7 +51,8 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
 
 def _train(root: Path, cell: Cell) -> None:
     pruning = None if cell.watch is None else Pruning(cell.watch)
-    words = [*cell.words, *_place(root, cell), "--ckpt_path=last"]
+    place = (f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}")
+    words = [*cell.words, *place, "--trainer.enable_progress_bar=false", "--ckpt_path=last"]
     sys.argv[1:], sys.modules["__main__"].__spec__ = words, lightning_fed.__spec__  # of a run's other processes
     watched = _Watched(words, pruning)
     run = watched.trainer.run
@@ -62,12 +63,6 @@ def _train(root: Path, cell: Cell) -> None:
     write_record(root, cell, run, watched.diverged, watched.trainer.max_rounds)
     if watched.diverged:
         raise SystemExit(DIVERGED)
-
-
-def _place(root: Path, cell: Cell) -> list[str]:
-    return [
-        f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}", "--trainer.enable_progress_bar=false",
-    ]  # fmt: skip
 
 
 def _write_to(path: Path) -> None:
@@ -122,8 +117,8 @@ class _Parsed(FederatedCLI):
         """Runs nothing."""
 
 
-def parse_cells(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, None]") -> None:
-    """Parses the words of some runs, and sends what is wrong with the first that has a mistake, empty if none has.
+def mistake_in(cells: Sequence[Cell], guard: Guard) -> str:
+    """Parses the words of some runs, and returns what is wrong with the first that has a mistake, empty if none has.
 
     Two runs that come to one configuration are a mistake too: what one axis sets, a later configuration sets back.
     """
@@ -137,9 +132,8 @@ def parse_cells(cells: Sequence[Cell], guard: Guard, answer: "Connection[str, No
                 config = json.dumps(_Parsed(list(cell.words)).config_dump, default=str, sort_keys=True)
                 _expect_same_axes(seen.setdefault(config, cell), cell)
     except SystemExit:
-        answer.send((said.getvalue().strip().splitlines() or ["The program ended."])[-1])
-    else:
-        answer.send("")
+        return (said.getvalue().strip().splitlines() or ["The program ended."])[-1]
+    return ""
 
 
 def _expect_same_axes(cell: Cell, other: Cell) -> None:

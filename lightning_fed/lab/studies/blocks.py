@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from lightning_fed.lab.report.tables import Summary, is_share, summarize
+from lightning_fed.lab.report.tables import is_share, summarize
 from lightning_fed.lab.studies.comparison import PairedDifference
 from lightning_fed.lab.studies.results import StudyResults, Trial
-from lightning_fed.lab.studies.study import Study
+from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 from lightning_fed.runs.statistics import lower_is_better
 
@@ -20,18 +20,11 @@ _LEVELS = (0.001, 0.01, 0.05)
 
 @dataclass(frozen=True)
 class Block:
-    """One table of text.
-
-    Attributes:
-        title: What it shows.
-        lines: Header and rows.
-        labels: How many columns at the left are names, not numbers.
-        note: How it is read.
-    """
+    """One table of text, with a title and a note on how it is read."""
 
     title: str
-    lines: list[list[str]]
-    labels: int
+    lines: list[list[str]]  # header and rows
+    labels: int  # how many columns at the left are names, not numbers
     note: str = ""
 
 
@@ -44,32 +37,26 @@ def heading(study: Study, results: StudyResults) -> list[str]:
 
 
 def study_blocks(study: Study, results: StudyResults, table: StudyTable, published: str = "") -> list[Block]:
-    """Makes the tables of a study.
-
-    Args:
-        study: The study.
-        results: What it came to.
-        table: Its cells.
-        published: Where the figures beside them are published.
-    """
+    """Makes the tables of a study; ``published`` names the source of the figures beside its own."""
     blocks = [_main(study, table, published)]
     if any(cell.difference for cell in table.cells.values()):
         blocks.append(_differences(study, table))
     if study.report.target is not None:
         title = f"Rounds until {study.report.metric[0]} is as good as {study.report.target:g}, mean ± std over seeds"
-        blocks.append(_matrix(table, title, _rounds))
+        blocks.append(
+            _matrix(table, title, lambda cell: cell.to_target.text(len(cell.runs), False) if cell.to_target else "")
+        )
     if results.trials:
         blocks.append(_tuning(study, results.trials))
     return blocks
 
 
 def _main(study: Study, table: StudyTable, published: str) -> Block:
-    report = study.report
-    units = {cell.names["metric"] + (" (%)" if cell.percent else "") for cell in table.cells.values()}
+    units = {cell.names["metric"] + " (%)" * cell.percent for cell in table.cells.values()}
     seeds = sorted({len(cell.runs) for cell in table.cells.values()})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    over = "" if seeds == [1] else f", mean ± std over {count} seeds"
-    title = f"{', '.join(sorted(units))}, {', '.join(report.statistic)}{over}" + (", one seed" if seeds == [1] else "")
+    over = "one seed" if seeds == [1] else f"mean ± std over {count} seeds"
+    title = f"{', '.join(sorted(units))}, {', '.join(study.report.statistic)}, {over}"
     notes = []
     if any(cell.published for cell in table.cells.values()):
         notes.append(f"In brackets: {published}, and our difference to it.")
@@ -92,11 +79,9 @@ def _baseline(study: Study) -> str:
 def _differences(study: Study, table: StudyTable) -> Block:
     names = ["difference", "95 % interval (t)", "95 % interval (bootstrap)", "p (Holm)", "seeds"]
     lines = [[*table.row_axes, *table.column_axes, *names]]
-    for row in table.rows:
-        for column in table.columns:
-            cell = table.cells.get((row, column))
-            if cell and cell.difference:
-                lines.append([*row, *column, *_difference_cells(cell, cell.difference)])
+    for (row, column), cell in table.cells.items():
+        if cell.difference:
+            lines.append([*row, *column, *_difference_cells(cell, cell.difference)])
     note = "Paired by seed; the test is a paired t-test, adjusted for all of the table."
     shown = {cell.percent for cell in table.cells.values()}
     unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
@@ -125,38 +110,22 @@ def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], not
 def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
     """Names a column by its values; a number is named with its axis, which a name like MNIST needs not."""
     named = zip(axes, column, strict=True)
-    return ", ".join(f"{axis} {value}" if _is_plain(value) else value for axis, value in named)
-
-
-def _is_plain(value: str) -> bool:
-    return value in ("true", "false", "null") or re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) is not None
+    plain = re.compile(r"true|false|null|[-+]?[\d.]+(e[-+]?\d+)?")
+    return ", ".join(f"{axis} {value}" if plain.fullmatch(value) else value for axis, value in named)
 
 
 def _value(cell: TableCell) -> str:
-    text = _ours(cell)
+    """Writes the mean over seeds, without those that have diverged, and the published figure."""
+    left = [value for value in cell.values if not math.isnan(value)]
+    count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
+    lost = "diverged" if cell.is_lost else ""
+    text = lost or summarize(left).text(len(left), cell.percent) + count + _stars(cell.p_holm)
     figure = cell.published
     if figure is None:
         return text
     theirs = f"{figure.value:.2f}" + ("" if figure.std is None else f" ± {figure.std:.2f}")
     ours = (100 if cell.percent else 1) * cell.summary.mean
     return f"{text} [{theirs}]" if math.isnan(ours) else f"{text} [{theirs}, {ours - figure.value:+.2f}]"
-
-
-def _ours(cell: TableCell) -> str:
-    """Writes the mean over seeds; over those that have not diverged, with their number, where some have."""
-    if cell.is_lost:
-        return "diverged"
-    left = [value for value in cell.values if not math.isnan(value)]
-    count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
-    return _mean(summarize(left), len(left), cell.percent) + count + _stars(cell.p_holm)
-
-
-def _mean(summary: Summary, seeds: int, percent: bool) -> str:
-    if summary.found is not None:
-        return f"{summary.found} of {seeds} seeds"
-    scale, digits, rough = (100, ".2f", ".2f") if percent else (1, ".4g", ".2g")
-    deviation = "" if summary.std is None else f" ± {scale * summary.std:{rough}}"
-    return f"{scale * summary.mean:{digits}}{deviation}"
 
 
 def _stars(p_value: float) -> str:
@@ -169,13 +138,9 @@ def _signed(value: float, percent: bool) -> str:
     return f"{100 * value:+.2f}" if percent else f"{value:+.3g}"
 
 
-def _rounds(cell: TableCell) -> str:
-    return "" if cell.to_target is None else _mean(cell.to_target, len(cell.runs), percent=False)
-
-
 def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
     """What was chosen by the metric that decides, and what each other value of the trials would have chosen."""
-    axes = [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]
+    axes = tuned_per(study)
     names = list(dict.fromkeys(name for trial in trials for name in trial.values))
     groups: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
     for trial in trials:
@@ -186,12 +151,10 @@ def _tuning(study: Study, trials: Sequence[Trial]) -> Block:
     for key, attempts in groups.items():
         best = (_best(name, attempts) for name in names)
         lines.append([*key, *(word for pair in best for word in pair)])
-    note = f"The runs have what stands first, the choice by {names[0]}, {_over_seeds(study.tune.seeds)}."
+    seeds = len(study.tune.seeds)
+    over = "one seed" if seeds == 1 else f"mean over {seeds} seeds"
+    note = f"The runs have what stands first, the choice by {names[0]}, {over}."
     return Block("Tuned options", lines, len(axes), note)
-
-
-def _over_seeds(seeds: Sequence[int]) -> str:
-    return "one seed" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
 
 
 def _best(name: str, attempts: Mapping[str, Sequence[Trial]]) -> tuple[str, str]:
@@ -214,11 +177,9 @@ def table_lines(table: StudyTable) -> list[list[str]]:
     lines = [[*axes, *_COLUMNS]]
     methods = table.columns if table.methods_are_columns else table.rows
     ranks = dict(zip(methods, table.ranks or [None] * len(methods), strict=True))
-    for row in table.rows:
-        for column in table.columns:
-            if cell := table.cells.get((row, column)):
-                numbers = _numbers(cell, ranks[column if table.methods_are_columns else row])
-                lines.append([*(cell.names[axis] for axis in axes), *map(_number, numbers)])
+    for (row, column), cell in table.cells.items():
+        rank = ranks[column if table.methods_are_columns else row]
+        lines.append([*(cell.names[axis] for axis in axes), *_numbers(cell, rank)])
     return lines
 
 
@@ -228,18 +189,15 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _numbers(cell: TableCell, rank: float | None) -> list[float | None]:
+def _numbers(cell: TableCell, rank: float | None) -> list[str]:
     difference, figure, reached = cell.difference, cell.published, cell.to_target
     scale = 100 if cell.percent else 1  # papers print accuracies in percent
     compared: list[float | None] = [None] * 7
     if difference:
         compared = [difference.mean, *difference.t_interval, *difference.bootstrap, difference.p_value, cell.p_holm]
-    return [
+    numbers = [
         len(cell.runs), cell.summary.mean, cell.summary.std, *compared, rank,
         *((figure.value / scale, figure.std and figure.std / scale) if figure else (None, None)),
         *((reached.mean, reached.std) if reached else (None, None)),
     ]  # fmt: skip
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.6g}"
+    return ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]

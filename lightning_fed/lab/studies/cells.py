@@ -19,41 +19,24 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class Watch:
-    """The trial of Optuna by which a run may be ended early.
+    """The trial of Optuna by which a run may be ended early."""
 
-    Attributes:
-        storage: The journal or the URL of the database that Optuna's study is in.
-        study: Its name.
-        number: That of the trial.
-        run: Which of the trial's runs it is.
-        metric: Column that is compared.
-    """
-
-    storage: str
+    storage: str  # the journal or the URL of the database that Optuna's study is in
     study: str
     number: int
-    run: int
-    metric: str
+    run: int  # which of the trial's runs it is
+    metric: str  # column that is compared
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study.
+    """One run of a study."""
 
-    Attributes:
-        axes: The name of a value for each axis, in the order of the file.
-        seed: Its seed.
-        folder: Where its run folders lie, below that of the study.
-        options: Options that tuning sets, with their values.
-        words: The command line of the run, but for where it is kept.
-        watch: What may end it early.
-    """
-
-    axes: dict[str, Name]
+    axes: dict[str, Name]  # a value for each axis, in the order of the file
     seed: int
-    folder: str
-    options: dict[str, Any]
-    words: tuple[str, ...]
+    folder: str  # where its run folders lie, below that of the study
+    options: dict[str, Any]  # those that tuning sets
+    words: tuple[str, ...]  # its command line, but for where it is kept
     watch: Watch | None = None
 
     @property
@@ -88,12 +71,6 @@ def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[s
     """Makes the run of a combination and a seed, with options that tuning sets, in a folder of its own.
 
     A trial that is chosen is the run of its seed, which need not be trained again.
-
-    Args:
-        study: The study, in the size of a profile.
-        axes: A value for each axis.
-        seed: The seed.
-        options: Options laid over all others.
     """
     words = ["fit"]
     layers: list[Study | AxisValue] = [study, *(study.axes[axis][value] for axis, value in axes.items())]
@@ -135,12 +112,11 @@ def chosen_by(cells: Sequence[Cell], only: str | None) -> list[Cell]:
                 f"Expected `--only` as AXIS=PATTERN,... with axes of the study ({known}), got {part!r}."
             )
         patterns.setdefault(axis, []).append(pattern)
-    kept = [cell for cell in cells if _fits(cell, patterns)]
-    if not kept:
-        raise FederatedError(f"Expected `--only` to name runs of the study, but none of {len(cells)} fits {only!r}.")
-    return kept
 
+    def fits(cell: Cell) -> bool:
+        values = {**cell.axes, "seed": str(cell.seed)}
+        return all(any(fnmatchcase(values[axis], one) for one in several) for axis, several in patterns.items())
 
-def _fits(cell: Cell, patterns: Mapping[str, Sequence[str]]) -> bool:
-    values = {**cell.axes, "seed": str(cell.seed)}
-    return all(any(fnmatchcase(values[axis], one) for one in several) for axis, several in patterns.items())
+    if kept := [cell for cell in cells if fits(cell)]:
+        return kept
+    raise FederatedError(f"Expected `--only` to name runs of the study, but none of {len(cells)} fits {only!r}.")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = ["PairedDifference", "average_ranks", "holm_adjusted", "paired_difference"]
 
-_RESAMPLES = 9999
+_RESAMPLES, _COVERAGE = 9999, 0.95
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,12 @@ class PairedDifference:
     p_value: float
 
 
-def paired_difference(
-    values: Sequence[float], baseline: Sequence[float], coverage: float = 0.95, seed: int = 0
-) -> PairedDifference:
+def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: int = 0) -> PairedDifference:
     """Compares two methods over what they share, such as seeds.
 
     Args:
         values: One for each pair, shape (n,).
         baseline: The same of the baseline, shape (n,).
-        coverage: Of the intervals, in (0, 1).
         seed: What pairs are drawn anew from for the bootstrap, 9,999 times.
 
     Returns:
@@ -61,13 +58,14 @@ def paired_difference(
     if np.ptp(differences) <= rounding:
         p_value = 1.0 if np.abs(differences).max() <= rounding else 0.0
         return PairedDifference(pairs, mean, (mean, mean), (mean, mean), p_value)
-    low, high = stats.t.interval(coverage, pairs - 1, loc=mean, scale=stats.sem(differences))
+    test = stats.ttest_1samp(differences, 0.0)
+    low, high = test.confidence_interval(_COVERAGE)
     drawn = stats.bootstrap(
-        (differences,), np.mean, n_resamples=_RESAMPLES, confidence_level=coverage, method="percentile",
+        (differences,), np.mean, n_resamples=_RESAMPLES, confidence_level=_COVERAGE, method="percentile",
         random_state=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
-    p_value = float(stats.ttest_1samp(differences, 0.0).pvalue)
-    return PairedDifference(pairs, mean, (float(low), float(high)), (float(drawn.low), float(drawn.high)), p_value)
+    intervals = (float(low), float(high)), (float(drawn.low), float(drawn.high))
+    return PairedDifference(pairs, mean, *intervals, float(test.pvalue))
 
 
 def holm_adjusted(p_values: Sequence[float]) -> NDArray[np.float64]:

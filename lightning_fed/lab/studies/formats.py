@@ -1,11 +1,9 @@
 """Tables of text as Markdown, LaTeX and comma-separated values."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 
-from lightning_fed.lab.report.text import no_formula, one_line
+from lightning_fed.lab.report.text import csv_text, no_formula, one_line
 from lightning_fed.lab.studies.blocks import Block
 
 __all__ = ["as_csv", "as_latex", "as_markdown"]
@@ -20,18 +18,11 @@ def as_markdown(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[st
     """Writes a title, sentences, tables and notes as Markdown."""
     parts = [f"# {_markdown(text[0])}", *map(_markdown, text[1:])]
     for block in blocks:
-        parts += [
-            f"## {_markdown(block.title)}",
-            _markdown_table(block),
-            *([_markdown(block.note)] if block.note else []),
-        ]
+        rule = ["---"] * block.labels + ["---:"] * (len(block.lines[0]) - block.labels)
+        head, *rows = ([_markdown(cell) for cell in line] for line in block.lines)
+        table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+        parts += [f"## {_markdown(block.title)}", table, *([_markdown(block.note)] if block.note else [])]
     return "\n\n".join([*parts, *map(_markdown, notes)]) + "\n"
-
-
-def _markdown_table(block: Block) -> str:
-    rule = ["---"] * block.labels + ["---:"] * (len(block.lines[0]) - block.labels)
-    head, *rows = ([_markdown(cell) for cell in line] for line in block.lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
 
 def _markdown(text: str) -> str:
@@ -72,6 +63,4 @@ def _latex(text: str) -> str:
 
 def as_csv(lines: Sequence[Sequence[str]]) -> str:
     """Writes lines of cells; a text that a spreadsheet would take for a formula begins with an apostrophe."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([no_formula(cell) for cell in line] for line in lines)
-    return text.getvalue()
+    return csv_text(([no_formula(cell) for cell in line] for line in lines), end="\n")

@@ -13,7 +13,7 @@ from lightning_fed.lab.report.page import html_table, whole_page
 from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.lab.studies.blocks import Block, column_head
 from lightning_fed.lab.studies.results import StudyRun, is_lost
-from lightning_fed.lab.studies.table import StudyTable, TableCell
+from lightning_fed.lab.studies.table import StudyTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,25 +26,12 @@ Panels = dict[tuple[str, str], dict[int, Method]]
 
 
 def study_figure(table: StudyTable, x: str) -> Figure:
-    """Draws a panel for each column of the table and a line with a band for each row, or the other way round.
-
-    Args:
-        table: The table.
-        x: Column that the curves are drawn over.
-    """
+    """Draws a panel for each column of the table and a line with a band for each row, or the other way round."""
     return panels_figure(_panels(table), x)
 
 
 def study_page(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str], table: StudyTable, x: str) -> str:
-    """Makes a page of the tables and of curves to look around in.
-
-    Args:
-        text: A title and sentences.
-        blocks: The tables as text.
-        notes: Further sentences.
-        table: The table.
-        x: Column that the curves are drawn over.
-    """
+    """Makes a page of a title, sentences, tables as text and notes, and of curves over x to look around in."""
     curves = []
     for index, ((title, metric), methods) in enumerate(_panels(table).items()):
         drawn = curves_html(list(methods.values()), metric, [x], f"curves-{index}")
@@ -66,13 +53,10 @@ def _panels(table: StudyTable) -> Panels:
     """
     line_axes, panel_axes = _sides(table)
     runs: dict[tuple[str, str], dict[str, dict[int, StudyRun]]] = {}
-    for row in table.rows:
-        for column in table.columns:
-            if cell := table.cells.get((row, column)):
-                line, panel = (_head(axes, cell) for axes in (line_axes, panel_axes))
-                seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
-                curves = {run.seed: run.curves[cell.names["metric"]] for run in cell.runs}
-                seeds.update({run.seed: run for run in cell.runs if not is_lost(curves[run.seed])})
+    for cell in table.cells.values():
+        line, panel = (column_head(axes, [cell.names[axis] for axis in axes]) for axes in (line_axes, panel_axes))
+        seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
+        seeds.update({run.seed: run for run in cell.runs if not is_lost(run.curves[cell.names["metric"]])})
     numbers = {line: at for at, line in enumerate(dict.fromkeys(line for lines in runs.values() for line in lines))}
     panels = {
         panel: {numbers[line]: _method(line, seeds) for line, seeds in lines.items() if seeds}
@@ -93,10 +77,6 @@ def _sides(table: StudyTable) -> tuple[list[str], list[str]]:
     names = {axis: {cell.names[axis] for cell in table.cells.values()} for axis in axes}
     panels = [axis for axis in axes if axis not in lines and len(names[axis]) > 1]
     return [axis for axis in axes if axis in lines], panels
-
-
-def _head(axes: Sequence[str], cell: TableCell) -> str:
-    return column_head(axes, [cell.names[axis] for axis in axes])
 
 
 def _method(label: str, seeds: dict[int, StudyRun]) -> Method:

@@ -8,7 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
+from lightning_fed.lab.common import expect_known
 
 __all__ = ["Figure", "PublishedFigures", "published_files", "read_published"]
 
@@ -28,18 +29,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class PublishedFigures:
-    """The figures of a file that a study means.
+    """The figures of a file that a study means."""
 
-    Attributes:
-        table: Where they are published.
-        rows: The rows that may be meant.
-        axes: For each axis of the study that tells figures apart, what each of its values is in the file; a value that
-            has no figure is not there.
-    """
-
-    table: str
+    table: str  # where they are published
     rows: Sequence[Row]
-    axes: Mapping[str, Mapping[str, Row]]
+    axes: Mapping[str, Mapping[str, Row]]  # for each axis what a value is in the file; one without a figure is left out
 
     def figure(self, cell: Mapping[str, str]) -> Figure | None:
         """Finds the figure of a cell, given by the names of its values; None if the file has none."""
@@ -72,18 +66,16 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
             that it stands for. Where they do not say which metric, figures are of the first one.
         axes: The names of the values of each axis.
     """
-    _expect("report.published", {*published}, ("file", "where", "axes"))
+    expect_known("report.published", published, ("file", "where", "axes"), "its keys")
     if "file" not in published:
         raise FederatedError("Expected `report.published` to name a `file` with figures, got none.")
     rows = _read(str(published["file"]))
-    where = {name: str(value) for name, value in _mapping("where", published.get("where")).items()}
+    where = _texts("where", published.get("where"))
     _expect_values("report.published.where", where, rows)
     rows = [row for row in rows if _fits(row, where)]
     named = _mapping("axes", published.get("axes"))
-    _expect("report.published.axes", named, axes)
-    meant = {
-        axis: _meant(f"report.published.axes.{axis}", what, list(axes[axis]), rows) for axis, what in named.items()
-    }
+    expect_known("report.published.axes", named, axes, "axes of the study")
+    meant = {axis: _meant(axis, what, list(axes[axis]), rows) for axis, what in named.items()}
     if "metric" in axes and "metric" not in named:  # one figure is not of an accuracy and of a loss
         meant["metric"] = {next(iter(axes["metric"])): {}}
     found = PublishedFigures(rows[0]["table"] if rows else "", rows, meant)
@@ -93,10 +85,9 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
 
 
 def _read(name: str) -> list[Row]:
-    path = Path(name) if name.endswith(".csv") else published_files().get(name)
-    if path is None:
-        known = ", ".join(published_files())
-        raise FederatedError(f"Expected `report.published.file` to be one of {known}, or a path, got {name!r}.")
+    if not name.endswith(".csv"):
+        expect_choice("report.published.file", name, [*published_files(), "the path of a .csv"])
+    path = Path(name) if name.endswith(".csv") else published_files()[name]
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file, strict=True))
@@ -112,14 +103,15 @@ def _read(name: str) -> list[Row]:
     return rows
 
 
-def _meant(place: str, what: Any, values: Sequence[str], rows: Sequence[Row]) -> dict[str, Row]:
+def _meant(axis: str, what: Any, values: Sequence[str], rows: Sequence[Row]) -> dict[str, Row]:
     """What the values of an axis are in the file, which is given by one column, or for each of them by several."""
+    place = f"report.published.axes.{axis}"
     if not isinstance(what, Mapping):
-        _expect(place, [str(what)], _columns(rows))
-        meant = {value: {str(what): value} for value in values}
-        return {value: row for value, row in meant.items() if any(_fits(known, row) for known in rows)}
-    _expect(place, map(str, what), values)
-    meant = {str(v): {name: str(cell) for name, cell in _mapping(place, row).items()} for v, row in what.items()}
+        column = str(what)
+        _expect_columns(place, [column], rows)
+        return {value: {column: value} for value in values if any(_same(row[column], value) for row in rows)}
+    meant = {str(value): _texts(place, row) for value, row in what.items()}
+    expect_known(place, meant, values, f"values of {axis!r}")
     for value, row in meant.items():
         _expect_values(f"{place}.{value}", row, rows)
     return meant
@@ -133,23 +125,19 @@ def _mapping(place: str, value: Any) -> Mapping[str, Any]:
     return value or {}
 
 
-def _columns(rows: Sequence[Row]) -> list[str]:
-    return [name for row in rows[:1] for name in row if name not in _FIXED]
+def _texts(place: str, value: Any) -> Row:
+    return {name: str(cell) for name, cell in _mapping(place, value).items()}
 
 
-def _expect(place: str, names: Iterable[str], known: Iterable[str]) -> None:
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise FederatedError(f"Expected `{place}` to name some of {', '.join(known)}, got {name!r}.")
+def _expect_columns(place: str, names: Iterable[str], rows: Sequence[Row]) -> None:
+    expect_known(place, names, [name for row in rows[:1] for name in row if name not in _FIXED], "columns of the file")
 
 
 def _expect_values(place: str, wanted: Row, rows: Sequence[Row]) -> None:
-    _expect(place, wanted, _columns(rows))
+    _expect_columns(place, wanted, rows)
     for name, value in wanted.items():
         if not any(_same(row[name], value) for row in rows):
-            known = ", ".join(dict.fromkeys(row[name] for row in rows))
-            raise FederatedError(f"Expected `{place}.{name}` to be one of {known}, got {value!r}.")
+            expect_choice(f"{place}.{name}", value, list(dict.fromkeys(row[name] for row in rows)))
 
 
 def _fits(row: Row, wanted: Row) -> bool:

@@ -3,10 +3,10 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
@@ -21,38 +21,25 @@ _NAMED = ("study", "profile")
 _CHOSEN, _VALUE = "chosen ", "value "
 _STATISTICS = ("best", "final", f"last {LAST}")
 
+_Row = Mapping[str, str]
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study.
+    """One run of a study."""
 
-    Attributes:
-        axes: The name of its value on each axis, in the order of the study's file.
-        seed: Its seed.
-        fingerprint: Hash of its resolved config without its length, under which its folder is found.
-        rounds: The last evaluated round.
-        chosen: The value of each option that was tuned, as written on the command line.
-        curves: Values by metric and evaluated round, in ascending order of rounds.
-    """
-
-    axes: dict[str, str]
+    axes: dict[str, str]  # a value for each axis, in the order of the study's file
     seed: int
-    fingerprint: str
-    rounds: int
-    chosen: dict[str, str] = field(default_factory=dict)
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    fingerprint: str  # of its run folder
+    rounds: int  # the last evaluated one
+    chosen: dict[str, str] = field(default_factory=dict)  # options that were tuned, as on the command line
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric and evaluated round, in order
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the tuning.
-
-    Attributes:
-        axes: The name of its value on each axis that it is on.
-        seed: Its seed.
-        options: The value of each option that is tuned.
-        values: What it came to, by what it is: the validation metric that decides, and what is reported beside it.
-    """
+    """One run of the tuning; its values are the validation metric that decides, and what is reported beside it."""
 
     axes: dict[str, str]
     seed: int
@@ -62,14 +49,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All that a study's tables and pictures are drawn from.
-
-    Attributes:
-        name: The study's name.
-        profile: The profile that was run; ``full`` is the study's file as it stands.
-        runs: Its runs, in the order of the axes and seeds.
-        trials: Those of its tuning.
-    """
+    """What a study's tables and pictures are drawn from: its runs, in the order of axes and seeds, and its tuning."""
 
     name: str
     profile: str
@@ -97,27 +77,32 @@ def write_results(results: StudyResults, folder: Path) -> None:
             f"Expected runs of the study {results.name} (profile {results.profile}) to report on, found none: run "
             "`lightning-fed study` with the same file, `--profile` and `--output` first."
         )
-    _write(folder / "results.csv", _axis_names(results.runs), _run_rows(results))
-    _write(folder / "curves.csv", _axis_names(results.runs), _curve_rows(results.runs))
+    _write(folder / "results.csv", results.runs, _run_rows(results))
+    _write(folder / "curves.csv", results.runs, _curve_rows(results.runs))
     if results.trials:
-        _write(folder / "tuning.csv", _axis_names(results.trials), _trial_rows(results.trials))
+        _write(folder / "tuning.csv", results.trials, _trial_rows(results.trials))
     else:
         (folder / "tuning.csv").unlink(missing_ok=True)
 
 
 def read_results(folder: Path) -> StudyResults:
     """Reads what ``write_results`` has written."""
-    rows = _read(folder / "results.csv", (*_NAMED, "seed", "fingerprint", "rounds"))
-    curves = _read_curves(folder / "curves.csv")
-    with _intact(folder / "results.csv"):
-        runs = tuple(_run(row, curves) for row in rows)
-        named = {(row["study"], row["profile"]) for row in rows}
-        _expect(len(named) == 1, "all runs are of one study and profile")
-        _expect(len({_key(run.axes, run.seed) for run in runs}) == len(runs), "no run stands there twice")
-    with _intact(folder / "curves.csv"):
-        _expect(not curves, "each of its runs is in results.csv")
+    rows = _read(folder / "results.csv", (*_NAMED, "seed", "fingerprint", "rounds"), _run)
+    curves: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
+    for key, at, values in _read(folder / "curves.csv", ("seed", "round"), _point):
+        for metric, value in values.items():
+            curves.setdefault(key, {}).setdefault(metric, {})[at] = value
+    named, keys = {name for name, _ in rows}, [_key(run.axes, run.seed) for _, run in rows]
+    for wrong, file, what in (
+        (len(named) != 1, "results.csv", "all runs are of one study and profile"),
+        (len({*keys}) < len(keys), "results.csv", "no run stands there twice"),
+        (not curves.keys() <= {*keys}, "curves.csv", "each of its runs is in results.csv"),
+    ):
+        if wrong:
+            raise _damaged(folder / file, f"not so that {what}")
+    runs = tuple(replace(run, curves=curves.get(key, {})) for key, (_, run) in zip(keys, rows, strict=True))
     tuning = folder / "tuning.csv"
-    trials = tuple(_read_trials(tuning)) if tuning.is_file() else ()
+    trials = tuple(_read(tuning, ("seed",), _trial)) if tuning.is_file() else ()
     return StudyResults(*named.pop(), runs, trials)
 
 
@@ -151,12 +136,9 @@ def _text(value: float) -> str:
     return f"{value:.7g}"
 
 
-def _axis_names(runs: Iterable[StudyRun | Trial]) -> list[str]:
-    return list(dict.fromkeys(name for run in runs for name in run.axes))
-
-
-def _write(path: Path, axes: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
+def _write(path: Path, runs: Iterable[StudyRun | Trial], rows: Iterable[_Row]) -> None:
     rows = list(rows)
+    axes = dict.fromkeys(name for run in runs for name in run.axes)
     # Options that only some runs have still stand before what is measured.
     others = dict.fromkeys(name for row in rows for name in row if name not in _NAMED and name not in axes)
     ordered = sorted(others, key=lambda name: 0 if name in RESERVED else 1 if name.startswith(_CHOSEN) else 2)
@@ -168,43 +150,37 @@ def _write(path: Path, axes: Sequence[str], rows: Iterable[Mapping[str, str]]) -
     write_atomically(path, text.getvalue().encode(), "--output")
 
 
-def _read(path: Path, expected: Sequence[str]) -> list[dict[str, str]]:
-    """Reads whole rows; empty cells, which stand for nothing, are left out."""
+def _read(path: Path, expected: Sequence[str], make: Callable[[_Row], _T]) -> list[_T]:
+    """Reads whole rows; empty cells stand for nothing."""
     try:
         if path.exists() and not path.is_file():
             raise OSError("it is no file")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FederatedError(f"Expected the results of a study in {path}, which cannot be read ({error}).") from error
-    with _intact(path):
-        header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-        missing = [name for name in expected if name not in header]
-        _expect(not missing, f"there are columns {', '.join(missing)}")
-        _expect(text.endswith("\n") and all(len(row) == len(header) for row in rows), "all rows are whole")
-        return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-@contextmanager
-def _intact(path: Path) -> Iterator[None]:
     try:
-        yield
+        header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        if missing := [name for name in expected if name not in header]:
+            raise ValueError(f"not so that there are columns {', '.join(missing)}")
+        if not text.endswith("\n") or any(len(row) != len(header) for row in rows):
+            raise ValueError("not so that all rows are whole")
+        return [make(dict(zip(header, row, strict=True))) for row in rows]
     except (ValueError, csv.Error) as error:
-        raise FederatedError(
-            f"Expected {path} as `lightning-fed report --study` writes it, but it is damaged ({error}): write it anew."
-        ) from error
+        raise _damaged(path, error) from error
 
 
-def _expect(right: bool, what: str) -> None:
-    if not right:
-        raise ValueError(f"not so that {what}")
+def _damaged(path: Path, why: object) -> FederatedError:
+    return FederatedError(
+        f"Expected {path} as `lightning-fed report --study` writes it, but it is damaged ({why}): write it anew."
+    )
 
 
-def _axes(row: Mapping[str, str]) -> dict[str, str]:
+def _axes(row: _Row) -> dict[str, str]:
     names = [name for name in row if name not in _NAMED]
     return {name: row[name] for name in names[: names.index("seed")] if row[name]}
 
 
-def _below(row: Mapping[str, str], prefix: str) -> dict[str, str]:
+def _below(row: _Row, prefix: str) -> dict[str, str]:
     return {name.removeprefix(prefix): cell for name, cell in row.items() if name.startswith(prefix) and cell}
 
 
@@ -212,28 +188,17 @@ def _key(axes: Mapping[str, str], seed: int) -> tuple[str, ...]:
     return (*axes.values(), str(seed))
 
 
-def _run(row: Mapping[str, str], curves: dict[tuple[str, ...], dict[str, dict[int, float]]]) -> StudyRun:
-    axes, seed = _axes(row), int(row["seed"])
-    curve = curves.pop(_key(axes, seed), {})
-    return StudyRun(axes, seed, row["fingerprint"], int(row["rounds"]), _below(row, _CHOSEN), curve)
+def _run(row: _Row) -> tuple[tuple[str, str], StudyRun]:
+    run = StudyRun(_axes(row), int(row["seed"]), row["fingerprint"], int(row["rounds"]), _below(row, _CHOSEN))
+    return (row["study"], row["profile"]), run
 
 
-def _read_curves(path: Path) -> dict[tuple[str, ...], dict[str, dict[int, float]]]:
-    curves: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
-    rows = _read(path, ("seed", "round"))
-    with _intact(path):
-        for row in rows:
-            run = curves.setdefault(_key(_axes(row), int(row["seed"])), {})
-            metrics = list(row)[list(row).index("round") + 1 :]
-            for metric in metrics:
-                if row[metric]:
-                    run.setdefault(metric, {})[int(row["round"])] = float(row[metric])
-    return curves
+def _point(row: _Row) -> tuple[tuple[str, ...], int, dict[str, float]]:
+    metrics = list(row)[list(row).index("round") + 1 :]
+    values = {metric: float(row[metric]) for metric in metrics if row[metric]}
+    return _key(_axes(row), int(row["seed"])), int(row["round"]), values
 
 
-def _read_trials(path: Path) -> Iterator[Trial]:
-    rows = _read(path, ("seed",))
-    with _intact(path):
-        for row in rows:
-            values = {name: float(cell) for name, cell in _below(row, _VALUE).items()}
-            yield Trial(_axes(row), int(row["seed"]), _below(row, _CHOSEN), values)
+def _trial(row: _Row) -> Trial:
+    values = {name: float(cell) for name, cell in _below(row, _VALUE).items()}
+    return Trial(_axes(row), int(row["seed"]), _below(row, _CHOSEN), values)

@@ -5,14 +5,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NewType
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, expect_count
+from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.studies.results import RESERVED
 from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.statistics import expect_statistic
 
 __all__ = [
     "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "apply_profile", "expect_sound", "name_of",
-    "reported_axes",
+    "reported_axes", "tuned_per",
 ]  # fmt: skip
 
 # Twice as much is still a number, as the width of a range has to be.
@@ -180,14 +181,14 @@ class Study:
 
 def apply_profile(study: Study, name: str) -> Study:
     """Returns the study in another size; ``full`` is the study as it is."""
+    expect_choice("--profile", name, ["full", *study.profiles])
     if name == "full":
         return study
-    if name not in study.profiles:
-        known = ", ".join(["full", *study.profiles])
-        raise FederatedError(f"Expected `--profile` to be one of {known}, got {name!r}.")
     profile = study.profiles[name]
     _expect_values(f"profiles.{name}.axes", study, profile.axes)
     _expect_values(f"profiles.{name}.by", study, profile.by)
+    tuned = sorted({option for parameters in _all_parameters(study.tune) for option in parameters})
+    expect_known(f"profiles.{name}.parameters", profile.parameters, tuned, "tuned options")
     axes = {
         axis: {
             value: _over(values[value], profile.by.get(axis, {}).get(value, AxisValue()))
@@ -195,12 +196,10 @@ def apply_profile(study: Study, name: str) -> Study:
         }
         for axis, values in study.axes.items()
     }
-    tuned = {option for parameters in _all_parameters(study.tune) for option in parameters}
-    if unknown := [option for option in profile.parameters if option not in tuned]:
-        raise FederatedError(
-            f"Expected `profiles.{name}.parameters` to be of tuned options ({', '.join(sorted(tuned)) or 'none'}), "
-            f"got {unknown[0]!r}."
-        )
+    by = {
+        axis: {v: _other_parameters(p, profile.parameters) for v, p in values.items() if v in axes[axis]}
+        for axis, values in study.tune.by.items()
+    }
     return replace(
         study,
         configs=[*study.configs, *profile.configs],
@@ -208,14 +207,7 @@ def apply_profile(study: Study, name: str) -> Study:
         seeds=study.seeds if profile.seeds is None else profile.seeds,
         axes=axes,
         without=[kept for one in study.without if all((kept := _left(one, axes)).values())],
-        tune=replace(
-            study.tune,
-            parameters=_other_parameters(study.tune.parameters, profile.parameters),
-            by={
-                axis: {v: _other_parameters(p, profile.parameters) for v, p in values.items() if v in axes[axis]}
-                for axis, values in study.tune.by.items()
-            },
-        ),
+        tune=replace(study.tune, parameters=_other_parameters(study.tune.parameters, profile.parameters), by=by),
     )
 
 
@@ -237,7 +229,12 @@ def _all_parameters(tune: Tune) -> list[Parameters]:
 
 def expect_sound(study: Study) -> None:
     """Refuses a study that names what it does not have, or is tuned by what it is reported by."""
-    _expect_names(study)
+    # Names must not lead out of the folder of runs, or add a line to a script or a table.
+    for place, names in (("name", [study.name]), ("profiles", study.profiles)):
+        if wrong := [name for name in names if not is_below(name)]:
+            raise FederatedError(f"Expected `{place}` to name a folder below that of `--output`, got {wrong[0]!r}.")
+    if wrong := [name for axis in study.axes for name in (axis, *study.axes[axis]) if not name.isprintable()]:
+        raise FederatedError(f"Expected `axes` and their values to have names on one line, got {wrong[0]!r}.")
     for axis, values in study.axes.items():
         if axis in (taken := (*RESERVED, *study.report.metric)) or not values:
             raise FederatedError(
@@ -256,19 +253,10 @@ def expect_sound(study: Study) -> None:
     _expect_sound_tuning(study)
 
 
-def _expect_names(study: Study) -> None:
-    """Refuses names that lead out of the folder of runs, or add a line to a script or a table."""
-    for place, names in (("name", [study.name]), ("profiles", study.profiles)):
-        if wrong := [name for name in names if not is_below(name)]:
-            raise FederatedError(f"Expected `{place}` to name a folder below that of `--output`, got {wrong[0]!r}.")
-    if wrong := [name for axis in study.axes for name in (axis, *study.axes[axis]) if not name.isprintable()]:
-        raise FederatedError(f"Expected `axes` and their values to have names on one line, got {wrong[0]!r}.")
-
-
 def _expect_sound_report(study: Study) -> None:
     report = study.report
     for place, axes in (("report.rows", report.rows), ("report.columns", report.columns)):
-        _expect_known(place, axes, reported_axes(study))
+        expect_known(place, axes, reported_axes(study), "axes of the study")
     for key in ("metric", "statistic", "rows", "columns"):
         names = getattr(report, key)
         if len(set(names)) < len(names):
@@ -280,22 +268,22 @@ def _expect_sound_report(study: Study) -> None:
 
 def _expect_sound_tuning(study: Study) -> None:
     tune = study.tune
-    _expect_axes("tune.per", study, tune.per or [])
+    per = tuned_per(study)
+    expect_known("tune.per", tune.per or [], study.axes, "axes of the study")
     expect_statistic("tune.statistic", tune.statistic)
     _expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
     _expect_values("tune.by", study, tune.by)
-    per = set(study.axes if tune.per is None else tune.per)
-    for place, wrong in (("tune.at", per & set(tune.at)), ("tune.by", set(tune.by) - per)):
-        if wrong:
-            beside = "beside" if place == "tune.at" else "among"
-            raise FederatedError(f"Expected `{place}` to name axes {beside} those of `tune.per`, got {wrong.pop()!r}.")
+    expect_known(
+        "tune.at", tune.at, [axis for axis in study.axes if axis not in per], "axes that are not in `tune.per`"
+    )
+    expect_known("tune.by", tune.by, per, "axes of `tune.per`")
     if tune.metric.startswith(("test", "train")):
         raise FederatedError(
             "Expected `tune.metric` to be of a validation set, as nothing is chosen by test data or those of training, "
             f"got {tune.metric!r}."
         )
-    if tune.trials is not None and tune.trials < 1:
-        raise FederatedError(f"Expected `tune.trials` to be a number from 1, got {tune.trials}.")
+    if tune.trials is not None:
+        expect_count("tune.trials", tune.trials)
     if tune != Tune() and not any(_all_parameters(tune)):
         raise FederatedError("Expected `tune.parameters`, or `tune.by`, to name options to choose, got none.")
     for parameters in _all_parameters(tune):
@@ -306,45 +294,37 @@ def _expect_sound_tuning(study: Study) -> None:
 def _expect_choices(option: str, choices: list[Any] | Space, sampler: str) -> None:
     place = "Expected `tune.parameters` to"
     if isinstance(choices, Space):
-        if not all(abs(end) <= _LARGEST for end in (choices.low, choices.high)):
-            raise FederatedError(f"{place} have a range of {option!r} within ±{_LARGEST:g}, got another.")
-        told = f"low: {choices.low:g}, high: {choices.high:g}, log: {str(choices.log).lower()}"
+        low, high = choices.low, choices.high
+        if not -_LARGEST <= low < high <= _LARGEST or (choices.log and low <= 0):
+            raise FederatedError(
+                f"{place} have a range of {option!r} from `low` to a larger `high` within ±{_LARGEST:g}, above 0 with "
+                f"`log`, got {low} to {high}."
+            )
         if sampler == "grid":
             raise FederatedError(
-                f"{place} list values of {option!r} for `sampler: grid`, got {{{told}}}: list them, or give another "
+                f"{place} list values of {option!r} for `sampler: grid`, got a range: list them, or give another "
                 "`tune.sampler`."
-            )
-        if choices.low >= choices.high or (choices.log and choices.low <= 0):
-            raise FederatedError(
-                f"{place} have a range of {option!r} from `low` to more, above 0 with `log`, got {{{told}}}."
             )
     elif not choices or len({name_of(value) for value in choices}) < len(choices):
         raise FederatedError(f"{place} list values of {option!r}, at least one and each once, got {choices}.")
 
 
+def _expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]) -> None:
+    expect_known(place, chosen, study.axes, "axes of the study")
+    for axis, values in chosen.items():
+        expect_known(place, values, study.axes[axis], f"values of {axis!r}")
+
+
 def reported_axes(study: Study) -> dict[str, list[str]]:
     """Returns what the rows and columns of a table can be of, with the names of the values of each."""
-    axes = {axis: [str(value) for value in values] for axis, values in study.axes.items()}
-    seeds, report = [str(seed) for seed in study.seeds], study.report
-    return {**axes, "seed": seeds, "metric": [*report.metric], "statistic": [*report.statistic]}
+    report = study.report
+    axes = {axis: list[str](values) for axis, values in study.axes.items()}
+    return {
+        **axes, "seed": [str(seed) for seed in study.seeds], "metric": [*report.metric],
+        "statistic": [*report.statistic],
+    }  # fmt: skip
 
 
-def _expect_axes(place: str, study: Study, axes: Iterable[str]) -> None:
-    _expect_known(place, axes, study.axes)
-
-
-def _expect_known(place: str, axes: Iterable[str], known: Iterable[str]) -> None:
-    known = list(known)
-    for axis in axes:
-        if axis not in known:
-            names = ", ".join(known) or "none"
-            raise FederatedError(f"Expected `{place}` to name axes of the study ({names}), got {axis!r}.")
-
-
-def _expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]) -> None:
-    _expect_axes(place, study, chosen)
-    for axis, values in chosen.items():
-        for value in values:
-            if value not in study.axes[axis]:
-                known = ", ".join(study.axes[axis])
-                raise FederatedError(f"Expected `{place}` to name values of {axis!r} ({known}), got {value!r}.")
+def tuned_per(study: Study) -> list[str]:
+    """Returns the axes for each of whose combinations there is a choice of its own, in the order of the file."""
+    return [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]

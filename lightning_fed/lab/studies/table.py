@@ -3,22 +3,19 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.tables import Summary, is_share, summarize_found
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.lab.studies.study import Study, reported_axes
-from lightning_fed.runs.statistics import (
-    first_as_good,
-    is_reached,
-    lower_is_better,
-    missing_rounds,
-)
+from lightning_fed.runs.statistics import first_as_good, is_reached, lower_is_better, missing_rounds
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
 
@@ -29,26 +26,15 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell.
-
-    Attributes:
-        names: The values of axes that it is of, with its metric and statistic.
-        runs: Its runs, one for each seed.
-        values: The statistic of each run; NaN where it diverged.
-        percent: Whether it is an accuracy in [0, 1], to be shown in percent.
-        to_target: Rounds to the target, over seeds.
-        difference: To the baseline, over the seeds that both have; None without a baseline.
-        p_holm: Of its test, adjusted for all tests of the table; NaN where there is none.
-        published: The published figure.
-    """
+    """The runs of some values of axes, a metric and a statistic, one run for each seed."""
 
     names: dict[str, str]
     runs: tuple[StudyRun, ...]
-    values: tuple[float, ...]
-    percent: bool
-    to_target: Summary | None = None
-    difference: PairedDifference | None = None
-    p_holm: float = math.nan
+    values: tuple[float, ...]  # the statistic of each run; NaN where it diverged
+    percent: bool  # whether it is an accuracy in [0, 1], to be shown in percent
+    to_target: Summary | None = None  # rounds to the target, over seeds
+    difference: PairedDifference | None = None  # to the baseline, over the seeds that both have
+    p_holm: float = math.nan  # of its test, adjusted for all tests of the table
     published: Figure | None = None
 
     @property
@@ -64,28 +50,20 @@ class TableCell:
 
 @dataclass(frozen=True)
 class StudyTable:
-    """The table of a study.
+    """The table of a study: a key of rows or columns has a value for each of their axes.
 
-    Attributes:
-        row_axes: What its rows are of.
-        column_axes: What its columns are of.
-        rows: The values of the former, for each row.
-        columns: Those of the latter, for each column.
-        cells: Cells by row and column; a combination that was not run has none.
-        baseline: Those of both that the baseline is named by.
-        ranks: Average rank of each row over the columns that all rows have, or of each column over rows, by the first
-            metric and statistic; None where there are less than two.
-        notes: Sentences on what is not there.
+    Ranks are averages of each row over the columns that all rows have, or of each column over rows, by the first metric
+    and statistic; None where there are less than two.
     """
 
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
     rows: tuple[Key, ...]
     columns: tuple[Key, ...]
-    cells: dict[tuple[Key, Key], TableCell]
-    baseline: tuple[str, ...]
+    cells: dict[tuple[Key, Key], TableCell]  # row after row; a combination that was not run has none
+    baseline: tuple[str, ...]  # the axes of both that the baseline is named by
     ranks: tuple[float, ...] | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # on what is not there
 
     @property
     def methods_are_columns(self) -> bool:
@@ -94,16 +72,7 @@ class StudyTable:
 
 
 def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
-    """Makes the table.
-
-    Args:
-        study: The study, in the size of the profile that was run.
-        results: What it came to.
-        published: The figures that its report names.
-
-    Raises:
-        FederatedError: If runs are not of the study, or a metric was not measured.
-    """
+    """Makes the table of a study, in the size of the profile that was run, with the figures that its report names."""
     _expect_of_study(study, results)
     row_axes, column_axes = _table_axes(study, results)
     cells = _cells(study, results.runs, row_axes, column_axes)
@@ -117,6 +86,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
         cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
     rows = _in_order({row for row, _ in cells}, row_axes, study)
     columns = _in_order({column for _, column in cells}, column_axes, study)
+    cells = {key: cells[key] for key in product(rows, columns) if key in cells}
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
     notes = tuple(_notes(study, results))
     table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
@@ -133,9 +103,7 @@ def _expect_of_study(study: Study, results: StudyResults) -> None:
             )
     measured = {name for run in results.runs for name in run.curves}
     if not measured & {*study.report.metric}:  # of several a smaller size may lack one, as notes tell
-        known = ", ".join(sorted(measured)) or "none"
-        wanted = ", ".join(study.report.metric)
-        raise FederatedError(f"Expected `report.metric` to be a column that was measured ({known}), got {wanted}.")
+        expect_known("report.metric", study.report.metric, sorted(measured), "a column that was measured")
 
 
 def _table_axes(study: Study, results: StudyResults) -> tuple[Key, Key]:
@@ -152,6 +120,10 @@ def _in_order(keys: set[Key], axes: Key, study: Study) -> tuple[Key, ...]:
     return tuple(sorted(keys, key=lambda key: [known[axis].index(name) for axis, name in zip(axes, key, strict=True)]))
 
 
+def _key(names: Mapping[str, str], row_axes: Key, column_axes: Key) -> tuple[Key, Key]:
+    return tuple(names[axis] for axis in row_axes), tuple(names[axis] for axis in column_axes)
+
+
 def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: Key) -> dict[tuple[Key, Key], TableCell]:
     groups: dict[tuple[Key, Key], tuple[dict[str, str], list[StudyRun]]] = {}
     for run in runs:
@@ -160,8 +132,7 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
             for statistic in (name for name in study.report.statistic if is_reached(curve, name)):
                 names = {**run.axes, "metric": metric, "statistic": statistic}
                 names |= {"seed": str(run.seed)} if "seed" in (*row_axes, *column_axes) else {}
-                key = tuple(names[axis] for axis in row_axes), tuple(names[axis] for axis in column_axes)
-                groups.setdefault(key, (names, []))[1].append(run)
+                groups.setdefault(_key(names, row_axes, column_axes), (names, []))[1].append(run)
     shares = {
         str(metric): is_share(metric, [value for run in runs for value in run.curves.get(metric, {}).values()])
         for metric in study.report.metric
@@ -173,14 +144,12 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
             f"{target / 100:g} for {target:g} %."
         )
     return {
-        key: _cell(names, cell, shares, target if names["metric"] == first else None)
+        key: _cell(names, cell, shares[names["metric"]], target if names["metric"] == first else None)
         for key, (names, cell) in groups.items()
     }
 
 
-def _cell(
-    names: dict[str, str], runs: Sequence[StudyRun], shares: Mapping[str, bool], target: float | None
-) -> TableCell:
+def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, target: float | None) -> TableCell:
     metric = names["metric"]
     curves = [run.curves[metric] for run in runs]
     values = tuple(value_of_run(curve, names["statistic"], metric) for curve in curves)
@@ -188,7 +157,7 @@ def _cell(
     if target is not None:
         rounds = [None if is_lost(curve) else first_as_good(curve, metric, target) for curve in curves]
         reached = summarize_found([math.nan if at is None else at for at in rounds])
-    return TableCell(names, tuple(runs), values, shares[metric], reached)
+    return TableCell(names, tuple(runs), values, percent, reached)
 
 
 def _compared(
@@ -197,8 +166,7 @@ def _compared(
     """Compares each cell with that of the baseline, and adjusts the tests for their number."""
     compared = dict(cells)
     for key, cell in cells.items():
-        names = {**cell.names, **baseline}
-        other = tuple(names[axis] for axis in row_axes), tuple(names[axis] for axis in column_axes)
+        other = _key({**cell.names, **baseline}, row_axes, column_axes)
         if other != key and other in cells:
             compared[key] = replace(cell, difference=_difference(cell, cells[other]))
     p_values = [cell.difference.p_value if cell.difference else math.nan for cell in compared.values()]
@@ -222,23 +190,19 @@ def _figure(published: PublishedFigures, cell: TableCell) -> Figure | None:
 
 
 def _ranks(table: StudyTable) -> tuple[float, ...] | None:
-    by_column = table.methods_are_columns
-    methods, others = (table.columns, table.rows) if by_column else (table.rows, table.columns)
-    cells = {(column, row): cell for (row, column), cell in table.cells.items()} if by_column else table.cells
+    methods, others, cells = table.rows, table.columns, table.cells
+    method_axes, other_axes = {*table.row_axes}, {*table.column_axes}
+    if table.methods_are_columns:
+        methods, others, method_axes, other_axes = others, methods, other_axes, method_axes
+        cells = {(column, row): cell for (row, column), cell in cells.items()}
     whole = [other for other in others if all((method, other) in cells for method in methods)]
-    measures = [
-        (cells[methods[0], other].names["metric"], cells[methods[0], other].names["statistic"]) for other in whole
-    ]
+    measures = [tuple(cells[methods[0], other].names[name] for name in ("metric", "statistic")) for other in whole]
     whole = [other for other, measure in zip(whole, measures, strict=True) if measure == measures[0]]
-    of_methods, of_others = {*table.column_axes}, {*table.row_axes}
-    if not by_column:
-        of_methods, of_others = of_others, of_methods
     # Metrics, or seeds, that are ranked among each other say nothing; of several of one setting the first one counts.
-    if len(whole) < 2 or len(methods) < 2 or of_methods & {*_OF_REPORT} or of_others <= {*_OF_REPORT}:
+    if len(whole) < 2 or len(methods) < 2 or method_axes & {*_OF_REPORT} or other_axes <= {*_OF_REPORT}:
         return None
     means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])
-    signs = [-1 if lower_is_better(cells[methods[0], other].names["metric"]) else 1 for other in whole]
-    return tuple(average_ranks(means * signs).tolist())
+    return tuple(average_ranks(means, lower_is_better(measures[0][0])).tolist())
 
 
 def _notes(study: Study, results: StudyResults) -> list[str]:

@@ -58,11 +58,11 @@ def test_columns_of_the_table_and_seeds_that_do_not_arrive() -> None:
         "at comm/bytes_up 10", "comm/bytes_up to 0.8", "round to 0.8", "comm/bytes to 0.8", "gradients to 0.8",
         "time to 0.8",
     ]  # fmt: skip
-    rows = {row.method: row for row in method_rows(methods, "test/acc", derived)}
-    assert rows["A"].derived["at comm/bytes_up 10"] == Summary(0.6, 0)
-    assert rows["B"].derived["at comm/bytes_up 10"].mean == pytest.approx(0.35)
-    assert [summary.mean for summary in list(rows["A"].derived.values())[1:]] == [25, 5, 30, 50, 31]
-    assert {summary.found for summary in list(rows["B"].derived.values())[1:]} == {1}
+    rows = {row.method.label: row for row in method_rows(methods, "test/acc", derived)}
+    assert rows["A"].summaries["at comm/bytes_up 10"] == Summary(0.6, 0)
+    assert rows["B"].summaries["at comm/bytes_up 10"].mean == pytest.approx(0.35)
+    assert [summary.mean for summary in list(rows["A"].summaries.values())[4:]] == [25, 5, 30, 50, 31]
+    assert {summary.found for summary in list(rows["B"].summaries.values())[4:]} == {1}
     text = format_table(list(rows.values()), "test/acc").splitlines()
     assert "at comm/bytes_up 10 (%)  comm/bytes_up to 0.8  round to 0.8 " in text[0]
     assert text[2].split("  ")[-1] == "31 ± 0"

@@ -139,7 +139,7 @@ def test_layers_are_a_table(tmp_path: Path) -> None:
 def test_a_missing_plotly_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
     write_run(tmp_path, values=[0.1, 0.2])
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(FederatedError, match=r"--format html.*pip install \"lightning_fed\[html\]\""):
+    with pytest.raises(FederatedError, match=r"--format html.*pip install 'lightning_fed\[html\]'"):
         main([str(tmp_path), "--format", "html"])
     assert not list(tmp_path.glob("report*"))
 

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from lightning_fed.core.train_state import no_totals
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.budgets import X_SUMS
-from lightning_fed.lab.report.plots import X_LABELS, curve, curves_figure
+from lightning_fed.lab.report.plots import AXES, curve, curves_figure
 from tests.lab.report.parts import method
 
 
@@ -64,7 +64,7 @@ def test_every_total_is_an_axis_of_its_own(x: str, label: str, ticks: list[str])
 
 
 def test_every_total_of_a_run_has_a_label() -> None:
-    assert {*no_totals(), *X_SUMS} <= set(X_LABELS)
+    assert {*no_totals(), *X_SUMS} <= set(AXES)
 
 
 def test_picture_has_a_line_and_a_visible_band_for_each_method() -> None:

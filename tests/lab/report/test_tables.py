@@ -25,30 +25,30 @@ def test_row_by_hand() -> None:
     # Run 0: final 0.5, best 0.9, last ten of 0.9, 0.1 x 9, 0.5: (9 * 0.1 + 0.5) / 10 = 0.14.
     # Run 1: final 0.7, best 0.8, fewer than ten: (0.6 + 0.8 + 0.7) / 3 = 0.7.
     (row,) = method_rows([measured("FedAvg", [0.9] + [0.1] * 9 + [0.5], [0.6, 0.8, 0.7])], "test/acc")
-    assert (row.method, row.seeds, row.last_rounds) == ("FedAvg", 2, (10, 2))
-    assert row.final.mean == pytest.approx(0.6)
-    assert row.final.std == pytest.approx(0.2 / math.sqrt(2))
-    assert row.best.mean == pytest.approx(0.85)
-    assert row.best.std == pytest.approx(0.1 / math.sqrt(2))
-    assert row.last.mean == pytest.approx(0.42)
-    assert row.last.std == pytest.approx(0.56 / math.sqrt(2))
+    assert (row.method.label, len(row.method.runs), row.last_rounds) == ("FedAvg", 2, (10, 2))
+    assert row.summaries["final"].mean == pytest.approx(0.6)
+    assert row.summaries["final"].std == pytest.approx(0.2 / math.sqrt(2))
+    assert row.summaries["best"].mean == pytest.approx(0.85)
+    assert row.summaries["best"].std == pytest.approx(0.1 / math.sqrt(2))
+    assert row.summaries["last10"].mean == pytest.approx(0.42)
+    assert row.summaries["last10"].std == pytest.approx(0.56 / math.sqrt(2))
 
 
 def test_the_last_ten_are_rounds_not_evaluations() -> None:
     curve = {at: at / 100 for at in range(0, 31, 5)}
     (row,) = method_rows([method("FedAvg", {"test/acc": curve})], "test/acc")
-    assert row.last.mean == pytest.approx((0.25 + 0.30) / 2)
+    assert row.summaries["last10"].mean == pytest.approx((0.25 + 0.30) / 2)
 
 
 def test_order_follows_the_metric_and_puts_nan_last() -> None:
     curves = {"low": [0.3, 0.1], "nan": [0.4, math.nan], "high": [0.1, 0.3]}
     accuracies = method_rows([measured(label, curve) for label, curve in curves.items()], "test/acc")
-    assert [row.method for row in accuracies] == ["high", "low", "nan"]
-    assert [row.best.mean for row in accuracies] == [0.3, 0.3, 0.4]
+    assert [row.method.label for row in accuracies] == ["high", "low", "nan"]
+    assert [row.summaries["best"].mean for row in accuracies] == [0.3, 0.3, 0.4]
     losses = [measured(label, curve, metric="val/loss") for label, curve in curves.items()]
     rows = method_rows(losses, "val/loss")
-    assert [row.method for row in rows] == ["low", "high", "nan"]
-    assert [row.best.mean for row in rows] == [0.1, 0.1, 0.4]
+    assert [row.method.label for row in rows] == ["low", "high", "nan"]
+    assert [row.summaries["best"].mean for row in rows] == [0.1, 0.1, 0.4]
 
 
 def test_text_of_accuracies_is_in_percent() -> None:

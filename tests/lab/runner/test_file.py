@@ -76,7 +76,9 @@ def test_a_range_is_for_other_samplers_than_the_grid(tmp_path: Path) -> None:
     with pytest.raises(FederatedError, match="to list values of 'aggregator.lr' for `sampler: grid`"):
         load(tmp_path, text % "grid")
     for wrong in ("low: 1, high: 0.1", "low: 0, high: 1, log: true", "low: 1, high: 1"):
-        with pytest.raises(FederatedError, match=r"a range of 'aggregator.lr' from `low` to more, .*got \{low: [01],"):
+        with pytest.raises(
+            FederatedError, match=r"a range of 'aggregator.lr' from `low` to a larger `high` .*got [01] to"
+        ):
             load(tmp_path, (text % "tpe").replace("low: 0.1, high: 1, log: true", wrong))
 
 
@@ -101,7 +103,7 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
             (
                 "  parameters: {aggregator.lr: [0.1, 1.0]}",
                 f"  sampler: tpe\n  parameters: {{aggregator.lr: {{low: {low}, high: {high}}}}}",
-                "within ±1e\\+300, got",
+                "within ±1e\\+300, above 0 with `log`, got",
             )
             for low, high in ((0, ".inf"), (".nan", 1), ("-1.0e+308", "1.0e+308"), (0, "9" * 400))
         ),
@@ -141,12 +143,12 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
         (
             "at: {rate: 0.01}",
             "at: {rule: GMA}",
-            "Expected `tune.at` to name axes beside those of `tune.per`, got 'rule'",
+            r"Expected `tune.at` to name axes that are not in `tune.per` \(rate\), got 'rule'",
         ),
         (
             "by: {rule: {GMA:",
             "by: {rate: {0.01:",
-            "Expected `tune.by` to name axes among those of `tune.per`, got 'rate'",
+            r"Expected `tune.by` to name axes of `tune.per` \(rule\), got 'rate'",
         ),
         ("at: {rate: 0.01}", "at: {rate: 3}", "Expected `tune.at` to name values of 'rate'"),
         ("rows: [rule]", "rows: [x]", "Expected `report.rows` to name axes"),
@@ -158,7 +160,7 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
         ("{trainer.max_rounds: 40}", "{seed_everything: 5}", "Expected `seeds` to say the seeds of runs"),
         ("[{rule: FedAvg,", "[{rule: [FedAvg, GMA]}, {rule: FedAvg,", "Expected `without` to leave some combinations"),
         ("[0.1, 1.0]", "[0.1, 0.1]", "list values of 'aggregator.lr', at least one and each once, got .0.1, 0.1"),
-        ("per: [rule]", "trials: 0\n  per: [rule]", "Expected `tune.trials` to be a number from 1, got 0"),
+        ("per: [rule]", "trials: 0\n  per: [rule]", "Expected `tune.trials` to be an integer of at least 1, got 0"),
         ("per: [rule]", "metric: train/loss\n  per: [rule]", "Expected `tune.metric` to be of a validation set"),
         ("rows: [rule]", "statistic: worst", "Expected `report.statistic` to be `best`"),
         ("per: [rule]", "statistic: last\n  per: [rule]", "Expected `tune.statistic` to be `best`"),
@@ -174,7 +176,7 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
         ("axes: {rate: [0.01]}", "axes: {rate: [3]}", "Expected `profiles.cpu.axes` to name values of 'rate'"),
         ("axes: {rate: [0.01]}", "axes: {rate: [0.001]}", "Expected `tune.at` to name values of 'rate'"),
         ("by: {rule: {GMA: {set", "by: {rule: {A: {set", "Expected `profiles.cpu.by` to name values of 'rule'"),
-        ("{aggregator.lr: [1.0]}", "{x: [1.0]}", "Expected `profiles.cpu.parameters` to be of tuned options"),
+        ("{aggregator.lr: [1.0]}", "{x: [1.0]}", "Expected `profiles.cpu.parameters` to name tuned options"),
         ("seeds: [0, 1]", "title: again", "to be the YAML file of a study, but it cannot be read: the key 'title'"),
     ],
 )

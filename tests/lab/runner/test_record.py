@@ -7,10 +7,10 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.runner import estimate, record, worker
-from lightning_fed.lab.runner.collect import collect
 from lightning_fed.lab.runner.command import main
 from lightning_fed.lab.runner.estimate import rounds_of
 from lightning_fed.lab.runner.record import done_run, read_run, write_record
+from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.studies.cells import Cell, cells_of
 from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
 from lightning_fed.runs.folder import RunFolder, create_run
@@ -84,8 +84,11 @@ def test_what_no_run_has_measured_is_no_report(tmp_path: Path) -> None:
     train(tmp_path, cells_of(one)[0])
     columns = r"\(comm/bytes, round, test/acc, time, time/round, train/loss\)"
     for report, said in (
-        (Report([Name("test/accuracy")]), rf"Expected `report.metric` to be a column .* {columns}, got test/accuracy"),
-        (Report(x="rounds"), rf"Expected `report.x` to be a column that was measured {columns}, got rounds"),
+        (
+            Report([Name("test/accuracy")]),
+            rf"Expected `report.metric` to name .* {columns}, got 'test/accuracy'",
+        ),
+        (Report(x="rounds"), rf"Expected `report.x` to name a column that was measured {columns}, got 'rounds'"),
     ):
         with pytest.raises(FederatedError, match=said):
             collect(replace(one, report=report), "full", tmp_path)
@@ -135,14 +138,14 @@ def test_a_mistake_of_the_command(words: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize("tuning", ["", "tune: {parameters: {model.optimizer.lr: [0.1]}}\n"])
-@pytest.mark.parametrize("looks", [["--dry_run"], []])
-def test_an_output_that_is_a_file_is_said_before_any_run(tmp_path: Path, tuning: str, looks: list[str]) -> None:
+def test_an_output_that_is_a_file_is_said_before_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
+) -> None:
+    monkeypatch.setattr("lightning_fed.lab.runner.pool.Pool.mistake", lambda self, cells: "")
     (tmp_path / "one.yaml").write_text(f"title: T\nconfigs: [quickstart]\n{tuning}")
     (tmp_path / "taken").write_text("")
-    with pytest.raises(
-        FederatedError, match="Expected `--output` to be where the folder taken/one can be made.* is a file"
-    ):
-        main(["one.yaml", "--output", "taken", *looks], lambda: None)
+    with pytest.raises(FederatedError, match=r"Expected to write the folder taken/one, .*change `--output`"):
+        main(["one.yaml", "--output", "taken"], lambda: None)
 
 
 def test_a_file_that_is_edited_while_a_run_trains_makes_another_run(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fed.lab.runner.collect import collect
 from lightning_fed.lab.runner.file import load_study
+from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.studies.results import write_results
 
 ROOT = Path(__file__).parents[3]

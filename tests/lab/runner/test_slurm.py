@@ -13,8 +13,8 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.runner import command, slurm
-from lightning_fed.lab.runner.collect import collect
 from lightning_fed.lab.runner.file import load_study
+from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.runner.slurm import Task, make_executor
 
 submitit = pytest.importorskip("submitit")
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_waiting_alone(
     [
         (["--slurm", "partition=a"], "how many minutes a task may take, as in .*, got None"),
         (["--slurm", "time=4:00:00"], "how many minutes a task may take, as in .*, got '4:00:00'"),
-        (["--slurm", "time=1,nodes=2"], "Expected `--slurm` with keys among account, .*, got 'nodes'"),
+        (["--slurm", "time=1,nodes=2"], r"Expected `--slurm` to name keys of submitit \(account, .*, got 'nodes'"),
         (["--slurm", "time"], "Expected `--slurm` as KEY=VALUE,..., as in .*, got 'time'"),
         (["--slurm", "time=1,partition=a\n#SBATCH --nodes=9"], "Expected `--slurm` on one line"),
         (["--slurm", "time=1", "--output", "a\nb"], "Expected `--output` on one line"),

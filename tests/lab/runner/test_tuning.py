@@ -12,9 +12,9 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.runner import command, record, tuning
-from lightning_fed.lab.runner.collect import collect
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.record import done_run, read_run, write_record
+from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.runner.tuning import groups_of, tune, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations, make_cell
 from lightning_fed.lab.studies.study import AxisValue, Name, Space, Study, Tune
@@ -286,7 +286,7 @@ def test_trials_are_collected_with_the_best_on_the_test_set_beside(tmp_path: Pat
 
 def test_what_decides_must_have_been_measured(tmp_path: Path) -> None:
     other = study(Tune(parameters={"lr": [1]}, metric="val/f1"))
-    with pytest.raises(FederatedError, match=r"Expected `tune.metric` to be a column of .*'val/f1'"):
+    with pytest.raises(FederatedError, match=r"Expected `tune.metric` to name a column of .*'val/f1'"):
         tune(groups_of(other, cells_of(other), tmp_path), trainer(tmp_path, best_at), 1)
 
 

@@ -203,7 +203,7 @@ def test_a_window_that_no_run_reaches_has_no_cells() -> None:
         (
             {"metric": ["test/loss"]},
             "FedAvg",
-            r"`report.metric` to be a column that was measured \(test/acc, val/loss\)",
+            r"`report.metric` to name a column that was measured \(test/acc, val/loss\)",
         ),
         ({}, "FedProx", "Expected the runs of two_rules, profile full, to be on the axes that the study has now"),
     ],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fed.lab.report.dashboard import build_report, build_workspace, sections_of
+from lightning_fed.lab.dashboard_command import build_report, build_workspace, sections_of
 
 COLUMNS = ("round", "val/acc", "val/loss", "test/acc", "train/loss", "samples", "agreement/mean", "agreement/mean/a.b")
 
