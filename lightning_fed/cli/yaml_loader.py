@@ -54,6 +54,7 @@ class ConfigLoader(_Loader):  # type: ignore[misc]  # a class made when jsonargp
 
 def is_endless(path: str) -> bool:
     """Says whether a text names a pipe or a device, whose reading may never end."""
+    path = os.path.expanduser(path.removeprefix("file://"))  # as jsonargparse reads it
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 

@@ -250,6 +250,7 @@ class ClientStates:
         array = value.cpu().contiguous().numpy()
         path = self._folder() / f"{record}-{self._version}-{_checksum(array)}.npy"
         with writing(path):
+            (self._run or self._folder()).stat()  # a removed run folder is not made again
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with open(path, "wb") as file:

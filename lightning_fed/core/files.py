@@ -45,12 +45,15 @@ def writing(path: Path, option: str = _RUNS, what: str = "") -> Iterator[None]:
 def open_atomically(path: Path, option: str = _RUNS) -> Iterator[BinaryIO]:
     """Opens a file that takes the place of the old one when the block ends without an exception.
 
+    Its folder is made, but not that of a run: if it was removed, no start could tell whose it is.
+
     Raises:
         WriteError: If the system refuses; the old file stays, and nothing is left beside it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path, option):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if option != _RUNS or (path.parent.parent / "run.json").is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "wb") as file:
                 yield file

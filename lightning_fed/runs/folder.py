@@ -133,7 +133,10 @@ def read_run(path: Path) -> RunFolder:
     """
     if not (path / "run.json").is_file():  # a device or a pipe may never end
         raise OSError("its run.json is no file")
-    facts = dict(json.loads((path / "run.json").read_text()))
+    try:
+        facts = dict(json.loads((path / "run.json").read_text()))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if facts.pop("crc32", None) not in (None, _crc32(facts)):  # one that was written by hand has none
         raise ValueError("it has been changed or damaged")
     run = RunFolder(path=path, **facts)

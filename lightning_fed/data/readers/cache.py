@@ -39,7 +39,7 @@ def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]
         return tensors
     try:
         # Opened first: a folder that cannot be written to is found before the long work, not after it.
-        with open_atomically(path) as file:
+        with open_atomically(path, "--data.cache_dir") as file:
             tensors = make()
             torch.save({"fingerprint": fingerprint, "tensors": tensors}, file)
     except (WriteError, RuntimeError) as error:  # torch raises the latter for a full disk

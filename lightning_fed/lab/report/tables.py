@@ -121,5 +121,7 @@ def write_csv(rows: Sequence[Row], metric: str, path: Path) -> None:
     for row in rows:
         found = [(one.mean, one.std) if one.found is None else (None, None) for one in row.summaries.values()]
         cells = [cell for pair in found for cell in pair]
-        lines.append([metric, no_formula(row.method.label), len(row.method.runs), max(row.last_rounds), *cells])
+        lines.append(
+            [no_formula(metric), no_formula(row.method.label), len(row.method.runs), max(row.last_rounds), *cells]
+        )
     write_atomically(path, csv_text(lines).encode(), "--output")

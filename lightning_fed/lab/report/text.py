@@ -8,6 +8,10 @@ from collections.abc import Iterable, Sequence
 __all__ = ["aligned", "csv_text", "no_formula", "no_mathematics", "one_line"]
 
 
+# A number as tables write it, with what stands beside it: "-0.3 ± 0.1", "-0.3 (-0.5 to 0.1)", "+1.2*".
+_NUMBER = re.compile(r"[+-]?(\d[\d,.]*|\.\d+|inf|nan)(e[+-]?\d+)?[^A-Za-z=@|!]*( to [^A-Za-z=@|!]*)?")
+
+
 def one_line(text: str) -> str:
     """Puts a space in the place of what moves, ends or recolours a line, and of what no encoding has."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
@@ -20,8 +24,8 @@ def no_mathematics(text: str) -> str:
 
 def no_formula(cell: str) -> str:
     """Writes an apostrophe before a cell that a spreadsheet would compute, but not before a number."""
-    begins = cell.startswith(("=", "@", "+", "-", "\t", "\r"))
-    return f"'{cell}" if begins and not re.match(r"[+-]?(\d|\.\d|inf|nan)", cell) else cell
+    begins = cell.lstrip().startswith(("=", "@", "+", "-", "\uff1d", "\uff0b", "\uff0d", "\uff20"))
+    return f"'{cell}" if begins and not _NUMBER.fullmatch(cell) else cell
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

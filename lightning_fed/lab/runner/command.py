@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.lab.common import CommandParser
+from lightning_fed.lab.report.text import one_line
 from lightning_fed.lab.runner.estimate import time_needed
 from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.runner.pool import Outcome, Pool
@@ -50,7 +51,7 @@ def main(argv: list[str], guard: Guard) -> int:
     planned, missing = plan()
     trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
     tuning = f", {trials} of them to tune" if trials else ""
-    print(f"{study.title}: {len(planned)} runs in {root}{tuning}; {len(planned) - len(missing)} are done.")
+    print(f"{one_line(study.title)}: {len(planned)} runs in {root}{tuning}; {len(planned) - len(missing)} are done.")
     if missing and (mistake := pool.mistake(list(telling_runs(missing)))):
         raise FederatedError(f"In {options.file}: {mistake}")
     tasks = _tasks(argv, guard, _keys(cells, per), _keys(missing, per), options.jobs)

@@ -89,9 +89,10 @@ def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False,
 
 
 def _record(root: Path, cell: Cell) -> _Record | None:
+    path = root / cell.folder / _RECORD
     try:
-        return _Record(**json.loads((root / cell.folder / _RECORD).read_text()))
-    except (OSError, ValueError, TypeError):
+        return _Record(**json.loads(path.read_text())) if path.is_file() else None  # a pipe may never end
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report.text import one_line
 from lightning_fed.lab.studies.study import AxisValue, Name, Study
 
 __all__ = ["Cell", "Watch", "cells_of", "chosen_by", "combinations", "folder_of", "make_cell"]
@@ -43,7 +44,7 @@ class Cell:
     def label(self) -> str:
         """What it is called in messages."""
         values = {**self.axes, **self.options, "seed": self.seed}
-        return ", ".join(f"{name} {value}" for name, value in values.items())
+        return one_line(", ".join(f"{name} {value}" for name, value in values.items()))
 
 
 def combinations(study: Study) -> Iterator[dict[str, Name]]:

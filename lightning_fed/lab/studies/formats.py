@@ -37,14 +37,15 @@ def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str])
 
 def _latex_table(block: Block) -> str:
     names = block.labels
-    head, *rows = (
-        " & ".join([*map(_latex_text, line[:names]), *map(_latex, line[names:])]) + r" \\" for line in block.lines
-    )
+    head = " & ".join(map(_latex_text, block.lines[0])) + r" \\"
+    rows = [
+        " & ".join([*map(_latex_text, line[:names]), *map(_latex, line[names:])]) + r" \\" for line in block.lines[1:]
+    ]
     rows = [re.sub(r"^([\[*])", r"{\1}", row) for row in rows]  # which the break of the line before would take
     columns = "l" * block.labels + "r" * (len(block.lines[0]) - block.labels)
     caption = f"{block.title}. {block.note}".rstrip() if block.note else f"{block.title}."
     lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{_latex(caption)}}}", rf"\begin{{tabular}}{{{columns}}}",
+        r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(caption)}}}", rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
