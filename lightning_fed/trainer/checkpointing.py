@@ -90,9 +90,11 @@ def save_last_good(trainer: LightningNames, folder: Path) -> None:
 
 def _weights_of(module: LightningModule) -> dict[str, Tensor]:
     """Copies what a module holds, in torch's usual layout, whatever it has while it trains."""
-    held = {name: value.detach() for name, value in module.state_dict().items()}
-    usual = {name: torch.contiguous_format for name, value in held.items() if value.layout == torch.strided}
-    return {name: value.clone(memory_format=usual.get(name, torch.preserve_format)) for name, value in held.items()}
+    usual = {torch.strided: torch.contiguous_format}
+    return {
+        name: value.detach().clone(memory_format=usual.get(value.layout, torch.preserve_format))
+        for name, value in module.state_dict().items()
+    }
 
 
 def _model_of(trainer: LightningNames) -> dict[str, Any]:
@@ -192,8 +194,7 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
             f"{', '.join(methods)}: give the same `--aggregator`, `--client` and `--trainer.callbacks`, or start a new "
             "run with `--weights`."
         )
-    layout = trainer.train_state.layout
-    if state["layout"] != layout:
+    if state["layout"] != trainer.train_state.layout:
         raise FederatedError(
             f"Expected the memory layout of the run that {source} is from, as its vectors have the order of the "
             "parameters in memory: give the same `--trainer.memory_format`, or start a new run with `--weights`."

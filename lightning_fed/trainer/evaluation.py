@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,16 +74,10 @@ def in_stage(trainer: LightningNames, stage: RunningStage) -> Iterator[None]:
 def evaluate(
     trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: RunningStage, limit: int | float
 ) -> list[LoggedMetrics]:
-    """Runs ``validation_step`` or ``test_step`` over one or several named data sets.
+    """Runs ``validation_step`` or ``test_step`` over data sets by name, and returns the metrics of each, in order.
 
-    Args:
-        trainer: The trainer, whose module holds the model to evaluate.
-        loaders: Data sets by name; a name that the datamodule gave, or any of several, is a suffix of its metrics.
-        stage: ``VALIDATING`` or ``TESTING``.
-        limit: Most batches (int) or share of them (float) of each data set.
-
-    Returns:
-        The metrics of each data set, in order; what epoch hooks log joins each of them. Nothing if the limit is 0.
+    A name that the datamodule gave, or any of several, is a suffix of its metrics. What epoch hooks log joins those of
+    each set. Of each as many batches are read as ``limit`` allows: nothing is returned if it is 0.
     """
     name, module = _STEPS[stage], trainer.lightning_module
     expect_module(module, f"{name}_step")
@@ -231,12 +224,7 @@ def run_batches(
 def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
     """Yields the batches of a data loader, whatever is drawn from the global streams between them."""
     seed_evaluation(trainer, name, index, 0)
-    batches = iter(loader)
-    for number in count(1):
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
+    for number, batch in enumerate(loader, 1):
         yield batch
         seed_evaluation(trainer, name, index, 2 * number)
 

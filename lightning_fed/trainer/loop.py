@@ -54,13 +54,7 @@ _ROUND_HOOKS = (
 
 
 class RoundLoop:
-    """Runs the rounds of one ``fit``.
-
-    Args:
-        trainer: The trainer, with model, data, global vector and callbacks set up and restored.
-        log: Where rows go.
-        stop: Set when a signal asks for a stop.
-    """
+    """Runs the rounds of one ``fit``, with model, data, global vector and callbacks set up and restored."""
 
     def __init__(self, trainer: LightningNames, log: RunLog, stop: StopRequest) -> None:
         self.trainer, self.options, self.state = trainer, trainer.options, trainer.train_state

@@ -88,7 +88,13 @@ class TrainerOptions(LocalOptions):
                 "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
             )
         expect_number("--trainer.process_timeout", self.process_timeout, above=0)
-        _expect_numbers(options)
+        clip = self.gradient_clip_val
+        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
+            raise _error("gradient_clip_val", "a number of at least 0", clip)
+        if self.seed is not None:
+            expect_count("--trainer.seed", self.seed, least=0)
+        if not isinstance(self.fast_dev_run, int) or self.fast_dev_run < 0:
+            raise _error("fast_dev_run", "true, false or a number of rounds", self.fast_dev_run)
         if not isinstance(self.default_root_dir, (str, os.PathLike)):
             raise _error("default_root_dir", "a folder", self.default_root_dir)
         if self.name is not None and not is_below(self.name):
@@ -160,16 +166,6 @@ def _expect_share(name: str, value: Any, smallest: int) -> None:
     if not (is_count(value, smallest) or is_share):
         lower = "[0" if smallest == 0 else "(0"
         raise _error(name, f"a count (an integer of at least {smallest}) or a fraction in {lower}, 1]", value)
-
-
-def _expect_numbers(options: dict[str, Any]) -> None:
-    clip, seed, rounds = options["gradient_clip_val"], options["seed"], options["fast_dev_run"]
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
-        raise _error("gradient_clip_val", "a number of at least 0", clip)
-    if seed is not None:
-        expect_count("--trainer.seed", seed, least=0)
-    if not isinstance(rounds, int) or rounds < 0:
-        raise _error("fast_dev_run", "true, false or a number of rounds", rounds)
 
 
 def _expect_parts(options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.train_state import CompileMode, TrainState
+from lightning_fed.core.train_state import CompileMode, NoState, TrainState
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import save_checkpoint
@@ -35,7 +35,7 @@ from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.lightning_arguments import with_aliases
 from lightning_fed.trainer.lightning_names import LightningNames, derived, forwarded
 from lightning_fed.trainer.options import TrainerOptions, expect_datamodule, expect_module
-from lightning_fed.trainer.setup import attached, evaluating, no_state, train
+from lightning_fed.trainer.setup import attached, evaluating, train
 from lightning_fed.trainer.signals import graceful_stop
 
 __all__ = ["FederatedTrainer"]
@@ -181,7 +181,7 @@ class FederatedTrainer(LightningNames):
         self.aggregator = next(cb for cb in self.callbacks if isinstance(cb, Aggregator))
         self.hooks = HookCaller(self)
         self.books = Bookkeeping(given, self.label)
-        self.state, self.train_state = TrainerState(), no_state()
+        self.state, self.train_state = TrainerState(), cast(TrainState, NoState())
         self.lightning_module, self.datamodule = cast(LightningModule, None), None
         self.metrics, self.round_metrics = LoggedMetrics({}, {}, {}), {}
         self.validated = self.resumed = self.should_stop = False
