@@ -1,25 +1,31 @@
-"""Options under Lightning's names that are not ours."""
+"""Options under names that are not those of the trainer's signature: Lightning's, and those of groups without these."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 from jsonargparse import Namespace
 
 from lightning_fed.cli.yaml_loader import ConfigLoader
-from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments
+from lightning_fed.core.train_state import FLAT_NAMES
+from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments, same_twice
 
-__all__ = ["own_words", "take_lightnings"]
-
-_Place = dict[str, Any] | Namespace
+__all__ = ["own_variables", "own_words", "take_lightnings"]
 
 
 def take_lightnings(config: Any, parent: str = "") -> None:
-    """Renames the trainer's options that Lightning calls otherwise, in place, and answers those without a meaning."""
-    place = _of_trainer(config, parent)
-    for name in [name for name in FOREIGN if name in place]:
-        for own, value in own_arguments({name: place.pop(name)}).items():
-            place[own] = value
+    """Renames the trainer's options that have other names, in place, and answers those without a meaning."""
+    found = config.get("trainer") if parent != "trainer" and isinstance(config, (dict, Namespace)) else config
+    options = found if isinstance(found, (dict, Namespace)) else {}
+    for name in [name for name in FOREIGN if name in options]:
+        for path, value in own_arguments({name: options.pop(name)}).items():
+            group, _, part = path.rpartition(".")
+            if group and group not in options:
+                options[group] = type(options)()
+            place = options[group] if group else options
+            if not isinstance(place, (dict, Namespace)) or part in place:
+                raise same_twice(path, "this name", f"`{name}`")
+            place[part] = value
 
 
 def own_words(words: Sequence[str]) -> list[str]:
@@ -27,14 +33,27 @@ def own_words(words: Sequence[str]) -> list[str]:
     kept, rest = [], iter(words)
     for word in rest:
         option, equals, value = word.partition("=")
-        name = option.removeprefix("--trainer.")
-        if name in ALIASES and name != option:
-            kept.append(f"--trainer.{ALIASES[name]}{equals}{value}")
-        elif name in FOREIGN and name != option:
+        name, dot, below = option.removeprefix("--trainer.").partition(".")
+        if name in ALIASES and option.startswith("--trainer."):
+            kept.append(f"--trainer.{ALIASES[name]}{dot}{below}{equals}{value}")
+        elif name in FOREIGN and option == f"--trainer.{name}":
             own_arguments({name: _value(value if equals else next(rest, ""))})
         else:
             kept.append(word)
     return kept
+
+
+def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Renames the environment variables of options that are in groups."""
+    own: dict[str, str] = {}
+    for variable, value in variables.items():
+        command, trainer, name = variable.partition("__TRAINER__")
+        path = FLAT_NAMES.get(name.lower(), name)
+        renamed = f"{command}{trainer}{path.replace('.', '__').upper()}" if path != name else variable
+        if renamed != variable and renamed in variables:
+            raise same_twice(path, renamed, variable)
+        own[renamed] = value
+    return own
 
 
 def _value(word: str) -> Any:
@@ -42,9 +61,3 @@ def _value(word: str) -> Any:
         return yaml.load(word, Loader=ConfigLoader)
     except yaml.YAMLError:
         return word
-
-
-def _of_trainer(config: Any, parent: str) -> _Place:
-    """Returns the trainer's options in a configuration or its part below ``parent``, none if they are not there."""
-    found = config.get("trainer") if parent != "trainer" and isinstance(config, (dict, Namespace)) else config
-    return found if isinstance(found, (dict, Namespace)) else {}

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
@@ -21,10 +21,11 @@ from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
-from lightning_fed.cli.other_names import own_words, take_lightnings
+from lightning_fed.cli.other_names import own_variables, own_words, take_lightnings
 from lightning_fed.cli.yaml_loader import is_endless
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.trainer.options import GROUPS
 
 __all__ = ["FederatedArgumentParser"]
 
@@ -121,9 +122,12 @@ class FederatedArgumentParser(LightningArgumentParser):
     ) -> list[str]:
         """Adds the arguments of a class and returns their names; Lightning's parser refuses a trainer of ours."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
+            options: dict[str, Any] = {"fail_untyped": False, "sub_configs": True}
             added: list[str] = self.add_class_arguments(
-                lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
+                lightning_class, nested_key, instantiate=False, skip=set(GROUPS), **options
             )
+            for name, kind in GROUPS.items():
+                added += self.add_class_arguments(kind, f"{nested_key}.{name}", **options)
             return added
         added = super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
         if subclass_mode and isinstance(lightning_class, type) and issubclass(lightning_class, LightningModule):
@@ -189,6 +193,10 @@ class FederatedArgumentParser(LightningArgumentParser):
         with _mistakes_end(self):
             take_lightnings(cfg, parent_key)
         config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)
+        return config
+
+    def _load_env_vars(self, env: Mapping[str, str], defaults: bool) -> Namespace:
+        config: Namespace = super()._load_env_vars(own_variables(env), defaults)
         return config
 
     def _expect_options(self, config: Any, prefix: str) -> None:

@@ -32,9 +32,9 @@ def going_on(trainer: LightningNames) -> Iterator[None]:
     try:
         yield
     except WriteError as error:
-        if trainer.options.on_write_error == "stop":
+        if trainer.options.tolerance.on_write_error == "stop":
             raise
-        rank_zero_warn(f"Round {trainer.round} goes on as `--trainer.on_write_error` says: {error}")
+        rank_zero_warn(f"Round {trainer.round} goes on as `--trainer.tolerance.on_write_error` says: {error}")
 
 
 class Bookkeeping:

@@ -37,7 +37,7 @@ INSTEAD = {
     "GradientAccumulationScheduler": "use `--trainer.accumulate_grad_batches`",
     "ModelPruning": f"prune the model before `fit`, or prune what it has trained and {_WHOLE}",
     "StochasticWeightAveraging": "use Lightning's WeightAveraging for the average of the global models",
-    "SpikeDetection": "use `--trainer.max_diverged`",
+    "SpikeDetection": "use `--trainer.tolerance.max_diverged`",
     "ThroughputMonitor": "the columns `time/round`, `samples` and `gradients` of metrics.csv say it",
     "ProgressBar": "use `--trainer.enable_progress_bar`",
 }

@@ -121,7 +121,7 @@ class RoundLoop:
             self._seed(at=2)
             if update.num_clients:
                 self._step_server(update)
-            elif cohort.clients and not self.engine.divergence.clients and self.options.work is None:
+            elif cohort.clients and not self.engine.divergence.clients and self.options.participation.work is None:
                 self._expect_training()
             self.state.load_global_model()  # once more, as hooks after the server's step may write to its weights
             self._count(cohort, update, trained)
@@ -174,7 +174,7 @@ class RoundLoop:
 
     def _make_draw(self) -> CohortDraw:
         trainer, options, source = self.trainer, self.options, self.state.source
-        sizes = np.asarray(source.sizes)
+        sizes, parts = np.asarray(source.sizes), options.participation
         return CohortDraw(
             trainer.seed,
             sizes,
@@ -182,9 +182,9 @@ class RoundLoop:
             local_steps(source, replace(options, local_epochs=1, local_steps=None), sizes),
             trainer.aggregator.min_clients,
             trainer.sampler,
-            options.availability,
-            options.stragglers,
-            options.work,
+            parts.availability,
+            parts.stragglers,
+            parts.work,
         )
 
     @torch.no_grad()
@@ -223,7 +223,7 @@ class RoundLoop:
         totals = self.trainer.totals
         for name, count in round_costs(self.trainer, self.engine, update).items():
             totals[name] += count
-        if self.options.stragglers is not None:
+        if self.options.participation.stragglers is not None:
             totals["simulated/time"] = totals.get("simulated/time", 0.0) + self.cohorts.seconds
         entered, left_out = float(update.num_clients), self.engine.divergence
         drawn = len(cohort.clients) + len(cohort.skipped)
@@ -233,7 +233,7 @@ class RoundLoop:
             "clients/diverged": float(len(left_out.clients) - len(left_out.failed)),
             "time/clients": trained,
         }
-        if self.options.on_client_error == "skip":
+        if self.options.tolerance.on_client_error == "skip":
             counts["clients/failed"] = float(len(left_out.failed))
         self._note(LoggedMetrics({**counts, **totals}, {}, {}))
 

@@ -15,14 +15,20 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from torch._dynamo import OptimizedModule
 
-from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.core.train_state import FullGradients, LocalOptions, Tolerance
 from lightning_fed.core.user_code import describe, lightning_class, overrides
 from lightning_fed.data.adoption import adopt
-from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count, is_number
+from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count
 from lightning_fed.runs.folder import is_below
-from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
+from lightning_fed.sampling import Participation
 
-__all__ = ["TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
+__all__ = ["GROUPS", "TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
+
+
+# Options that Lightning does not know, by what they are about.
+GROUPS: dict[str, type[Any]] = {
+    "participation": Participation, "full_gradients": FullGradients, "tolerance": Tolerance
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,6 @@ class TrainerOptions(LocalOptions):
     devices: list[int] | str | int = "auto"
     num_nodes: int = 1
     strategy: str = "auto"
-    process_timeout: float = 30.0
     precision: str | int = "32-true"
     memory_format: Literal["auto", "preserve", "channels_last"] = "auto"
     logger: Logger | list[Logger] | bool | None = None
@@ -43,10 +48,7 @@ class TrainerOptions(LocalOptions):
     seed: int | None = None
     max_rounds: int = 100
     clients_per_round: int | float = 1.0
-    sampler: ClientSampler | None = None
-    availability: Availability | None = None
-    stragglers: Stragglers | None = None
-    work: ClientWork | None = None
+    participation: Participation = Participation()
     client_states: Literal["device", "host", "disk"] = "device"
     check_val_every_n_rounds: int = 1
     check_test_every_n_rounds: int | None = None
@@ -60,16 +62,13 @@ class TrainerOptions(LocalOptions):
     enable_model_summary: bool = True
     benchmark: bool | None = None
     detect_anomaly: bool = False
-    on_write_error: Literal["stop", "continue"] = "stop"
 
     def __post_init__(self) -> None:
         """Checks every option."""
         options = vars(self)
         for name in ("max_rounds", "check_val_every_n_rounds", "accumulate_grad_batches", "num_nodes"):
             expect_count(f"--trainer.{name}", options[name])
-        for name in (
-            "local_epochs", "local_steps", "check_test_every_n_rounds", "full_gradient_batch_size", "chunk_size"
-        ):  # fmt: skip
+        for name in ("local_epochs", "local_steps", "check_test_every_n_rounds", "chunk_size"):
             if options[name] is not None:
                 expect_count(f"--trainer.{name}", options[name])
         for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
@@ -78,16 +77,10 @@ class TrainerOptions(LocalOptions):
         for name, hint in get_type_hints(type(self)).items():
             if (known := _choices(hint)) is not None:
                 expect_choice(f"--trainer.{name}", options[name], known)
-        share = self.max_diverged
-        if not is_number(share, least=0, below=1):
-            raise _error("max_diverged", "a share in [0, 1)", share)
-        if self.on_client_error == "skip" and not share:
-            raise _error("max_diverged", "above 0 with `--trainer.on_client_error skip`, which it bounds", share)
         if self.local_epochs is not None and self.local_steps is not None:
             raise FederatedError(
                 "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
             )
-        expect_number("--trainer.process_timeout", self.process_timeout, above=0)
         clip = self.gradient_clip_val
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
             raise _error("gradient_clip_val", "a number of at least 0", clip)
@@ -99,13 +92,13 @@ class TrainerOptions(LocalOptions):
             raise _error("default_root_dir", "a folder", self.default_root_dir)
         if self.name is not None and not is_below(self.name):
             raise _error("name", "a folder name below `--trainer.default_root_dir`", self.name)
-        _expect_parts(options)
+        _expect_loggers(self.logger)
         if self.max_time is not None:
             _expect_duration(self.max_time)
 
     def describe(self) -> dict[str, Any]:
         """Returns the options as primitives, by name."""
-        return {name: describe(value) for name, value in vars(self).items()}
+        return {name: describe(vars(value) if name in GROUPS else value) for name, value in vars(self).items()}
 
     def shortened(self) -> TrainerOptions:
         """Returns the options cut to a few rounds of as many steps and batches, if ``fast_dev_run`` asks for it."""
@@ -118,7 +111,7 @@ class TrainerOptions(LocalOptions):
         )
         return replace(
             self, max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False,
-            availability=None, stragglers=None, work=None, **limits,
+            participation=Participation(self.participation.sampler), **limits,
         )  # fmt: skip
 
 
@@ -168,16 +161,7 @@ def _expect_share(name: str, value: Any, smallest: int) -> None:
         raise _error(name, f"a count (an integer of at least {smallest}) or a fraction in {lower}, 1]", value)
 
 
-def _expect_parts(options: dict[str, Any]) -> None:
-    logger = options["logger"]
-    for name, kind, example in (
-        ("sampler", ClientSampler, "a ClientSampler, such as UniformSampler"),
-        ("availability", Availability, "an Availability, such as BernoulliAvailability"),
-        ("stragglers", Stragglers, "Stragglers"),
-        ("work", ClientWork, "a ClientWork, such as UnequalWork"),
-    ):
-        if options[name] is not None and not isinstance(options[name], kind):
-            raise _error(name, example, options[name])
+def _expect_loggers(logger: Any) -> None:
     loggers = logger if isinstance(logger, (list, tuple)) else [] if logger in (None, True, False) else [logger]
     for item in loggers:
         if not isinstance(item, Logger):

@@ -247,7 +247,7 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
             weights,
             None if run is None else run.path,
             records_of_checkpoints(run) if run is not None and keeps else None,
-            tolerant=trainer.options.on_write_error == "continue",
+            tolerant=trainer.options.tolerance.on_write_error == "continue",
         ),
         source=trainer.source,
         transfer=batch_transfer(trainer.fabric, model, trainer.datamodule, resident=True),

@@ -149,7 +149,7 @@ class Draws(ClientSampler):
 )  # fmt: skip
 def test_cohorts_that_are_none_are_refused(tmp_path, drawn):
     trainer = federated_trainer(tmp_path, sampler=Draws(drawn), clients_per_round=2)
-    message = r"`--trainer\.sampler` Draws to draw distinct client ids in \[0, 3\), got .*\.$"
+    message = r"`--trainer\.participation\.sampler` Draws to draw distinct client ids in \[0, 3\), got .*\.$"
     with pytest.raises(FederatedError, match=message) as error:
         trainer.fit(Classifier(), federated_data(8, 8, 8))
     assert "\n" not in str(error.value)

@@ -28,9 +28,11 @@ def forwarded(path: str, doc: str, settable: bool = False) -> Any:
 
 def option(name: str, at: str | None = None) -> Any:
     """Makes a property that reads an option (``at`` another place), and between two calls sets it, which is checked."""
+    group, _, part = name.partition(".")
 
     def change(trainer: Any, value: Any) -> None:
-        trainer.options = replace(trainer.options, **{name: value})
+        new = replace(getattr(trainer.options, group), **{part: value}) if part else value
+        trainer.options = replace(trainer.options, **{group: new})
 
     return property(attrgetter(at or f"options.{name}"), change, doc=f"The option ``{name}``.")
 
