@@ -39,12 +39,7 @@ def mark_as_linked(parser: ArgumentParser, dest: str) -> None:
 
 
 def leave_to_the_data(parser: ArgumentParser, prefix: str) -> None:
-    """Makes linked options optional and takes their defaults away: those which are given can be told from the others.
-
-    Args:
-        parser: A parser that has just got the arguments of a model or of its backbone.
-        prefix: What their names begin with.
-    """
+    """Makes linked options optional and takes their defaults away: those given can be told from the others."""
     for action in parser._actions:
         if action.dest.startswith(prefix) and action.dest[len(prefix) :] in LINKED:
             action.default, action.required = SUPPRESS, False
@@ -79,12 +74,7 @@ class LinkedArgument:
 
 
 def linked_arguments(options: Namespace, key: str = "model") -> list[LinkedArgument]:
-    """Finds the linked arguments of a class and of its backbone among the options of a command.
-
-    Args:
-        options: The options.
-        key: Where the class is named in them.
-    """
+    """Finds the linked arguments of the class named at ``key``, and of its backbone, among a command's options."""
     spec = options.get(key)
     if not isinstance(spec, Namespace) or "class_path" not in spec:
         return []
@@ -96,16 +86,8 @@ def linked_arguments(options: Namespace, key: str = "model") -> list[LinkedArgum
 def fill_from_data(slots: Iterable[LinkedArgument], options: Namespace, datamodule: Any) -> list[str]:
     """Writes what the data tell into the options of the model, in place; what they do not tell gets its default.
 
-    Args:
-        slots: The linked arguments.
-        options: The options of a command.
-        datamodule: Where to look, None for nowhere.
-
-    Returns:
-        Where in ``options`` something was written that was not given and would come from the data again.
-
-    Raises:
-        FederatedError: If an option that is given contradicts the data, or one that is needed comes from nowhere.
+    Returned is where something was written that was not given and would come from the data again. Refused is an option
+    that contradicts the data, and one that is needed and comes from nowhere.
     """
     return [slot.path for slot in slots if _fill(slot, options, datamodule)]
 

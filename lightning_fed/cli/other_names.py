@@ -7,10 +7,9 @@ import yaml
 from jsonargparse import Namespace
 
 from lightning_fed.cli.yaml_loader import ConfigLoader
-from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments, same_twice
 
-__all__ = ["own_variables", "own_words", "take_lightnings"]
+__all__ = ["own_name", "own_variables", "own_words", "take_lightnings"]
 
 
 def take_lightnings(config: Any, parent: str = "") -> None:
@@ -24,8 +23,15 @@ def take_lightnings(config: Any, parent: str = "") -> None:
                 options[group] = type(options)()
             place = options[group] if group else options
             if not isinstance(place, (dict, Namespace)) or part in place:
-                raise same_twice(path, "this name", f"`{name}`")
+                raise same_twice(path, "it", f"`--trainer.{name}`")
             place[part] = value
+
+
+def own_name(option: str) -> str:
+    """Returns the dotted name of an option of the trainer, or of one below it, whatever it is called."""
+    trainer, _, rest = option.partition(".")
+    name, *below = rest.split(".")
+    return ".".join([trainer, ALIASES[name], *below]) if trainer == "trainer" and name in ALIASES else option
 
 
 def own_words(words: Sequence[str]) -> list[str]:
@@ -33,24 +39,24 @@ def own_words(words: Sequence[str]) -> list[str]:
     kept, rest = [], iter(words)
     for word in rest:
         option, equals, value = word.partition("=")
-        name, dot, below = option.removeprefix("--trainer.").partition(".")
-        if name in ALIASES and option.startswith("--trainer."):
-            kept.append(f"--trainer.{ALIASES[name]}{dot}{below}{equals}{value}")
-        elif name in FOREIGN and option == f"--trainer.{name}":
-            own_arguments({name: _value(value if equals else next(rest, ""))})
+        name = option.removeprefix("--")
+        if (own := own_name(name)) != name:
+            kept.append(f"--{own}{equals}{value}")
+        elif name.removeprefix("trainer.") in FOREIGN and name.startswith("trainer."):
+            own_arguments({name.removeprefix("trainer."): _value(value if equals else next(rest, ""))})
         else:
             kept.append(word)
     return kept
 
 
 def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Renames the environment variables of options that are in groups."""
+    """Does the same for environment variables."""
     own: dict[str, str] = {}
     for variable, value in variables.items():
         command, trainer, name = variable.partition("__TRAINER__")
-        path = FLAT_NAMES.get(name.lower(), name)
-        renamed = f"{command}{trainer}{path.replace('.', '__').upper()}" if path != name else variable
-        if renamed != variable and renamed in variables:
+        path = ALIASES.get(name.lower())
+        renamed = variable if path is None else f"{command}{trainer}{path.replace('.', '__').upper()}"
+        if path is not None and renamed in variables:
             raise same_twice(path, renamed, variable)
         own[renamed] = value
     return own

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace, set_config_read_mode
 from jsonargparse._actions import ActionConfigFile, _ActionConfigLoad
+from jsonargparse._parameter_resolvers import get_signature_parameters
 from jsonargparse._subcommands import find_action, is_branch_key
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
@@ -21,7 +22,7 @@ from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
-from lightning_fed.cli.other_names import own_variables, own_words, take_lightnings
+from lightning_fed.cli.other_names import own_name, own_variables, own_words, take_lightnings
 from lightning_fed.cli.yaml_loader import is_endless
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
@@ -126,13 +127,18 @@ class FederatedArgumentParser(LightningArgumentParser):
             added: list[str] = self.add_class_arguments(
                 lightning_class, nested_key, instantiate=False, skip=set(GROUPS), **options
             )
+            taken = {parameter.name for parameter in get_signature_parameters(lightning_class)}
             for name, kind in GROUPS.items():
-                added += self.add_class_arguments(kind, f"{nested_key}.{name}", **options)
+                added += self.add_class_arguments(kind, f"{nested_key}.{name}", **options) if name in taken else []
             return added
         added = super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
         if subclass_mode and isinstance(lightning_class, type) and issubclass(lightning_class, LightningModule):
             mark_as_linked(self, nested_key)
         return added
+
+    def set_defaults(self, *defaults: dict[str, Any], **more: Any) -> None:
+        """Sets defaults by the names of options, also those that are not of the trainer's signature."""
+        super().set_defaults(*({own_name(name): value for name, value in each.items()} for each in defaults), **more)
 
     def add_class_arguments(
         self, theclass: type, nested_key: str | None = None, *args: Any, linked_to_data: bool = False, **kwargs: Any
@@ -239,12 +245,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         super().add_instantiator(build, *args, **kwargs)
 
     def instantiate_classes(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds all classes of a config.
-
-        Raises:
-            Exception: What the constructor of a class raised; jsonargparse would wrap it in a ValueError about the
-                members of a union, without the user's traceback and without the type of the exception.
-        """
+        """Builds all classes of a config; what a constructor raises is in no ValueError of jsonargparse's."""
         try:
             return super().instantiate_classes(*args, **kwargs)
         except ValueError:

@@ -101,11 +101,7 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
 
 
 def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int, lock: RunLock) -> RunFolder:
-    """Makes a new folder ``root/name/version_K`` with the smallest free K, takes it and writes its ``run.json``.
-
-    Raises:
-        WriteError: If the system refuses.
-    """
+    """Makes a new folder ``root/name/version_K`` with the smallest free K, takes it and writes its ``run.json``."""
     parent = root / name
     with writing(parent, what="a run folder in "):
         parent.mkdir(parents=True, exist_ok=True)
