@@ -80,12 +80,11 @@ def save_last_good(trainer: LightningNames, folder: Path) -> None:
     if not (trainer.is_global_zero and trainer.weights.isfinite().all()):
         return
     trainer.train_state.load_global_model()
-    weights = _weights_of(trainer.lightning_module)
     try:
-        save_checkpoint(weights, folder / f"{LAST_GOOD}.ckpt")
+        save_checkpoint(_weights_of(trainer.lightning_module), folder / f"{LAST_GOOD}.ckpt")
     except (OSError, WriteError) as error:  # the failure that brought us here is the one to be seen
-        at = trainer.finished_round
-        rank_zero_warn(f"The model of round {at} could not be written to last_good.ckpt: {error}")
+        round = trainer.finished_round
+        rank_zero_warn(f"The model of round {round} could not be written to last_good.ckpt: {error}")
 
 
 def _weights_of(module: LightningModule) -> dict[str, Tensor]:

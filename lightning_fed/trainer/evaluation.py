@@ -71,15 +71,14 @@ def in_stage(trainer: LightningNames, stage: RunningStage) -> Iterator[None]:
         trainer.state.stage = former
 
 
-def evaluate(
-    trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: RunningStage, limit: int | float
-) -> list[LoggedMetrics]:
+def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: RunningStage) -> list[LoggedMetrics]:
     """Runs ``validation_step`` or ``test_step`` over data sets by name, and returns the metrics of each, in order.
 
     A name that the datamodule gave, or any of several, is a suffix of its metrics. What epoch hooks log joins those of
-    each set. Of each as many batches are read as ``limit`` allows: nothing is returned if it is 0.
+    each set. Nothing is returned if the stage is limited to 0 batches.
     """
     name, module = _STEPS[stage], trainer.lightning_module
+    limit = trainer.limit_val_batches if stage == RunningStage.VALIDATING else trainer.limit_test_batches
     expect_module(module, f"{name}_step")
     if limit == 0:
         return []
@@ -116,9 +115,9 @@ def evaluate(
     return results
 
 
-def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: int | float) -> list[Any]:
+def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]]) -> list[Any]:
     """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets."""
-    module = trainer.lightning_module
+    module, limit = trainer.lightning_module, trainer.limit_predict_batches
     if limit == 0:
         return []
     outputs: list[list[Any]] = []

@@ -51,10 +51,7 @@ FOREIGN = frozenset({*ALIASES, *WITHOUT_EFFECT, *INSTEAD})
 
 
 def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Turns arguments of Lightning's Trainer into ours, and says which of them change nothing.
-
-    Where nobody knows a name, one of ``others`` is proposed, which ours has.
-    """
+    """Turns arguments of Lightning's Trainer into ours, says which change nothing, proposes ``others`` for a slip."""
     ours: dict[str, Any] = {}
     for name, value in given.items():
         if name in ALIASES:
@@ -84,9 +81,10 @@ def make_options(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> Traine
             raise FederatedError(f"Expected `--trainer.{name}` to be a {kind.__name__}, got {given[name]!r}.")
     parts: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}
     for path, value in own_arguments(lightning, tuple(given)).items():
-        former, (name, _, part) = attrgetter(path)(SimpleNamespace(**given)), path.partition(".")
+        former = attrgetter(path)(SimpleNamespace(**given))
         if former != attrgetter(path)(default):
             raise same_twice(path, former, value)
+        name, _, part = path.partition(".")
         if part:
             parts[name][part] = value
         else:

@@ -241,7 +241,7 @@ class RoundLoop:
         trainer = self.trainer
         seed_everywhere(seed_for(trainer.seed, Purpose.EVALUATE, trainer.round))
         if trainer.round % self.options.check_val_every_n_rounds == 0 and trainer.val_loaders:
-            results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING, self.options.limit_val_batches)
+            results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING)
             trainer.validated = True
             for result in results:
                 self._note(result)
@@ -249,9 +249,7 @@ class RoundLoop:
             self._expect_global_model("the hooks of validation")
         every = self.options.check_test_every_n_rounds
         if every is not None and trainer.round % every == 0:
-            for result in evaluate(
-                trainer, trainer.test_loaders, RunningStage.TESTING, self.options.limit_test_batches
-            ):
+            for result in evaluate(trainer, trainer.test_loaders, RunningStage.TESTING):
                 self._note(result)
             self._expect_global_model("the hooks of testing")
 

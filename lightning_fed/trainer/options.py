@@ -68,9 +68,9 @@ class TrainerOptions(LocalOptions):
         options = vars(self)
         for name in ("max_rounds", "check_val_every_n_rounds", "accumulate_grad_batches", "num_nodes"):
             expect_count(f"--trainer.{name}", options[name])
-        for name in ("local_epochs", "local_steps", "check_test_every_n_rounds", "chunk_size"):
+        for name in ("seed", "local_epochs", "local_steps", "check_test_every_n_rounds", "chunk_size"):
             if options[name] is not None:
-                expect_count(f"--trainer.{name}", options[name])
+                expect_count(f"--trainer.{name}", options[name], least=0 if name == "seed" else 1)
         for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
             _expect_share(name, options[name], smallest=0)
         _expect_share("clients_per_round", self.clients_per_round, smallest=1)
@@ -84,8 +84,6 @@ class TrainerOptions(LocalOptions):
         clip = self.gradient_clip_val
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
             raise _error("gradient_clip_val", "a number of at least 0", clip)
-        if self.seed is not None:
-            expect_count("--trainer.seed", self.seed, least=0)
         if not isinstance(self.fast_dev_run, int) or self.fast_dev_run < 0:
             raise _error("fast_dev_run", "true, false or a number of rounds", self.fast_dev_run)
         if not isinstance(self.default_root_dir, (str, os.PathLike)):
@@ -93,8 +91,7 @@ class TrainerOptions(LocalOptions):
         if self.name is not None and not is_below(self.name):
             raise _error("name", "a folder name below `--trainer.default_root_dir`", self.name)
         _expect_loggers(self.logger)
-        if self.max_time is not None:
-            _expect_duration(self.max_time)
+        _expect_duration(self.max_time)
 
     def describe(self) -> dict[str, Any]:
         """Returns the options as primitives, by name."""
@@ -106,12 +103,10 @@ class TrainerOptions(LocalOptions):
         if not count:
             return self
         steps = min(count, self.local_steps or count)
-        limits: dict[str, Any] = dict.fromkeys(
-            ("limit_val_batches", "limit_test_batches", "limit_predict_batches"), count
-        )
         return replace(
             self, max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False,
-            participation=Participation(self.participation.sampler), **limits,
+            participation=Participation(self.participation.sampler),
+            limit_val_batches=count, limit_test_batches=count, limit_predict_batches=count,
         )  # fmt: skip
 
 
@@ -170,6 +165,8 @@ def _expect_loggers(logger: Any) -> None:
 
 def _expect_duration(duration: Any) -> None:
     """Lets Lightning's Timer judge, which the trainer gives the duration to."""
+    if duration is None:
+        return
     wanted = "a duration such as 00:12:00:00 (DD:HH:MM:SS), a timedelta or a dict for one"
     try:
         known = isinstance(duration, (str, timedelta, dict))

@@ -63,7 +63,7 @@ def attached(
         trainer.state.status = TrainerStatus.FINISHED
         for callback in trainer.callbacks:
             if is_stock(callback, "OnExceptionCheckpoint"):
-                callback.teardown(cast(Any, trainer), model, str(fn.value))
+                callback.teardown(cast(Any, trainer), model, fn.value)
     except BaseException as raised:
         trainer.state.status = TrainerStatus.INTERRUPTED
         error = _exit_refused(trainer, raised) if isinstance(raised, SystemExit) else raised
@@ -75,9 +75,8 @@ def attached(
             raise error from raised
         raise
     finally:
-        stage = "fit" if fn == TrainerFn.FITTING else fn.value
-        datamodule.teardown(stage)
-        trainer.hooks("teardown", stage)
+        datamodule.teardown(fn.value)
+        trainer.hooks("teardown", fn.value)
         if isinstance(trainer.train_state, TrainState):
             trainer.train_state = cast(TrainState, trainer.train_state.close())
             if trainer.options.memory_format == "auto" and trainer.train_state.memory_format == "channels_last":

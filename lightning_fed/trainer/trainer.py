@@ -318,7 +318,7 @@ class FederatedTrainer(LightningNames):
         data = {"datamodule": datamodule, "predict": dataloaders}
         with evaluating(self, "predict", model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
-            predictions = predict(self, loaders, self.options.limit_predict_batches)
+            predictions = predict(self, loaders)
         if output is not None and self.is_global_zero:
             save_checkpoint(predictions, Path(output), "--output")
         elif self.run_config is not None:
@@ -331,8 +331,7 @@ class FederatedTrainer(LightningNames):
     ) -> list[dict[str, float]]:  # fmt: skip
         with evaluating(self, stage.value, model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
-            limit = self.limit_val_batches if stage == RunningStage.VALIDATING else self.limit_test_batches
-            results = [metrics.logged for metrics in evaluate(self, loaders, stage, limit)]
+            results = [metrics.logged for metrics in evaluate(self, loaders, stage)]
         if verbose and self.is_global_zero:
             print_results(list(loaders), results)
         return results
