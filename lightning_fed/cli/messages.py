@@ -12,13 +12,14 @@ from jsonargparse import ArgumentParser
 
 from lightning_fed.cli.configs_command import shipped_configs
 from lightning_fed.cli.suggestions import class_options, classes_for, command_options, did_you_mean, listing, own_first
+from lightning_fed.core.train_state import FLAT_NAMES
 
 __all__ = ["explain"]
 
 _COMMAND_FIRST = "Expected the command before its options, as in `lightning-fed fit --config FILE --trainer.name mine`."
 _COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs")
 _MISSING_FILE = re.compile(
-    r"Parser key \"(?P<key>\w+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
+    r"Parser key \"(?P<key>[\w.]+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
 )
 _YAML_PLACE = r"(?: in \"<\w+ string>\",)? (?P<place>line \d+, column \d+|position \d+)"
 # What was being read and where it begins may come first, what is wrong there and where last.
@@ -234,7 +235,7 @@ def _unknown_option(parser: ArgumentParser, keys: tuple[str, ...], class_path: s
         meant = f"{prefix}.{meant}" if meant else ""
         exists = f"{class_path.rsplit('.', 1)[1]} has {listing(known) or 'no options'}"
     else:
-        meant = did_you_mean(name, command_options(parser))
+        meant = did_you_mean(name, [*command_options(parser), *(f"trainer.{flat}" for flat in FLAT_NAMES)])
         exists = f"`{_help(parser)}` lists all"
     asked = f"did you mean `--{meant}` ({exists})?" if meant else f"{exists}."
     return f"There is no option `--{name}`{_source(parser, keys)}; {asked}"
