@@ -1,5 +1,6 @@
 """Options that Lightning calls otherwise."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -34,16 +35,11 @@ GROUPED = [
     "--trainer.participation.sampler", "WeightedSampler", "--trainer.participation.sampler.weights=[1, 2, 3, 4]",
     "--trainer.tolerance.max_diverged=0.2", "--trainer.full_gradients.batch_size", "7",
 ]  # fmt: skip
-FLAT = [
-    "--trainer.sampler", "WeightedSampler", "--trainer.sampler.weights=[1, 2, 3, 4]", "--trainer.max_diverged=0.2",
-    "--trainer.full_gradient_batch_size", "7",
-]  # fmt: skip
-IN_FILE = """
-trainer:
-  sampler: {class_path: WeightedSampler, init_args: {weights: [1, 2, 3, 4]}}
-  max_diverged: 0.2
-  full_gradients: {batch_size: 7}
-"""
+FLAT = [re.sub(r"participation\.|tolerance\.", "", word).replace("gradients.", "gradient_") for word in GROUPED]
+IN_FILE = (
+    "trainer: {sampler: {class_path: WeightedSampler, init_args: {weights: [1, 2, 3, 4]}}, max_diverged: 0.2, "
+    "full_gradients: {batch_size: 7}}"
+)
 
 
 def test_options_of_groups_have_flat_names(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +47,7 @@ def test_options_of_groups_have_flat_names(cli: CommandLine, monkeypatch: pytest
     assert config["trainer"]["participation"]["sampler"]["init_args"] == {"weights": [1.0, 2.0, 3.0, 4.0]}
     assert cli.config(*FLAT) == config
     assert cli.config("--config", cli.file("flat.yaml", IN_FILE)) == config
-    assert cli.config("--trainer", IN_FILE.removeprefix("\ntrainer:")) == config
+    assert cli.config("--trainer", IN_FILE.removeprefix("trainer: ")) == config
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_DIVERGED", "0.2")
     monkeypatch.setenv("PL_FIT__TRAINER__FULL_GRADIENT_BATCH_SIZE", "7")
     assert cli.config(*FLAT[:3]) == config
@@ -80,12 +76,10 @@ def test_the_later_name_wins_over_files_and_words(cli: CommandLine) -> None:
     assert cli.config(*GROUPED, "--config", "trainer: {sampler: null}")["trainer"]["participation"]["sampler"] is None
 
 
-@pytest.mark.parametrize(
-    "group", ["participation: {sampler: UniformSampler}", "participation: group.yaml", "participation: null"]
-)
+@pytest.mark.parametrize("group", ["{sampler: UniformSampler}", "group.yaml", "null"])
 def test_both_names_in_one_file_are_refused(mistake: Callable[..., str], group: str) -> None:
-    sentence = mistake("fit", *WORDS, "--config", f"trainer: {{sampler: WeightedSampler, {group}}}")
-    assert "`--trainer.participation" in sentence
+    text = f"trainer: {{sampler: WeightedSampler, participation: {group}}}"
+    assert "`--trainer.participation" in mistake("fit", *WORDS, "--config", text)
 
 
 def test_both_names_of_a_variable_are_refused(mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
