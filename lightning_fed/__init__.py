@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.hooks import FederatedCallback
     from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
     from lightning_fed.errors import FederatedError
-    from lightning_fed.trainer import FederatedTrainer
+    from lightning_fed.trainer import FederatedTrainer, FullGradients, Participation, Tolerance
 
 __all__ = [
     "Client",
@@ -15,8 +15,11 @@ __all__ = [
     "FederatedCallback",
     "FederatedError",
     "FederatedTrainer",
+    "FullGradients",
     "Need",
+    "Participation",
     "ReducedUpdate",
+    "Tolerance",
     "Update",
 ]
 __version__ = "0.1.0"
@@ -28,8 +31,11 @@ _HOME = {
     "FederatedCallback": "core.hooks",
     "FederatedError": "errors",
     "FederatedTrainer": "trainer",
+    "FullGradients": "trainer",
     "Need": "core.updates",
+    "Participation": "trainer",
     "ReducedUpdate": "core.updates",
+    "Tolerance": "trainer",
     "Update": "core.updates",
 }
 

@@ -15,12 +15,7 @@ from lightning_fed.errors import FederatedError, expect_choice, expect_count
 __all__ = ["FederatedCheckpoint"]
 
 # Tried in this order when no monitor is given; both ways in which modules commonly name them.
-_USUAL: tuple[tuple[str, Literal["min", "max"]], ...] = (
-    ("val/acc", "max"),
-    ("val_acc", "max"),
-    ("val/loss", "min"),
-    ("val_loss", "min"),
-)
+_USUAL = (("val/acc", "max"), ("val_acc", "max"), ("val/loss", "min"), ("val_loss", "min"))
 
 
 class SavingTrainer(TrainerLike, Protocol):
@@ -80,11 +75,7 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
             self._forget()
 
     def save(self, trainer: SavingTrainer, final: bool) -> None:
-        """Has written what is due after the current round.
-
-        Args:
-            trainer: The trainer, between two rounds.
-            final: Whether no round follows, so that ``last`` is due whatever the round.
+        """Has written what is due between two rounds, ``last`` in any case where no round follows.
 
         Raises:
             WriteError: If the system refuses; what was not written is due again.

@@ -37,11 +37,7 @@ class Payload(FederatedCallback):
 
 
 def payloads_of(callbacks: Sequence[Callback]) -> list[Payload]:
-    """Returns the payloads among callbacks, in their order.
-
-    Raises:
-        FederatedError: If one is there twice, or noise comes before what bounds the length of updates.
-    """
+    """Returns the payloads among callbacks, in their order; refuses one that is there twice, or too late."""
     found = [callback for callback in callbacks if isinstance(callback, Payload)]
     names = [type(payload).__name__ for payload in found]
     if len(set(names)) < len(names):

@@ -37,12 +37,7 @@ class _Columns:
 
 
 class _RoundView:
-    """A trainer as one of Lightning's callbacks reads it at the end of a round, which is its epoch.
-
-    Args:
-        trainer: The trainer.
-        **instead: What it reads in place of the trainer's attributes.
-    """
+    """A trainer as one of Lightning's callbacks reads it at the end of a round, its epoch, with names ``instead``."""
 
     def __init__(self, trainer: Any, **instead: Any) -> None:
         self._trainer = trainer

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from lightning_fed.cli.configs_command import shipped_configs
 from lightning_fed.cli.suggestions import class_arguments, classes_for, command_options, did_you_mean, listing
+from lightning_fed.core.train_state import FLAT_NAMES
 
 __all__ = ["explain"]
 
 _COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs")
 _GIVES_DATA = ("--data", "--config", "-c")
 _MISSING_FILE = re.compile(
-    r"Parser key \"(?P<key>\w+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
+    r"Parser key \"(?P<key>[\w.]+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
 )
 _YAML_MISTAKE = re.compile(
     r"(?:.*?(?:Problems parsing config|Parser key \"config\"|sub-config file (?P<file>.+?)): )?"
@@ -186,6 +187,8 @@ def _unknown_option(parser: Any, keys: tuple[str, ...], class_path: str = "") ->
     if class_path:
         known, prefix = sorted(class_arguments(class_path)), ".".join(keys[:-1]) + "."
         exists = f"{class_path.rsplit('.', 1)[1]} has {listing(known) or 'no options'}"
+    else:
+        known += [f"trainer.{flat}" for flat in FLAT_NAMES]
     name = ".".join(keys)
     meant = did_you_mean(name.removeprefix(prefix), known)
     asked = f"did you mean `--{prefix}{meant}` ({exists})?" if meant else f"{exists}."

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from inspect import signature
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import Namespace, set_config_read_mode
 from jsonargparse._actions import ActionConfigFile, _ActionConfigLoad
+from jsonargparse._parameter_resolvers import get_signature_parameters
 from jsonargparse._subcommands import find_action, is_branch_key
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
@@ -21,11 +22,12 @@ from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
-from lightning_fed.cli.other_names import own_words, take_lightnings
+from lightning_fed.cli.other_names import own_name, own_variables, own_words, take_lightnings
 from lightning_fed.cli.suggestions import listing
 from lightning_fed.cli.yaml_loader import is_endless
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.trainer.options import GROUPS
 
 __all__ = ["FederatedArgumentParser"]
 
@@ -89,14 +91,22 @@ class FederatedArgumentParser(LightningArgumentParser):
     ) -> list[str]:
         """Adds the arguments of a class and returns their names; Lightning's parser refuses a trainer of ours."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
+            options: dict[str, Any] = {"fail_untyped": False, "sub_configs": True}
             added: list[str] = self.add_class_arguments(
-                lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
+                lightning_class, nested_key, instantiate=False, skip=set(GROUPS), **options
             )
+            taken = {parameter.name for parameter in get_signature_parameters(lightning_class)}
+            for name, kind in GROUPS.items():
+                added += self.add_class_arguments(kind, f"{nested_key}.{name}", **options) if name in taken else []
             return added
         added = super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
         if subclass_mode and isinstance(lightning_class, type) and issubclass(lightning_class, LightningModule):
             mark_as_linked(self, nested_key)
         return added
+
+    def set_defaults(self, *defaults: dict[str, Any], **more: Any) -> None:
+        """Sets defaults by the names of options, also those that are not of the trainer's signature."""
+        super().set_defaults(*({own_name(name): value for name, value in each.items()} for each in defaults), **more)
 
     def add_class_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
         """Adds the arguments of a class; those of a model and its backbone that the data tell are not required."""
@@ -154,6 +164,10 @@ class FederatedArgumentParser(LightningArgumentParser):
         self._expect_options(cfg, f"{parent_key}." if parent_key else "")
         take_lightnings(cfg, parent_key)
         config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)
+        return config
+
+    def _load_env_vars(self, env: Mapping[str, str], defaults: bool) -> Namespace:
+        config: Namespace = super()._load_env_vars(own_variables(env), defaults)
         return config
 
     def _expect_options(self, config: Any, prefix: str) -> None:

@@ -41,7 +41,7 @@ class GradAlign(FedGA):
         if trainer.work is not None:
             raise FederatedError(
                 f"Expected {name} with one local step at the learning rate of all, got {type(trainer.work).__name__}: "
-                "leave out `--trainer.work`, or use FedGA."
+                "leave out `--trainer.participation.work`, or use FedGA."
             )
         if 1 not in (trainer.local_epochs, trainer.local_steps):
             got = f"{trainer.local_steps} steps" if trainer.local_steps else f"{trainer.local_epochs} epochs"

@@ -19,12 +19,80 @@ from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_number
 
-__all__ = ["CompileMode", "LocalOptions", "NoState", "NoStateError", "TrainState", "names_kept", "no_totals"]
+__all__ = [
+    "FLAT_NAMES", "CompileMode", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance", "TrainState",
+    "names_kept", "no_totals",
+]  # fmt: skip
 
 # The modes of torch.compile.
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+# Options of a group by the names that they have without it.
+FLAT_NAMES = {
+    **{name: f"participation.{name}" for name in ("sampler", "availability", "stragglers", "work")},
+    **{f"full_gradient_{name}": f"full_gradients.{name}" for name in ("mode", "batch_size", "weight_decay")},
+    **{name: f"tolerance.{name}" for name in ("max_diverged", "on_client_error", "on_write_error", "process_timeout")},
+}
+
+
+@dataclass(frozen=True)
+class FullGradients:
+    """How a client's gradient over its full data is taken, where a method asks for it.
+
+    Args:
+        mode: Whether the module is in ``eval`` or ``train`` mode; without dropout and batch statistics the two agree.
+        batch_size: Samples that such a gradient takes at once; those of the data's batches by default.
+        weight_decay: Whether the optimizer's weight decay is part of such a gradient.
+    """
+
+    mode: Literal["eval", "train"] = "eval"
+    batch_size: int | None = None
+    weight_decay: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks every option."""
+        expect_choice("--trainer.full_gradients.mode", self.mode, ("eval", "train"))
+        if self.batch_size is not None:
+            expect_count("--trainer.full_gradients.batch_size", self.batch_size)
+        expect_choice("--trainer.full_gradients.weight_decay", self.weight_decay, (True, False))
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a run bears before it ends.
+
+    Args:
+        max_diverged: Share of a round's clients, in [0, 1), that may end with NaN or infinity: they are left out,
+            counted and named. One more ends the run with the last good model saved; by default the first one does.
+        on_client_error: Whether an exception in a client's training ends the run (``raise``), or the client is left
+            out like one that diverged, and counts against the same share (``skip``, in the sequential engine).
+        on_write_error: Whether a run whose disk is full or refuses a file ends (``stop``), to be resumed, or goes on
+            without it (``continue``): with a warning for each round, and all is tried again with the next one.
+        process_timeout: Minutes without a sign of life (not of work) after which a process counts as lost and the
+            others end.
+    """
+
+    max_diverged: float = 0.0
+    on_client_error: Literal["raise", "skip"] = "raise"
+    on_write_error: Literal["stop", "continue"] = "stop"
+    process_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Checks every option."""
+        option, share = "--trainer.tolerance.max_diverged", self.max_diverged
+        expect_choice("--trainer.tolerance.on_client_error", self.on_client_error, ("raise", "skip"))
+        expect_choice("--trainer.tolerance.on_write_error", self.on_write_error, ("stop", "continue"))
+        expect_number("--trainer.tolerance.process_timeout", self.process_timeout, above=0)
+        if not is_number(share, least=0, below=1):
+            raise FederatedError(f"Expected `{option}` to be a share in [0, 1), got {share!r}.")
+        if self.on_client_error == "skip" and not share:
+            raise FederatedError(
+                f"Expected `{option}` to be above 0 with `--trainer.tolerance.on_client_error skip`, which it bounds, "
+                f"got {share!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -37,16 +105,13 @@ class LocalOptions:
     local_epochs: int | None = None
     local_steps: int | None = None
     local_schedule: Literal["restart", "continue"] = "restart"
-    max_diverged: float = 0.0
-    on_client_error: Literal["raise", "skip"] = "raise"
-    full_gradient_mode: Literal["eval", "train"] = "eval"
-    full_gradient_batch_size: int | None = None
-    full_gradient_weight_decay: bool = False
+    full_gradients: FullGradients = FullGradients()
+    tolerance: Tolerance = Tolerance()
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: Literal["norm", "value"] | None = None
     accumulate_grad_batches: int = 1
     deterministic: bool | Literal["warn"] = False
-    work: Any = None
+    participation: Any = None
 
     @property
     def epochs(self) -> int | None:
@@ -56,7 +121,8 @@ class LocalOptions:
     @property
     def changes_rates(self) -> bool:
         """Whether clients have learning rates of their own."""
-        return self.work is not None and bool(self.work.changes_rates)
+        work = getattr(self.participation, "work", None)
+        return work is not None and bool(work.changes_rates)
 
     @property
     def compile_mode(self) -> CompileMode | None:

@@ -92,7 +92,7 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
 
 def _apart(probe: StepProbe, options: LocalOptions, hooks: HookCaller) -> dict[str, str]:
     """Says why gradients over a client's full data cannot be taken at once, if any are; nothing if they can."""
-    if options.full_gradient_mode == "train" or not any(map(asks_for_full_gradients, hooks.callbacks)):
+    if options.full_gradients.mode == "train" or not any(map(asks_for_full_gradients, hooks.callbacks)):
         return {}
     try:
         probe.expect_stackable(in_eval=True)
@@ -126,15 +126,16 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
             owner = getattr(method, "__self__", None)
             if not (isinstance(owner, FederatedCallback) and owner.stacks):
                 raise CannotStack(f"{_owner(method)} overrides `{hook}` without saying `stacks = True`")
-    if options.on_client_error == "skip":
-        raise CannotStack("`--trainer.on_client_error` is skip, and clients that train at once also fail at once")
+    if options.tolerance.on_client_error == "skip":
+        raise CannotStack("`--trainer.tolerance.on_client_error` is skip, and clients that train at once fail at once")
     optimizer = state.optimizer.optimizer
     if type(optimizer) not in ELEMENTWISE:
         raise CannotStack(f"{type(optimizer).__name__} is not known to step each weight by its own gradient alone")
     if _is_watched(optimizer):
         raise CannotStack(f"{type(optimizer).__name__} has hooks, or another `step`, which are for one client")
     if options.changes_rates and isinstance(optimizer, (ASGD, Rprop)):
-        raise CannotStack(f"the step of {type(optimizer).__name__} is not in proportion to `--trainer.work.lr`")
+        name = type(optimizer).__name__
+        raise CannotStack(f"the step of {name} is not in proportion to `--trainer.participation.work.lr`")
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise CannotStack(f"{type(optimizer).__name__} is differentiable")
 

@@ -37,7 +37,7 @@ class DivergenceWatch:
         self.clients: list[int] = []
         self.failed: dict[int, str] = {}
         self._cohort_size = 0
-        self._reads_at_once = state.weights.device.type == "cpu" or bool(options.max_diverged)
+        self._reads_at_once = state.weights.device.type == "cpu" or bool(options.tolerance.max_diverged)
         self._unread: list[tuple[tuple[Client, ...], Tensor]] = []
         self.buffers: list[str] = []
         self._finite_buffers = state.weights.new_empty(0)
@@ -128,7 +128,7 @@ class DivergenceWatch:
 
     @property
     def _allowed(self) -> int:
-        return int(self.options.max_diverged * self._cohort_size)
+        return int(self.options.tolerance.max_diverged * self._cohort_size)
 
     def _judge(self, *new: int) -> None:
         if len(self.clients) > self._allowed:
@@ -137,12 +137,12 @@ class DivergenceWatch:
                 raise FederatedError(
                     f"Expected at most {self._allowed} clients of a round to fail, but client {one} is one more in "
                     f"round {self.state.round} ({self.failed[one]}): correct the module or the client's data, or raise "
-                    "`--trainer.max_diverged`."
+                    "`--trainer.tolerance.max_diverged`."
                 )
             raise Diverged(
-                f"Expected finite losses and updates, but client {one} diverged in round "
-                f"{self.state.round}: lower the learning rate in the model's optimizer, set "
-                "`--trainer.gradient_clip_val`, check its data, or let `--trainer.max_diverged` leave out such clients."
+                f"Expected finite losses and updates, but client {one} diverged in round {self.state.round}: lower the "
+                "learning rate in the model's optimizer, set `--trainer.gradient_clip_val`, check its data, or let "
+                "`--trainer.tolerance.max_diverged` leave out such clients."
             )
         for client in new:
             failed = f" ({self.failed[client]})" if client in self.failed else ""

@@ -20,7 +20,7 @@ from lightning_fed.engines.trial import without_trace
 
 __all__ = ["FullGradient"]
 
-_CHANGE = "change `--trainer.full_gradient_batch_size`, or set `--trainer.full_gradient_mode eval`"
+_CHANGE = "change `--trainer.full_gradients.batch_size`, or set `--trainer.full_gradients.mode eval`"
 
 
 class FullGradient:
@@ -28,12 +28,12 @@ class FullGradient:
 
     Nothing of it shows in the client's training: attributes, buffers and random streams are put back, logged values are
     dropped, and what is drawn comes from streams of a purpose of their own. Weight decay is no part of it, unless the
-    options' ``full_gradient_weight_decay`` asks for it: then the optimizer's wd w is added. Inputs are not augmented:
+    options' ``full_gradients.weight_decay`` asks for it: then the optimizer's wd w is added. Inputs are not augmented:
     f_i is over the client's data as they are.
 
     Args:
         state: What ``fit`` works on.
-        options: ``full_gradient_mode`` says whether the module is in eval mode, ``full_gradient_batch_size`` how many
+        options: ``full_gradients.mode`` says whether the module is in eval mode, ``full_gradients.batch_size`` how many
             samples go through it at once.
         over: ``batch`` for f_i over the first batch of the client's local steps alone, augmented as that is.
     """
@@ -42,7 +42,7 @@ class FullGradient:
         self.state, self.options, self.module, self.transfer = state, options, state.module, state.transfer
         self.over = over
         self.source = state.source if over == "batch" else getattr(state.source, "unaugmented", state.source)
-        given = None if over == "batch" else options.full_gradient_batch_size
+        given = None if over == "batch" else options.full_gradients.batch_size
         self.size = given or self.source.batch_size
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
         self.wide = wide_dtype(self.state.vector.device)
@@ -105,7 +105,7 @@ class FullGradient:
                 if isinstance(part, Metric):
                     part.reset()
             # Otherwise each part as it trains: the user may hold some in eval.
-            if self.options.full_gradient_mode == "eval":
+            if self.options.full_gradients.mode == "eval":
                 self.module.eval()
             yield
         if moved := state.buffers.take_in_moved():
@@ -142,7 +142,7 @@ class FullGradient:
 
     def _complete(self, weights: Tensor, out: Tensor) -> None:
         """Adds to gradients at some weights, vectors or rows of them, what the optimizer decays, if asked to."""
-        groups = self.state.optimizer.optimizer.param_groups if self.options.full_gradient_weight_decay else []
+        groups = self.state.optimizer.optimizer.param_groups if self.options.full_gradients.weight_decay else []
         places = self.state.vector.places() if groups else {}
         for group in groups:
             for p in group["params"]:

@@ -54,7 +54,7 @@ class SequentialEngine(Engine):
         shuffles = seeds_for(self.state.seed, Purpose.SHUFFLE, *at)
         orders = ClientOrders(self.state.source, self.options, clients, shuffles)
         for number, (client, seed) in enumerate(zip(clients, seeds, strict=True)):
-            if self.options.max_diverged:
+            if self.options.tolerance.max_diverged:
                 self.recorder.mark()
             self.orders = orders.of(number)
             update = self._train_client(client, seed)
@@ -63,7 +63,7 @@ class SequentialEngine(Engine):
 
     def _train_client(self, client: Client, seed: int) -> Update | None:
         """Trains one client, whose streams have a seed, and measures its update; None if it is left out."""
-        before = Attributes(self.module) if self.options.on_client_error == "skip" else None
+        before = Attributes(self.module) if self.options.tolerance.on_client_error == "skip" else None
         try:
             self._start_client(client, seed)
             with explained_batches((client,), self.state.source.batch_size):

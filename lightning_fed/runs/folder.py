@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lightning_fed.core.files import write_atomically, writing
+from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.runs.lock import RunLock
 
 __all__ = [
@@ -78,8 +79,17 @@ def is_below(name: object) -> bool:
 
 
 def fingerprint(config: dict[str, Any], *without: str) -> str:
-    """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys."""
+    """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys.
+
+    Options of groups count as those without are, so that runs made before there were groups are found again.
+    """
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
+    options = kept.get("trainer") or {}
+    for name, (group, part) in ((name, path.split(".")) for name, path in FLAT_NAMES.items()):
+        if part in options.get(group, {}):
+            options[name] = options[group].pop(part)
+            if not options[group]:
+                del options[group]
     for key in (*(f"trainer.{name}" for name in _LENGTH), *without):
         *parents, last = key.split(".")
         place: Any = kept
@@ -91,11 +101,7 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
 
 
 def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int, lock: RunLock) -> RunFolder:
-    """Makes a new folder ``root/name/version_K`` with the smallest free K, takes it and writes its ``run.json``.
-
-    Raises:
-        WriteError: If the system refuses.
-    """
+    """Makes a new folder ``root/name/version_K`` with the smallest free K, takes it and writes its ``run.json``."""
     parent = root / name
     with writing(parent, what="a run folder in "):
         parent.mkdir(parents=True, exist_ok=True)

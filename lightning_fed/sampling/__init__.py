@@ -7,6 +7,7 @@ from lightning_fed.sampling.availability import (
     TraceAvailability,
 )
 from lightning_fed.sampling.cohorts import CohortDraw
+from lightning_fed.sampling.participation import Participation
 from lightning_fed.sampling.samplers import ClientSampler, UniformSampler, WeightedSampler, cohort_size
 from lightning_fed.sampling.stragglers import Stragglers
 from lightning_fed.sampling.work import ClientWork, UnequalWork
@@ -17,6 +18,7 @@ __all__ = [
     "ClientSampler",
     "ClientWork",
     "CohortDraw",
+    "Participation",
     "PeriodicAvailability",
     "Stragglers",
     "TraceAvailability",

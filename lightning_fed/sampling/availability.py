@@ -13,7 +13,7 @@ __all__ = ["Availability", "BernoulliAvailability", "PeriodicAvailability", "Tra
 
 
 class Availability(ABC):
-    """Says whom the sampler draws from; subclass it and name the class under ``trainer.availability``."""
+    """Says whom the sampler draws from; subclass it and name the class under ``trainer.participation.availability``."""
 
     @abstractmethod
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
@@ -39,7 +39,8 @@ class BernoulliAvailability(Availability):
     def __init__(self, p: float | list[float] = 0.9) -> None:
         if not all(is_number(each, least=0, most=1) for each in (p if isinstance(p, list) else [p])):
             raise FederatedError(
-                f"Expected `--trainer.availability.p` to be a probability in [0, 1], or a list of them, got {p!r}."
+                "Expected `--trainer.participation.availability.p` to be a probability in [0, 1], or a list of them, "
+                f"got {p!r}."
             )
         self.p = p
 
@@ -47,8 +48,8 @@ class BernoulliAvailability(Availability):
         """Draws for every client, whoever is drawn for the cohort."""
         if isinstance(self.p, list) and len(self.p) != num_clients:
             raise FederatedError(
-                f"Expected `--trainer.availability.p` to hold one probability for each of {num_clients} clients, got "
-                f"{len(self.p)}."
+                f"Expected `--trainer.participation.availability.p` to hold one probability for each of {num_clients} "
+                f"clients, got {len(self.p)}."
             )
         draws = numpy_generator_for(seed, Purpose.AVAILABLE, round).random(num_clients)
         there: npt.NDArray[np.bool_] = draws < np.asarray(self.p)
@@ -66,9 +67,9 @@ class PeriodicAvailability(Availability):
     """
 
     def __init__(self, period: int, share: float = 0.5, spread: float = 1.0) -> None:
-        expect_count("--trainer.availability.period", period)
-        expect_number("--trainer.availability.share", share, above=0, most=1)
-        expect_number("--trainer.availability.spread", spread, least=0, most=1)
+        expect_count("--trainer.participation.availability.period", period)
+        expect_number("--trainer.participation.availability.share", share, above=0, most=1)
+        expect_number("--trainer.participation.availability.spread", spread, least=0, most=1)
         self.period, self.share, self.spread = period, share, spread
 
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
@@ -95,7 +96,7 @@ class TraceAvailability(Availability):
         clients, first, last = self._rows
         if len(clients) and clients.max() >= num_clients:
             raise FederatedError(
-                f"Expected the clients of {self.path}, given as `--trainer.availability.path`, to be in "
+                f"Expected the clients of {self.path}, given as `--trainer.participation.availability.path`, to be in "
                 f"[0, {num_clients}), got {clients.max()}."
             )
         there = np.zeros(num_clients, dtype=np.bool_)
@@ -106,7 +107,7 @@ class TraceAvailability(Availability):
 def _read_trace(path: str) -> tuple[npt.NDArray[np.int64], ...]:
     """Returns the columns of a trace."""
     names, rows = ("client", "from_round", "to_round"), []
-    wrong = f"Expected {path}, given as `--trainer.availability.path`, to be a CSV file with the columns"
+    wrong = f"Expected {path}, given as `--trainer.participation.availability.path`, to be a CSV file with the columns"
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             for line, row in enumerate(csv.DictReader(file), start=2):

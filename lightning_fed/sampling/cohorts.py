@@ -67,8 +67,9 @@ class CohortDraw:
         available = np.asarray(self.availability.available(round, len(sizes), self.seed))
         if available.shape != sizes.shape or available.dtype != np.bool_:
             raise FederatedError(
-                f"Expected `--trainer.availability` {type(self.availability).__name__} to say true or false of each of "
-                f"{len(sizes)} clients, got an array of {available.dtype} of shape {available.shape}."
+                f"Expected `--trainer.participation.availability` {type(self.availability).__name__} to say true "
+                f"or false of each of {len(sizes)} clients, got an array of {available.dtype} of shape "
+                f"{available.shape}."
             )
         self.facts["clients/available"] = float(np.count_nonzero(available))
         if not available.any():
@@ -85,9 +86,9 @@ class CohortDraw:
         integers = steps.shape == factors.shape == self.sizes.shape and steps.dtype.kind in "iu"
         if not integers or (steps[ids] < 1).any() or not ((factors[ids] > 0) & np.isfinite(factors[ids])).all():
             raise FederatedError(
-                f"Expected `--trainer.work` {type(self.work).__name__} to give each of {len(self.sizes)} clients an "
-                "integer number of local steps of at least 1, and a finite factor above 0 on the learning rate, got "
-                f"{steps.ravel()[:5].tolist()} and {factors.ravel()[:5].tolist()}."
+                f"Expected `--trainer.participation.work` {type(self.work).__name__} to give each of {len(self.sizes)} "
+                "clients an integer number of local steps of at least 1, and a finite factor above 0 on the learning "
+                f"rate, got {steps.ravel()[:5].tolist()} and {factors.ravel()[:5].tolist()}."
             )
         own = np.where(steps == self.steps, 0, steps)
         return [Client(id, size, round, int(own[id]) or None, float(factors[id])) for id, size in pairs]

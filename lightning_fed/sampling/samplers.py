@@ -12,7 +12,7 @@ __all__ = ["ClientSampler", "UniformSampler", "WeightedSampler", "cohort_size", 
 
 
 class ClientSampler(ABC):
-    """Draws the clients of a round; subclass it and name the class under ``trainer.sampler`` for a rule of your own."""
+    """Draws the clients of a round; subclass it for a rule of your own."""
 
     @abstractmethod
     def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
@@ -60,7 +60,9 @@ class WeightedSampler(ClientSampler):
 
     def __init__(self, weights: list[float] | None = None) -> None:
         if weights is not None and not all(0 <= weight < float("inf") for weight in weights):
-            raise FederatedError("Expected every value of `--trainer.sampler.weights` to be finite and at least 0.")
+            raise FederatedError(
+                "Expected every value of `--trainer.participation.sampler.weights` to be finite and at least 0."
+            )
         self.weights = weights
 
     def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
@@ -90,8 +92,8 @@ class WeightedSampler(ClientSampler):
         weights = np.asarray(sizes if self.weights is None else self.weights, dtype=np.float64)
         if len(weights) != len(sizes):
             raise FederatedError(
-                f"Expected `--trainer.sampler.weights` to hold one weight for each of {len(sizes)} clients, "
-                f"got {len(weights)}."
+                f"Expected `--trainer.participation.sampler.weights` to hold one weight for each of {len(sizes)} "
+                f"clients, got {len(weights)}."
             )
         return weights
 
@@ -117,7 +119,7 @@ def expect_ids(sampler: ClientSampler, drawn: Any, num_clients: int) -> np.ndarr
     of_ids = ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids))
     if not of_ids or len(np.unique(ids)) != len(ids) or ids.min(initial=0) < 0 or ids.max(initial=0) >= num_clients:
         raise FederatedError(
-            f"Expected `--trainer.sampler` {type(sampler).__name__} to draw distinct client ids in [0, {num_clients}), "
-            f"got {ids.ravel()[:10].tolist()}."
+            f"Expected `--trainer.participation.sampler` {type(sampler).__name__} to draw distinct client ids "
+            f"in [0, {num_clients}), got {ids.ravel()[:10].tolist()}."
         )
     return ids.astype(np.int64)

@@ -55,7 +55,7 @@ class Stragglers:
         spread: float = 0.5,
         exchange_time: float = 0.0,
     ) -> None:
-        option = "--trainer.stragglers"
+        option = "--trainer.participation.stragglers"
         expect_choice(f"{option}.late", late, ("drop", "partial"))
         expect_number(f"{option}.over_selection", over_selection, least=1)
         expect_number(f"{option}.spread", spread, least=0, most=10)
@@ -81,8 +81,8 @@ class Stragglers:
             return self.step_time * np.exp(self.spread * draws)
         if len(self.step_time) != num_clients:
             raise FederatedError(
-                f"Expected `--trainer.stragglers.step_time` to hold one number for each of {num_clients} clients, got "
-                f"{len(self.step_time)}."
+                f"Expected `--trainer.participation.stragglers.step_time` to hold one number for each of {num_clients} "
+                f"clients, got {len(self.step_time)}."
             )
         return np.array(self.step_time, dtype=np.float64)
 

@@ -13,7 +13,7 @@ __all__ = ["ClientWork", "UnequalWork"]
 
 
 class ClientWork(ABC):
-    """Gives clients work of their own; subclass it and name the class under ``trainer.work``.
+    """Gives clients work of their own; subclass it and name the class under ``trainer.participation.work``.
 
     Attributes:
         changes_rates: Whether a factor is ever another than 1.
@@ -70,15 +70,15 @@ class UnequalWork(ClientWork):
     ) -> None:
         if (steps is not None and epochs is not None) or (steps is None and epochs is None and lr is None):
             raise FederatedError(
-                "Expected either `--trainer.work.steps` or `--trainer.work.epochs`, or `--trainer.work.lr` alone, got "
-                f"{'none of them' if steps is None else 'both'}."
+                "Expected either `--trainer.participation.work.steps` or `--trainer.participation.work.epochs`, or "
+                f"`--trainer.participation.work.lr` alone, got {'none of them' if steps is None else 'both'}."
             )
         for name, given in (("steps", steps), ("epochs", epochs)):
             if given is not None and not (_is_range(given) and all(map(is_count, given))):
                 raise _wrong_range(name, "two integers [LOW, HIGH] from 1 to 1e9", given)
         if lr is not None and not (_is_range(lr) and is_number(lr[0], above=0)):
             raise _wrong_range("lr", "two numbers [LOW, HIGH] above 0 and at most 1e9", lr)
-        expect_number("--trainer.work.share", share, least=0, most=1)
+        expect_number("--trainer.participation.work.share", share, least=0, most=1)
         self.steps, self.epochs, self.lr, self.share, self.redraw = steps, epochs, lr, share, redraw
         self.changes_rates = lr is not None
 
@@ -107,4 +107,5 @@ def _is_range(given: Sequence[float]) -> bool:
 
 
 def _wrong_range(name: str, expected: str, got: object) -> FederatedError:
-    return FederatedError(f"Expected `--trainer.work.{name}` to be {expected}, LOW at most HIGH, got {got!r}.")
+    option = f"--trainer.participation.work.{name}"
+    return FederatedError(f"Expected `{option}` to be {expected}, LOW at most HIGH, got {got!r}.")

@@ -32,18 +32,13 @@ def going_on(trainer: LightningNames) -> Iterator[None]:
     try:
         yield
     except WriteError as error:
-        if trainer.options.on_write_error == "stop":
+        if trainer.options.tolerance.on_write_error == "stop":
             raise
-        rank_zero_warn(f"Round {trainer.round} goes on as `--trainer.on_write_error` says: {error}")
+        rank_zero_warn(f"Round {trainer.round} goes on as `--trainer.tolerance.on_write_error` says: {error}")
 
 
 class Bookkeeping:
-    """The books of a trainer.
-
-    Args:
-        given: The options as they were given.
-        label: A short name of the method, such as ``FedAvg+SignAgreement``.
-    """
+    """The books of a trainer, of its options as they were given and a short name of the method."""
 
     def __init__(self, given: TrainerOptions, label: str) -> None:
         self.root, self.label = Path(given.default_root_dir), label
@@ -128,11 +123,12 @@ class Bookkeeping:
             return
         if ckpt_path is not None and not found:
             rank_zero_info(f"No `{ckpt_path}` checkpoint of a run with this config was found: starting a new run.")
-        self.run = trainer.processes.from_first(lambda: self._create_run(trainer), "run")
 
-    def _create_run(self, trainer: LightningNames) -> RunFolder:
-        remove_leftovers(self.root / self.name)
-        return create_run(self.root, self.name, self.config(trainer), self.label, trainer.seed, self.lock)
+        def create() -> RunFolder:
+            remove_leftovers(self.root / self.name)
+            return create_run(self.root, self.name, self.config(trainer), self.label, trainer.seed, self.lock)
+
+        self.run = trainer.processes.from_first(create, "run")
 
     def clear_away(self, trainer: LightningNames) -> None:
         """Removes the folder of a run that ended before its first row: it holds nothing but its own name."""
@@ -155,19 +151,14 @@ class Bookkeeping:
             notes.append(f"# memory format chosen by auto: {layout}")
         with going_on(trainer):
             log.log_config({**self.config(trainer), **facts})
-            self._note_below_config(notes)
+            path = None if self.run is None else self.run.path / "config.yaml"
+            if path is not None and path.is_file():
+                text = path.read_text()
+                notes = [line for line in notes if line not in text]
+                if notes:
+                    write_atomically(path, "\n".join([text.rstrip("\n"), *notes, ""]).encode())
         if self.run is not None and log.loggers and trainer.is_global_zero:
             log.draw = partial(self._draw_split, trainer, self.run, log)
-
-    def _note_below_config(self, notes: list[str]) -> None:
-        """Writes below the run's config what its start has shown."""
-        path = None if self.run is None else self.run.path / "config.yaml"
-        if path is None or not path.is_file():
-            return
-        text = path.read_text()
-        new = [line for line in notes if line not in text]
-        if new:
-            write_atomically(path, "\n".join([text.rstrip("\n"), *new, ""]).encode())
 
     def _draw_split(self, trainer: LightningNames, run: RunFolder, log: RunLog) -> None:
         """Writes the pictures of the split into the run's folder, and gives them to the loggers."""
@@ -199,11 +190,8 @@ class Bookkeeping:
         """Says in which round a call is, and how to go on when it failed."""
         if trainer.state.fn != TrainerFn.FITTING:
             return "", "start it again."
-        last = None if self.run is None else self.run.checkpoints / "last.ckpt"
-        return (
-            f" in round {trainer.round}",
-            self._resume() if last is not None and last.is_file() else "start it again.",
-        )
+        resumes = self.run is not None and (self.run.checkpoints / "last.ckpt").is_file()
+        return f" in round {trainer.round}", self._resume() if resumes else "start it again."
 
     def _resume(self) -> str:
         config = None if self.run is None else self.run.path / "config.yaml"

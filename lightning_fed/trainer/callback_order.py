@@ -27,6 +27,8 @@ WORKING = (
 )  # fmt: skip
 # Lightning's bars show batches of one loader; the trainer's own shows rounds and clients in their place.
 BARS = ("TQDMProgressBar", "RichProgressBar")
+# Those of the trainer's own in whose place the user may give one.
+_REPLACEABLE = (FederatedCheckpoint, ModelSummary)
 _WHOLE = "start a run of the whole model from its checkpoint by `--weights`"
 # The others, and what to do instead.
 INSTEAD = {
@@ -35,7 +37,7 @@ INSTEAD = {
     "GradientAccumulationScheduler": "use `--trainer.accumulate_grad_batches`",
     "ModelPruning": f"prune the model before `fit`, or prune what it has trained and {_WHOLE}",
     "StochasticWeightAveraging": "use Lightning's WeightAveraging for the average of the global models",
-    "SpikeDetection": "use `--trainer.max_diverged`",
+    "SpikeDetection": "use `--trainer.tolerance.max_diverged`",
     "ThroughputMonitor": "the columns `time/round`, `samples` and `gradients` of metrics.csv say it",
     "ProgressBar": "use `--trainer.enable_progress_bar`",
 }
@@ -56,7 +58,8 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
         _expect_supported(callback)
     if any(is_stock(cb, kind) for cb in given for kind in ONCE_A_ROUND):
         given += [] if any(isinstance(cb, StockCallbacks) for cb in given) else [StockCallbacks()]
-    given += [cb for cb in defaults if cb is not None and not _is_replaced(cb, given)]
+    replaced = tuple(kind for kind in _REPLACEABLE if any(isinstance(cb, kind) for cb in given))
+    given += [cb for cb in defaults if cb is not None and not isinstance(cb, replaced)]
     algorithms = [cb for cb in given if isinstance(cb, ClientAlgorithm)]
     _expect_one_of_each(algorithms)
     _expect_own_states(given)
@@ -72,12 +75,6 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
             raise FederatedError(f"Expected one {kind}, got {names}: give only one of them, in {option}.")
     _expect_mean_under_noise(payloads_of(others), aggregators[0])
     return [*algorithms, *others, *aggregators, *checkpoints]
-
-
-def _is_replaced(default: Callback, given: list[Callback]) -> bool:
-    """Whether the user's own takes the place of a default one."""
-    kind = next((kind for kind in (FederatedCheckpoint, ModelSummary) if isinstance(default, kind)), None)
-    return kind is not None and any(isinstance(callback, kind) for callback in given)
 
 
 def add_module_callbacks(callbacks: list[Callback], module: LightningModule) -> list[Callback]:
@@ -156,10 +153,14 @@ def _is_bar(callback: Callback) -> bool:
     return True
 
 
-def _expect_supported(callback: Callback) -> None:
+def _expect_supported(callback: Any) -> None:
     """Refuses Lightning's own callbacks, and subclasses of them, that reach into parts that do not exist here."""
     if any(is_stock(callback, name) for name in WORKING):
-        _expect_whole_rounds(callback)
+        if is_stock(callback, "ModelCheckpoint") and (callback._every_n_train_steps or callback._train_time_interval):
+            raise FederatedError(  # within a round there is no global model
+                "Expected a ModelCheckpoint to save after rounds, got `every_n_train_steps` or "
+                "`train_time_interval`: use `every_n_epochs`, in rounds."
+            )
         return
     for kind in type(callback).__mro__:
         stock = kind.__module__.startswith(("lightning.pytorch.callbacks", "pytorch_lightning.callbacks"))
@@ -172,12 +173,3 @@ def _expect_supported(callback: Callback) -> None:
                 f"Expected callbacks that work in a federated run, got {type(callback).__name__}, which needs "
                 f"Lightning's own training loop: remove it from `--trainer.callbacks`; {hint}."
             )
-
-
-def _expect_whole_rounds(callback: Any) -> None:
-    """Refuses a ModelCheckpoint that would save within a round, when there is no global model."""
-    if is_stock(callback, "ModelCheckpoint") and (callback._every_n_train_steps or callback._train_time_interval):
-        raise FederatedError(
-            "Expected a ModelCheckpoint to save after rounds, got `every_n_train_steps` or `train_time_interval`: use "
-            "`every_n_epochs`, in rounds."
-        )

@@ -80,19 +80,20 @@ def save_last_good(trainer: LightningNames, folder: Path) -> None:
     if not (trainer.is_global_zero and trainer.weights.isfinite().all()):
         return
     trainer.train_state.load_global_model()
-    weights = _weights_of(trainer.lightning_module)
     try:
-        save_checkpoint(weights, folder / f"{LAST_GOOD}.ckpt")
+        save_checkpoint(_weights_of(trainer.lightning_module), folder / f"{LAST_GOOD}.ckpt")
     except (OSError, WriteError) as error:  # the failure that brought us here is the one to be seen
-        at = trainer.finished_round
-        rank_zero_warn(f"The model of round {at} could not be written to last_good.ckpt: {error}")
+        round = trainer.finished_round
+        rank_zero_warn(f"The model of round {round} could not be written to last_good.ckpt: {error}")
 
 
 def _weights_of(module: LightningModule) -> dict[str, Tensor]:
     """Copies what a module holds, in torch's usual layout, whatever it has while it trains."""
-    held = {name: value.detach() for name, value in module.state_dict().items()}
-    usual = {name: torch.contiguous_format for name, value in held.items() if value.layout == torch.strided}
-    return {name: value.clone(memory_format=usual.get(name, torch.preserve_format)) for name, value in held.items()}
+    usual = {torch.strided: torch.contiguous_format}
+    return {
+        name: value.detach().clone(memory_format=usual.get(value.layout, torch.preserve_format))
+        for name, value in module.state_dict().items()
+    }
 
 
 def _model_of(trainer: LightningNames) -> dict[str, Any]:
@@ -192,8 +193,7 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
             f"{', '.join(methods)}: give the same `--aggregator`, `--client` and `--trainer.callbacks`, or start a new "
             "run with `--weights`."
         )
-    layout = trainer.train_state.layout
-    if state["layout"] != layout:
+    if state["layout"] != trainer.train_state.layout:
         raise FederatedError(
             f"Expected the memory layout of the run that {source} is from, as its vectors have the order of the "
             "parameters in memory: give the same `--trainer.memory_format`, or start a new run with `--weights`."

@@ -1,10 +1,9 @@
 """Validation of one model on the samples of each client apart."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
@@ -27,8 +26,6 @@ __all__ = ["evaluate_clients"]
 _AROUND_VALIDATION = tuple(
     f"on_validation_{at}" for at in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 )
-# The owner of each sample, shape (B,), and the samples.
-_Joined: TypeAlias = tuple[npt.NDArray[np.int64], list[Tensor]]
 
 
 def evaluate_clients(
@@ -62,7 +59,7 @@ def evaluate_clients(
     ):
         if _knows_samples(module):
             batches = ((place, batch) for place, client in enumerate(mine) for batch in read(client))
-            means = _evaluate_together(trainer, _joined(batches, batch_size or source.batch_size), len(mine))
+            means = _evaluate_together(trainer, _gathered(batches, batch_size or source.batch_size), len(mine))
             own = dict(zip(mine, means, strict=True))
         else:
             own = {client: _evaluate_alone(trainer, read(client)) for client in mine}
@@ -76,8 +73,8 @@ def _knows_samples(module: LightningModule) -> bool:
     return "evaluate_samples" in vars(owner) and not any(overrides(module, hook) for hook in _AROUND_VALIDATION)
 
 
-def _joined(batches: Iterable[tuple[int, Any]], size: int) -> Iterator[_Joined]:
-    """Joins batches of several owners up to a number of samples."""
+def _gathered(batches: Iterable[tuple[int, Any]], size: int) -> Iterator[list[tuple[int, Any]]]:
+    """Gathers batches of several owners, which come with them, up to a number of samples."""
     held: list[tuple[int, Any]] = []
     for owner, batch in batches:
         if not isinstance(batch, (list, tuple)) or not all(isinstance(part, Tensor) for part in batch):
@@ -88,25 +85,24 @@ def _joined(batches: Iterable[tuple[int, Any]], size: int) -> Iterator[_Joined]:
         if held:
             count = len(batch[0]) + sum(len(other[0]) for _, other in held)
             if count > size or [part.shape[1:] for part in batch] != [part.shape[1:] for part in held[0][1]]:
-                yield _join(held)
+                yield held
                 held = []
         held.append((owner, batch))
     if held:
-        yield _join(held)
+        yield held
 
 
-def _join(held: list[tuple[int, Any]]) -> _Joined:
-    owners = np.repeat([owner for owner, _ in held], [len(batch[0]) for _, batch in held])
-    return owners, [torch.cat(parts) for parts in zip(*(batch for _, batch in held), strict=True)]
-
-
-def _evaluate_together(trainer: LightningNames, batches: Iterable[_Joined], count: int) -> list[dict[str, float]]:
+def _evaluate_together(
+    trainer: LightningNames, gathered: Iterable[list[tuple[int, Any]]], count: int
+) -> list[dict[str, float]]:
     """Returns the means over samples of what the module measures of each, by owner; all have samples."""
     module: Any = trainer.lightning_module
     transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident=False)
     sums: dict[str, Any] = {}
     sizes: Any = np.zeros(count)
-    for number, (owners, batch) in enumerate(batches):
+    for number, held in enumerate(gathered):
+        owners = np.repeat([owner for owner, _ in held], [len(batch[0]) for _, batch in held])
+        batch = [torch.cat(parts) for parts in zip(*(batch for _, batch in held), strict=True)]
         seed_evaluation(trainer, "validation", 0, 2 * number + 1)
         with trainer.fabric.autocast():
             values = module.evaluate_samples(batch if transfer is None else transfer(batch, 0))

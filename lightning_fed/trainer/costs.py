@@ -16,19 +16,17 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
     before training (gradients up, their mean down) is a communication round of its own, however many methods use it.
     Reductions, losses and counts are scalars and not counted.
 
-    Args:
-        trainer: The trainer.
-        engine: The engine, after the round.
-        update: The round's reduced update.
-
     Returns:
         ``samples`` seen in local steps; ``gradients``, the samples whose gradient was computed, passes over a client's
         full data included; ``comm/rounds``; ``comm/bytes_down`` to and ``comm/bytes_up`` from the clients.
     """
-    down, up = _vectors(trainer)
-    exchanges = int(engine.start_gradients.exchanged)
-    if exchanges and trainer.aggregator.gradient_at == "start" and _sends_gradient(trainer):
-        up -= 1  # the exchange has it already
+    aggregator = trainer.aggregator
+    algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
+    exchanges, sends_gradient = int(engine.start_gradients.exchanged), bool(aggregator.all_needs & Need.ANY_GRADIENT)
+    if exchanges and aggregator.gradient_at == "start":
+        sends_gradient = False  # the exchange has it already
+    down = 1 + sum(algorithm.vectors_down for algorithm in algorithms)
+    up = sends_gradient + sum(algorithm.vectors_up for algorithm in algorithms)
     vector = trainer.vector.numel * trainer.vector.data.element_size()
     buffers = trainer.buffers.num_bytes if trainer.buffers.policy == "average" else 0
     clients = update.num_clients
@@ -39,14 +37,3 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
         "comm/bytes_down": ((down + exchanges) * vector + buffers) * clients,
         "comm/bytes_up": engine.bytes_up + ((up + exchanges) * vector + buffers) * clients,
     }
-
-
-def _sends_gradient(trainer: LightningNames) -> bool:
-    return bool(trainer.aggregator.all_needs & Need.ANY_GRADIENT)
-
-
-def _vectors(trainer: LightningNames) -> tuple[int, int]:
-    """Vectors of length d that each client gets, and sends beside its update, in a round, without an exchange."""
-    algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
-    down = 1 + sum(algorithm.vectors_down for algorithm in algorithms)
-    return down, _sends_gradient(trainer) + sum(algorithm.vectors_up for algorithm in algorithms)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,21 +71,14 @@ def in_stage(trainer: LightningNames, stage: RunningStage) -> Iterator[None]:
         trainer.state.stage = former
 
 
-def evaluate(
-    trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: RunningStage, limit: int | float
-) -> list[LoggedMetrics]:
-    """Runs ``validation_step`` or ``test_step`` over one or several named data sets.
+def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: RunningStage) -> list[LoggedMetrics]:
+    """Runs ``validation_step`` or ``test_step`` over data sets by name, and returns the metrics of each, in order.
 
-    Args:
-        trainer: The trainer, whose module holds the model to evaluate.
-        loaders: Data sets by name; a name that the datamodule gave, or any of several, is a suffix of its metrics.
-        stage: ``VALIDATING`` or ``TESTING``.
-        limit: Most batches (int) or share of them (float) of each data set.
-
-    Returns:
-        The metrics of each data set, in order; what epoch hooks log joins each of them. Nothing if the limit is 0.
+    A name that the datamodule gave, or any of several, is a suffix of its metrics. What epoch hooks log joins those of
+    each set. Nothing is returned if the stage is limited to 0 batches.
     """
     name, module = _STEPS[stage], trainer.lightning_module
+    limit = trainer.limit_val_batches if stage == RunningStage.VALIDATING else trainer.limit_test_batches
     expect_module(module, f"{name}_step")
     if limit == 0:
         return []
@@ -123,9 +115,9 @@ def evaluate(
     return results
 
 
-def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], limit: int | float) -> list[Any]:
+def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]]) -> list[Any]:
     """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets."""
-    module = trainer.lightning_module
+    module, limit = trainer.lightning_module, trainer.limit_predict_batches
     if limit == 0:
         return []
     outputs: list[list[Any]] = []
@@ -231,12 +223,7 @@ def run_batches(
 def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
     """Yields the batches of a data loader, whatever is drawn from the global streams between them."""
     seed_evaluation(trainer, name, index, 0)
-    batches = iter(loader)
-    for number in count(1):
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
+    for number, batch in enumerate(loader, 1):
         yield batch
         seed_evaluation(trainer, name, index, 2 * number)
 

@@ -23,6 +23,7 @@ from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.user_code import OwnCode, lightning_class
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError, expect_variables
+from lightning_fed.trainer.options import TrainerOptions
 
 __all__ = [
     "announce_device", "launch", "lay_out", "make_fabric", "move_to_device", "set_determinism", "show_optimizers"
@@ -43,10 +44,9 @@ _OF_MODULES = frozenset({
 _OF_CALLBACKS = _OF_MODULES | {"reshape", "reshape_as", "unflatten"}
 
 
-def make_fabric(
-    accelerator: str, devices: Any, num_nodes: int, strategy: str, precision: Any, process_timeout: float
-) -> Fabric:
+def make_fabric(given: TrainerOptions) -> Fabric:
     """Builds Fabric for one process, or for several that share a cohort."""
+    devices, num_nodes, strategy, precision = given.devices, given.num_nodes, given.strategy, given.precision
     if precision not in _PRECISIONS:
         raise FederatedError(
             f"Expected `--trainer.precision` to be one of {', '.join(map(str, _PRECISIONS[:4]))}, got {precision!r}: "
@@ -57,7 +57,7 @@ def make_fabric(
     if devices == "auto":
         devices, num_nodes = started or (1, num_nodes)
     options: dict[str, Any] = {
-        "accelerator": accelerator, "devices": devices, "num_nodes": num_nodes, "precision": precision
+        "accelerator": given.accelerator, "devices": devices, "num_nodes": num_nodes, "precision": precision
     }  # fmt: skip
     try:
         fabric = Fabric(strategy=strategy, **options)
@@ -80,7 +80,7 @@ def make_fabric(
             "others share gradients or parts of one model, but each process trains clients of its own."
         )
     if isinstance(fabric.strategy, ClientsStrategy):
-        fabric.strategy.silence_s = 60.0 * process_timeout
+        fabric.strategy.silence_s = 60.0 * given.tolerance.process_timeout
     return fabric
 
 

@@ -1,18 +1,22 @@
 """What those arguments of Lightning's Trainer mean here that ours does not have under their names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from difflib import get_close_matches
-from inspect import signature
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.errors import FederatedError
+from lightning_fed.trainer.options import GROUPS, TrainerOptions
 
-__all__ = ["ALIASES", "FOREIGN", "INSTEAD", "WITHOUT_EFFECT", "own_arguments", "with_aliases"]
+__all__ = ["ALIASES", "FOREIGN", "INSTEAD", "WITHOUT_EFFECT", "make_options", "own_arguments", "same_twice"]
 
-# The same under another name: a round is an epoch here.
-ALIASES = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "check_val_every_n_rounds"}
+# The same under another name: a round is an epoch here, and some options are parts of a group.
+ALIASES = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "check_val_every_n_rounds", **FLAT_NAMES}
 
 # Any value is taken, and said to change nothing: why.
 WITHOUT_EFFECT = {
@@ -47,14 +51,11 @@ FOREIGN = frozenset({*ALIASES, *WITHOUT_EFFECT, *INSTEAD})
 
 
 def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Turns arguments of Lightning's Trainer into ours, and says which of them change nothing.
-
-    Where nobody knows a name, one of ``others`` is proposed, which ours has.
-    """
+    """Turns arguments of Lightning's Trainer into ours, says which change nothing, proposes ``others`` for a slip."""
     ours: dict[str, Any] = {}
     for name, value in given.items():
         if name in ALIASES:
-            if value is not None:  # as Lightning's defaults for "the usual number"
+            if value is not None or name in FLAT_NAMES:  # as Lightning's defaults for "the usual number"
                 ours[ALIASES[name]] = value
         elif name in WITHOUT_EFFECT:
             rank_zero_info(f"`--trainer.{name}` changes nothing here: {WITHOUT_EFFECT[name]}.")
@@ -71,13 +72,28 @@ def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dic
     return ours
 
 
-def with_aliases(lightning: Mapping[str, Any], of: Callable[..., Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ours of the arguments that the constructor ``of`` was given under other names, beside its ``own``."""
-    parameters = signature(of).parameters
-    renamed = own_arguments(lightning, tuple(name for name in parameters if name not in ("self", "lightning")))
-    for name, value in renamed.items():
-        if own[name] != parameters[name].default:
-            raise FederatedError(
-                f"Expected `--trainer.{name}` under one name, got {own[name]} and {value}: leave one out."
-            )
-    return renamed
+def make_options(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> TrainerOptions:
+    """Returns the options of a constructor, which it was given under their ``own`` names and others."""
+    default, given = TrainerOptions(), {field.name: own[field.name] for field in fields(TrainerOptions)}
+    for name, kind in GROUPS.items():
+        given[name] = kind() if given[name] is None else given[name]
+        if not isinstance(given[name], kind):
+            raise FederatedError(f"Expected `--trainer.{name}` to be a {kind.__name__}, got {given[name]!r}.")
+    parts: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}
+    for path, value in own_arguments(lightning, tuple(given)).items():
+        former = attrgetter(path)(SimpleNamespace(**given))
+        if former != attrgetter(path)(default):
+            raise same_twice(path, former, value)
+        name, _, part = path.partition(".")
+        if part:
+            parts[name][part] = value
+        else:
+            given[name] = value
+    return TrainerOptions(**{**given, **{name: replace(given[name], **changes) for name, changes in parts.items()}})
+
+
+def same_twice(path: str, *values: Any) -> FederatedError:
+    """Makes a mistake of an option that is given under two names in one place."""
+    return FederatedError(
+        f"Expected `--trainer.{path}` under one name, got {' and '.join(map(str, values))}: leave one out."
+    )

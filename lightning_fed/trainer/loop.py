@@ -56,13 +56,7 @@ _BEFORE_STEP = ("on_before_server_step", "on_round_end")
 
 
 class RoundLoop:
-    """Runs the rounds of one ``fit``.
-
-    Args:
-        trainer: The trainer, with model, data, global vector and callbacks set up and restored.
-        log: Where rows go.
-        stop: Set when a signal asks for a stop.
-    """
+    """Runs the rounds of one ``fit``, with model, data, global vector and callbacks set up and restored."""
 
     def __init__(self, trainer: LightningNames, log: RunLog, stop: StopRequest) -> None:
         self.trainer, self.options, self.state = trainer, trainer.options, trainer.train_state
@@ -131,7 +125,7 @@ class RoundLoop:
             self._seed(at=2)
             if update.num_clients:
                 self._step_server(update)
-            elif cohort.clients and not self.engine.divergence.clients and self.options.work is None:
+            elif cohort.clients and not self.engine.divergence.clients and self.options.participation.work is None:
                 self._expect_training()
             self.state.load_global_model()  # once more, as hooks after the server's step may write to its weights
             self._count(cohort, update, trained)
@@ -177,7 +171,7 @@ class RoundLoop:
 
     def _make_draw(self) -> CohortDraw:
         trainer, options, source = self.trainer, self.options, self.state.source
-        sizes = np.asarray(source.sizes)
+        sizes, parts = np.asarray(source.sizes), options.participation
         return CohortDraw(
             trainer.seed,
             sizes,
@@ -185,9 +179,9 @@ class RoundLoop:
             local_steps(source, replace(options, local_epochs=1, local_steps=None), sizes),
             trainer.aggregator.min_clients,
             trainer.sampler,
-            options.availability,
-            options.stragglers,
-            options.work,
+            parts.availability,
+            parts.stragglers,
+            parts.work,
         )
 
     @torch.no_grad()
@@ -230,7 +224,7 @@ class RoundLoop:
         totals = self.trainer.totals
         for name, count in round_costs(self.trainer, self.engine, update).items():
             totals[name] += count
-        if self.options.stragglers is not None:
+        if self.options.participation.stragglers is not None:
             totals["simulated/time"] = totals.get("simulated/time", 0.0) + self.cohorts.seconds
         entered, left_out = float(update.num_clients), self.engine.divergence
         drawn = len(cohort.clients) + len(cohort.skipped)
@@ -240,7 +234,7 @@ class RoundLoop:
             "clients/diverged": float(len(left_out.clients) - len(left_out.failed)),
             "time/clients": trained,
         }
-        if self.options.on_client_error == "skip":
+        if self.options.tolerance.on_client_error == "skip":
             counts["clients/failed"] = float(len(left_out.failed))
         self._note(LoggedMetrics({**counts, **totals}, {}, {}))
 
@@ -249,7 +243,7 @@ class RoundLoop:
         seed_everywhere(seed_for(trainer.seed, Purpose.EVALUATE, trainer.round))
         if trainer.round % options.check_val_every_n_rounds == 0 and trainer.val_loaders:
             with self.guard.watching("the hooks of validation", is_global=True):
-                results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING, options.limit_val_batches)
+                results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING)
             trainer.validated = True
             for result in results:
                 self._note(result)
@@ -257,7 +251,7 @@ class RoundLoop:
         every = options.check_test_every_n_rounds
         if every is not None and trainer.round % every == 0:
             with self.guard.watching("the hooks of testing", is_global=True):
-                results = evaluate(trainer, trainer.test_loaders, RunningStage.TESTING, options.limit_test_batches)
+                results = evaluate(trainer, trainer.test_loaders, RunningStage.TESTING)
             for result in results:
                 self._note(result)
 

@@ -15,14 +15,20 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from torch._dynamo import OptimizedModule
 
-from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.core.train_state import FullGradients, LocalOptions, Tolerance
 from lightning_fed.core.user_code import describe, lightning_class, overrides
 from lightning_fed.data.adoption import adopt
-from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count, is_number
+from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count
 from lightning_fed.runs.folder import is_below
-from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
+from lightning_fed.sampling import Participation
 
-__all__ = ["TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
+__all__ = ["GROUPS", "TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
+
+
+# Options that Lightning does not know, by what they are about.
+GROUPS: dict[str, type[Any]] = {
+    "participation": Participation, "full_gradients": FullGradients, "tolerance": Tolerance
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,6 @@ class TrainerOptions(LocalOptions):
     devices: list[int] | str | int = "auto"
     num_nodes: int = 1
     strategy: str = "auto"
-    process_timeout: float = 30.0
     precision: str | int = "32-true"
     memory_format: Literal["auto", "preserve", "channels_last"] = "auto"
     logger: Logger | list[Logger] | bool | None = None
@@ -43,10 +48,7 @@ class TrainerOptions(LocalOptions):
     seed: int | None = None
     max_rounds: int = 100
     clients_per_round: int | float = 1.0
-    sampler: ClientSampler | None = None
-    availability: Availability | None = None
-    stragglers: Stragglers | None = None
-    work: ClientWork | None = None
+    participation: Participation = Participation()
     client_states: Literal["device", "host", "disk"] = "device"
     check_val_every_n_rounds: int = 1
     check_test_every_n_rounds: int | None = None
@@ -60,46 +62,40 @@ class TrainerOptions(LocalOptions):
     enable_model_summary: bool = True
     benchmark: bool | None = None
     detect_anomaly: bool = False
-    on_write_error: Literal["stop", "continue"] = "stop"
 
     def __post_init__(self) -> None:
         """Checks every option."""
         options = vars(self)
         for name in ("max_rounds", "check_val_every_n_rounds", "accumulate_grad_batches", "num_nodes"):
             expect_count(f"--trainer.{name}", options[name])
-        for name in (
-            "local_epochs", "local_steps", "check_test_every_n_rounds", "full_gradient_batch_size", "chunk_size"
-        ):  # fmt: skip
+        for name in ("seed", "local_epochs", "local_steps", "check_test_every_n_rounds", "chunk_size"):
             if options[name] is not None:
-                expect_count(f"--trainer.{name}", options[name])
+                expect_count(f"--trainer.{name}", options[name], least=0 if name == "seed" else 1)
         for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
             _expect_share(name, options[name], smallest=0)
         _expect_share("clients_per_round", self.clients_per_round, smallest=1)
         for name, hint in get_type_hints(type(self)).items():
             if (known := _choices(hint)) is not None:
                 expect_choice(f"--trainer.{name}", options[name], known)
-        share = self.max_diverged
-        if not is_number(share, least=0, below=1):
-            raise _error("max_diverged", "a share in [0, 1)", share)
-        if self.on_client_error == "skip" and not share:
-            raise _error("max_diverged", "above 0 with `--trainer.on_client_error skip`, which it bounds", share)
         if self.local_epochs is not None and self.local_steps is not None:
             raise FederatedError(
                 "Expected either `--trainer.local_epochs` or `--trainer.local_steps`, got both: leave one out."
             )
-        expect_number("--trainer.process_timeout", self.process_timeout, above=0)
-        _expect_numbers(options)
+        clip = self.gradient_clip_val
+        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
+            raise _error("gradient_clip_val", "a number of at least 0", clip)
+        if not isinstance(self.fast_dev_run, int) or self.fast_dev_run < 0:
+            raise _error("fast_dev_run", "true, false or a number of rounds", self.fast_dev_run)
         if not isinstance(self.default_root_dir, (str, os.PathLike)):
             raise _error("default_root_dir", "a folder", self.default_root_dir)
         if self.name is not None and not is_below(self.name):
             raise _error("name", "a folder name below `--trainer.default_root_dir`", self.name)
-        _expect_parts(options)
-        if self.max_time is not None:
-            _expect_duration(self.max_time)
+        _expect_loggers(self.logger)
+        _expect_duration(self.max_time)
 
     def describe(self) -> dict[str, Any]:
         """Returns the options as primitives, by name."""
-        return {name: describe(value) for name, value in vars(self).items()}
+        return {name: describe(vars(value) if name in GROUPS else value) for name, value in vars(self).items()}
 
     def shortened(self) -> TrainerOptions:
         """Returns the options cut to a few rounds of as many steps and batches, if ``fast_dev_run`` asks for it."""
@@ -107,12 +103,10 @@ class TrainerOptions(LocalOptions):
         if not count:
             return self
         steps = min(count, self.local_steps or count)
-        limits: dict[str, Any] = dict.fromkeys(
-            ("limit_val_batches", "limit_test_batches", "limit_predict_batches"), count
-        )
         return replace(
             self, max_rounds=count, local_steps=steps, local_epochs=None, logger=False, enable_checkpointing=False,
-            availability=None, stragglers=None, work=None, **limits,
+            participation=Participation(self.participation.sampler),
+            limit_val_batches=count, limit_test_batches=count, limit_predict_batches=count,
         )  # fmt: skip
 
 
@@ -162,26 +156,7 @@ def _expect_share(name: str, value: Any, smallest: int) -> None:
         raise _error(name, f"a count (an integer of at least {smallest}) or a fraction in {lower}, 1]", value)
 
 
-def _expect_numbers(options: dict[str, Any]) -> None:
-    clip, seed, rounds = options["gradient_clip_val"], options["seed"], options["fast_dev_run"]
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
-        raise _error("gradient_clip_val", "a number of at least 0", clip)
-    if seed is not None:
-        expect_count("--trainer.seed", seed, least=0)
-    if not isinstance(rounds, int) or rounds < 0:
-        raise _error("fast_dev_run", "true, false or a number of rounds", rounds)
-
-
-def _expect_parts(options: dict[str, Any]) -> None:
-    logger = options["logger"]
-    for name, kind, example in (
-        ("sampler", ClientSampler, "a ClientSampler, such as UniformSampler"),
-        ("availability", Availability, "an Availability, such as BernoulliAvailability"),
-        ("stragglers", Stragglers, "Stragglers"),
-        ("work", ClientWork, "a ClientWork, such as UnequalWork"),
-    ):
-        if options[name] is not None and not isinstance(options[name], kind):
-            raise _error(name, example, options[name])
+def _expect_loggers(logger: Any) -> None:
     loggers = logger if isinstance(logger, (list, tuple)) else [] if logger in (None, True, False) else [logger]
     for item in loggers:
         if not isinstance(item, Logger):
@@ -190,6 +165,8 @@ def _expect_parts(options: dict[str, Any]) -> None:
 
 def _expect_duration(duration: Any) -> None:
     """Lets Lightning's Timer judge, which the trainer gives the duration to."""
+    if duration is None:
+        return
     wanted = "a duration such as 00:12:00:00 (DD:HH:MM:SS), a timedelta or a dict for one"
     try:
         known = isinstance(duration, (str, timedelta, dict))

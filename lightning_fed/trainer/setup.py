@@ -40,12 +40,7 @@ from lightning_fed.trainer.loop import RoundLoop
 from lightning_fed.trainer.options import expect_datamodule, expect_module
 from lightning_fed.trainer.signals import StopRequest
 
-__all__ = ["attached", "evaluating", "no_state", "train"]
-
-
-def no_state(**known: Any) -> TrainState:
-    """Stands for what ``fit`` works on while there is no such thing; see ``NoState``."""
-    return cast(TrainState, NoState(**known))
+__all__ = ["attached", "evaluating", "train"]
 
 
 @contextmanager
@@ -59,9 +54,7 @@ def attached(
     trainer.state.stage = RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(fn.value)
     trainer.should_stop = False
     launch(trainer.fabric)
-    parts: tuple[Any, ...] = (model, datamodule)
-    for part in parts:
-        part.trainer = trainer
+    model.trainer = datamodule.trainer = cast(Any, trainer)
     try:
         trainer.callbacks = add_module_callbacks(trainer.callbacks, model)
         with trainer.processes.at_work(lambda: trainer.books.position(trainer)):
@@ -70,7 +63,7 @@ def attached(
         trainer.state.status = TrainerStatus.FINISHED
         for callback in trainer.callbacks:
             if is_stock(callback, "OnExceptionCheckpoint"):
-                callback.teardown(cast(Any, trainer), model, str(fn.value))
+                callback.teardown(cast(Any, trainer), model, fn.value)
     except BaseException as raised:
         trainer.state.status = TrainerStatus.INTERRUPTED
         error = _exit_refused(trainer, raised) if isinstance(raised, SystemExit) else raised
@@ -82,9 +75,8 @@ def attached(
             raise error from raised
         raise
     finally:
-        stage = "fit" if fn == TrainerFn.FITTING else fn.value
-        datamodule.teardown(stage)
-        trainer.hooks("teardown", stage)
+        datamodule.teardown(fn.value)
+        trainer.hooks("teardown", fn.value)
         if isinstance(trainer.train_state, TrainState):
             trainer.train_state = cast(TrainState, trainer.train_state.close())
             if trainer.options.memory_format == "auto" and trainer.train_state.memory_format == "channels_last":
@@ -160,7 +152,19 @@ def evaluating(
     model = expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
     with attached(trainer, model, expect_datamodule(model, **data), TrainerFn(name)):
         weights, option = books.find_weights(trainer, ckpt_path, weights)
-        yield _set_up_evaluation(trainer, name, weights, option)
+        trainer.metrics = LoggedMetrics({}, {}, {})
+        _set_up_data(trainer, name)
+        _call_setups(trainer, name)
+        move_to_device(trainer.fabric, model)
+        if weights is not None:
+            load_weights(model, read_checkpoint(Path(weights), option), weights, option)
+        share_model(trainer.processes, model)
+        method = {"validate": "val", "test": "test", "predict": "predict"}[name] + "_dataloader"
+        loaders = named_loaders(getattr(trainer.datamodule, method)())
+        vars(trainer)[method.replace("dataloader", "loaders")] = loaders
+        if not loaders:
+            raise FederatedError(f"Expected the datamodule to give data from `{method}`, got none: change `--data`.")
+        yield loaders
 
 
 def _set_up_data(trainer: LightningNames, stage: str) -> None:
@@ -176,7 +180,7 @@ def _set_up_data(trainer: LightningNames, stage: str) -> None:
         size = cohort_size(options.clients_per_round, len(source.sizes))
         trainer.aggregator.check_cohort(size)
         expect_same_data(trainer.processes, trainer.seed, source.sizes, getattr(data, "split_hash", None))
-        trainer.train_state = no_state(source=source, cohort_size=size)
+        trainer.train_state = cast(TrainState, NoState(source=source, cohort_size=size))
 
 
 def _call_setups(trainer: LightningNames, stage: str) -> None:
@@ -187,24 +191,6 @@ def _call_setups(trainer: LightningNames, stage: str) -> None:
     trainer.hooks("setup", stage, module=stage not in done)
     model.configure_model()
     sync_metrics(trainer.processes, model)
-
-
-def _set_up_evaluation(trainer: LightningNames, name: str, weights: str | None, option: str) -> dict[str, Any]:
-    """Loads the model from the file that ``option`` gave, if any, and returns the data sets by name."""
-    model = trainer.lightning_module
-    trainer.metrics = LoggedMetrics({}, {}, {})
-    _set_up_data(trainer, name)
-    _call_setups(trainer, name)
-    move_to_device(trainer.fabric, model)
-    if weights is not None:
-        load_weights(model, read_checkpoint(Path(weights), option), weights, option)
-    share_model(trainer.processes, model)
-    method = {"validate": "val", "test": "test", "predict": "predict"}[name] + "_dataloader"
-    loaders = named_loaders(getattr(trainer.datamodule, method)())
-    vars(trainer)[method.replace("dataloader", "loaders")] = loaders
-    if not loaders:
-        raise FederatedError(f"Expected the datamodule to give data from `{method}`, got none: change `--data`.")
-    return loaders
 
 
 def _set_up_training(
@@ -247,7 +233,7 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
     with unfrozen(trainer.callbacks, model):
         vector = ParameterVector(model)
     weights = vector.data.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
-    keeps = run is not None and trainer.checkpoint_callback is not None
+    keeps = trainer.checkpoint_callback is not None
     return TrainState(
         fabric=trainer.fabric,
         module=model,
@@ -260,7 +246,7 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
             weights,
             None if run is None else run.path,
             records_of_checkpoints(run) if run is not None and keeps else None,
-            tolerant=trainer.options.on_write_error == "continue",
+            tolerant=trainer.options.tolerance.on_write_error == "continue",
         ),
         source=trainer.source,
         transfer=batch_transfer(trainer.fabric, model, trainer.datamodule, resident=True),

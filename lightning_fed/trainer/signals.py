@@ -13,11 +13,7 @@ __all__ = ["StopRequest", "graceful_stop"]
 
 
 class StopRequest:
-    """Remembers the signal that asked the run to stop.
-
-    Args:
-        speaks: Whether to say so: every process of a run may get the signal.
-    """
+    """Remembers the signal that asked the run to stop; of several processes, which all get it, one says so."""
 
     def __init__(self, speaks: bool = True) -> None:
         self.signum: int | None = None

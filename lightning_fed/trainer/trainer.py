@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,22 +19,22 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.train_state import CompileMode, TrainState
+from lightning_fed.core.train_state import CompileMode, FullGradients, NoState, Tolerance, TrainState
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import save_checkpoint
 from lightning_fed.runs.folder import RunFolder
-from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers, UniformSampler
+from lightning_fed.sampling import Participation, UniformSampler
 from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
 from lightning_fed.trainer.client_evaluation import evaluate_clients
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
-from lightning_fed.trainer.lightning_arguments import with_aliases
+from lightning_fed.trainer.lightning_arguments import make_options
 from lightning_fed.trainer.lightning_names import LightningNames, derived, forwarded
-from lightning_fed.trainer.options import TrainerOptions, expect_datamodule, expect_module
-from lightning_fed.trainer.setup import attached, evaluating, no_state, train
+from lightning_fed.trainer.options import expect_datamodule, expect_module
+from lightning_fed.trainer.setup import attached, evaluating, train
 from lightning_fed.trainer.signals import graceful_stop
 
 __all__ = ["FederatedTrainer"]
@@ -52,8 +51,6 @@ class FederatedTrainer(LightningNames):
             one, or as many as torchrun has started.
         num_nodes: Machines to use.
         strategy: Fabric strategy: ``auto``, or ``clients`` for processes that share a cohort.
-        process_timeout: Minutes without a sign of life (not of work) after which a process counts as lost and the
-            others end.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
         memory_format: How ``fit`` lays out the weights of 2-D convolutions: as the module has them (``preserve``), or
             ``channels_last``, which mostly is faster and rounds otherwise; the module keeps it. ``auto`` is
@@ -75,18 +72,10 @@ class FederatedTrainer(LightningNames):
         local_epochs: Passes of a client over its data in a round; 1 unless ``local_steps`` is given.
         local_steps: Optimizer steps of a client in a round, instead of epochs.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
-        sampler: Draws the cohort of a round; uniformly by default.
-        availability: Says which clients can be drawn in a round; all by default.
-        stragglers: Gives clients a speed and rounds a deadline in simulated time; none of them by default.
-        work: Gives clients numbers of local steps, and learning rates, of their own; the same by default.
-        max_diverged: Share of a round's clients, in [0, 1), that may end with NaN or infinity: they are left out,
-            counted and named. One more ends the run with the last good model saved; by default the first one does.
-        on_client_error: Whether an exception in a client's training ends the run (``raise``), or the client is left
-            out like one that diverged, and counts against the same share (``skip``, in the sequential engine).
-        full_gradient_mode: Whether the module is in ``eval`` or ``train`` mode where a method asks for the gradient
-            over a client's full data; without dropout and batch statistics the two agree.
-        full_gradient_batch_size: Samples that such a gradient takes at once; those of the data's batches by default.
-        full_gradient_weight_decay: Whether the optimizer's weight decay is part of such a gradient.
+        participation: Who takes part in a round, and how much each does: ``Participation``.
+        full_gradients: How a client's gradient over its full data is taken, where a method asks for it:
+            ``FullGradients``.
+        tolerance: What a run bears before it ends: ``Tolerance``.
         client_states: Where clients' own state, such as control variates, lives between their rounds: on the
             ``device``, in ``host`` memory or on ``disk``. Checkpoints have it on disk in any case.
         check_val_every_n_rounds: Rounds between validations; round 0, before any training, is always validated.
@@ -100,17 +89,16 @@ class FederatedTrainer(LightningNames):
         accumulate_grad_batches: Batches whose gradients make one local step.
         deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns where there is none.
         fast_dev_run: Runs one round (or n) of one batch for two clients (more if the aggregator needs them), without
-            logging, checkpoints, or any of ``availability``, ``stragglers`` and ``work``.
+            logging, checkpoints, or any of ``participation`` but its sampler.
         enable_progress_bar: Whether to show bars; without a terminal there are none.
         enable_checkpointing: Whether to write ``last`` and ``best`` checkpoints.
         max_time: Time after which no further round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.
         enable_model_summary: Whether to show the module's layers before the first round.
         benchmark: Whether cuDNN measures which of its algorithms is fastest; as torch is set by default.
         detect_anomaly: Whether to name the operation of the forward pass that a NaN in the backward pass comes from.
-        on_write_error: Whether a run whose disk is full or refuses a file ends (``stop``), to be resumed, or goes on
-            without it (``continue``): with a warning for each round, and all is tried again with the next one.
-        **lightning: Other arguments of Lightning's Trainer: taken under its name where ours has another, and else
-            answered by one sentence.
+        **lightning: Parts of the three groups, by names of their own: ``sampler`` for that of ``participation``. Other
+            arguments of Lightning's Trainer: taken under its name where ours has another, and else answered by one
+            sentence.
     """
 
     def __init__(
@@ -119,7 +107,6 @@ class FederatedTrainer(LightningNames):
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
         strategy: str = "auto",
-        process_timeout: float = 30.0,
         precision: str | int = "32-true",
         memory_format: Literal["auto", "preserve", "channels_last"] = "auto",
         logger: Logger | list[Logger] | bool | None = None,
@@ -135,15 +122,9 @@ class FederatedTrainer(LightningNames):
         local_epochs: int | None = None,
         local_steps: int | None = None,
         local_schedule: Literal["restart", "continue"] = "restart",
-        sampler: ClientSampler | None = None,
-        availability: Availability | None = None,
-        stragglers: Stragglers | None = None,
-        work: ClientWork | None = None,
-        max_diverged: float = 0.0,
-        on_client_error: Literal["raise", "skip"] = "raise",
-        full_gradient_mode: Literal["eval", "train"] = "eval",
-        full_gradient_batch_size: int | None = None,
-        full_gradient_weight_decay: bool = False,
+        participation: Participation | None = None,
+        full_gradients: FullGradients | None = None,
+        tolerance: Tolerance | None = None,
         client_states: Literal["device", "host", "disk"] = "device",
         check_val_every_n_rounds: int = 1,
         check_test_every_n_rounds: int | None = None,
@@ -161,16 +142,14 @@ class FederatedTrainer(LightningNames):
         enable_model_summary: bool = True,
         benchmark: bool | None = None,
         detect_anomaly: bool = False,
-        on_write_error: Literal["stop", "continue"] = "stop",
         **lightning: Any,
     ) -> None:
-        passed = {**locals()}
-        passed.update(with_aliases(lightning, FederatedTrainer.__init__, passed))
-        given = TrainerOptions(**{field.name: passed[field.name] for field in fields(TrainerOptions)})
+        given = make_options(locals(), lightning)
         self.options = given.shortened()
-        self.fabric = make_fabric(accelerator, devices, num_nodes, strategy, precision, process_timeout)
+        self.fabric = make_fabric(given)
         set_determinism(deterministic, benchmark)
-        self.sampler = sampler if sampler is not None else UniformSampler()
+        sampler = given.participation.sampler
+        self.sampler = UniformSampler() if sampler is None else sampler
         self.callbacks = order_callbacks(
             callbacks,
             FederatedProgressBar() if enable_progress_bar else None,
@@ -181,7 +160,7 @@ class FederatedTrainer(LightningNames):
         self.aggregator = next(cb for cb in self.callbacks if isinstance(cb, Aggregator))
         self.hooks = HookCaller(self)
         self.books = Bookkeeping(given, self.label)
-        self.state, self.train_state = TrainerState(), no_state()
+        self.state, self.train_state = TrainerState(), cast(TrainState, NoState())
         self.lightning_module, self.datamodule = cast(LightningModule, None), None
         self.metrics, self.round_metrics = LoggedMetrics({}, {}, {}), {}
         self.validated = self.resumed = self.should_stop = False
@@ -339,7 +318,7 @@ class FederatedTrainer(LightningNames):
         data = {"datamodule": datamodule, "predict": dataloaders}
         with evaluating(self, "predict", model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
-            predictions = predict(self, loaders, self.options.limit_predict_batches)
+            predictions = predict(self, loaders)
         if output is not None and self.is_global_zero:
             save_checkpoint(predictions, Path(output), "--output")
         elif self.run_config is not None:
@@ -352,8 +331,7 @@ class FederatedTrainer(LightningNames):
     ) -> list[dict[str, float]]:  # fmt: skip
         with evaluating(self, stage.value, model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
-            limit = self.limit_val_batches if stage == RunningStage.VALIDATING else self.limit_test_batches
-            results = [metrics.logged for metrics in evaluate(self, loaders, stage, limit)]
+            results = [metrics.logged for metrics in evaluate(self, loaders, stage)]
         if verbose and self.is_global_zero:
             print_results(list(loaders), results)
         return results

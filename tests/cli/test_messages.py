@@ -58,7 +58,7 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
             (["--trainer.max_rounds"], ["`--trainer.max_rounds`", "a value"]),
             (["--trainer.clients_per_round", "abc"], ["`--trainer.clients_per_round`", "int or float", "'abc'"]),
             (["--trainer.local_schedule", "stop"], ["`--trainer.local_schedule`", "'restart', 'continue'", "'stop'"]),
-            (["--trainer.sampler", "Uniform"], ["`--trainer.sampler`", "UniformSampler"]),
+            (["--trainer.sampler", "Uniform"], ["`--trainer.participation.sampler`", "UniformSampler"]),
             (["--trainer.callbacks", "EarlyStoping"], ["`--trainer.callbacks`", "did you mean EarlyStopping"]),
             (["--trainer.logger", "WandbLoger"], ["`--trainer.logger`", "did you mean WandbLogger"]),
             (["--seed_everything", "x"], ["`--seed_everything`", "int", "'x'"]),

@@ -1,7 +1,13 @@
 """Options that Lightning calls otherwise."""
 
+import re
 from collections.abc import Callable
 
+import pytest
+
+from lightning_fed.core.train_state import FLAT_NAMES
+from lightning_fed.runs.folder import fingerprint
+from lightning_fed.trainer.options import GROUPS
 from tests.cli.conftest import CommandLine
 
 WORDS = ["--model", "Plain", "--data", "Digits"]
@@ -23,3 +29,66 @@ def test_names_without_a_meaning(cli: CommandLine, mistake: Callable[..., str]) 
     file = cli.file("their.yaml", "trainer: {max_steps: 100}\n")
     assert mistake("fit", *WORDS, "--config", file).startswith(expected)
     assert "--trainer.max_rounds" in mistake("fit", *WORDS, "--trainer.max_epochs", "many")
+
+
+GROUPED = [
+    "--trainer.participation.sampler", "WeightedSampler", "--trainer.participation.sampler.weights=[1, 2, 3, 4]",
+    "--trainer.tolerance.max_diverged=0.2", "--trainer.full_gradients.batch_size", "7",
+]  # fmt: skip
+FLAT = [re.sub(r"participation\.|tolerance\.", "", word).replace("gradients.", "gradient_") for word in GROUPED]
+IN_FILE = (
+    "trainer: {sampler: {class_path: WeightedSampler, init_args: {weights: [1, 2, 3, 4]}}, max_diverged: 0.2, "
+    "full_gradients: {batch_size: 7}}"
+)
+
+
+def test_options_of_groups_have_flat_names(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = cli.config(*GROUPED)
+    assert config["trainer"]["participation"]["sampler"]["init_args"] == {"weights": [1.0, 2.0, 3.0, 4.0]}
+    assert cli.config(*FLAT) == config
+    assert cli.config("--config", cli.file("flat.yaml", IN_FILE)) == config
+    assert cli.config("--trainer", IN_FILE.removeprefix("trainer: ")) == config
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_DIVERGED", "0.2")
+    monkeypatch.setenv("PL_FIT__TRAINER__FULL_GRADIENT_BATCH_SIZE", "7")
+    assert cli.config(*FLAT[:3]) == config
+
+
+def test_a_run_made_before_there_were_groups_is_found(cli: CommandLine) -> None:
+    config = cli.config(*GROUPED)
+    flat = {name: value for name, value in config["trainer"].items() if name not in GROUPS}
+    flat |= {name: config["trainer"][path.split(".")[0]][path.split(".")[1]] for name, path in FLAT_NAMES.items()}
+    assert fingerprint({**config, "trainer": flat}) == fingerprint(config) != fingerprint(cli.config())
+    longer = [*GROUPED, "--trainer.process_timeout=2", "--trainer.on_write_error=continue"]
+    assert fingerprint(cli.config(*longer)) == fingerprint(config)
+
+
+def test_the_later_name_wins_over_files_and_words(cli: CommandLine) -> None:
+    flat = cli.file("flat.yaml", IN_FILE)
+    grouped = cli.file(
+        "grouped.yaml", "trainer: {participation: {sampler: UniformSampler}, tolerance: {max_diverged: 0.1}}"
+    )
+    later = cli.config("--config", flat, "--config", grouped)["trainer"]
+    assert later["participation"]["sampler"]["class_path"].endswith("UniformSampler")
+    assert (later["tolerance"]["max_diverged"], later["full_gradients"]["batch_size"]) == (0.1, 7)
+    back = cli.config("--config", grouped, "--config", flat, "--trainer.sampler.weights", "[2, 1]")["trainer"]
+    assert back["participation"]["sampler"]["init_args"] == {"weights": [2.0, 1.0]}
+    assert cli.config(*FLAT, "--trainer.sampler=null")["trainer"]["participation"]["sampler"] is None
+    assert cli.config(*GROUPED, "--config", "trainer: {sampler: null}")["trainer"]["participation"]["sampler"] is None
+
+
+@pytest.mark.parametrize("group", ["{sampler: UniformSampler}", "group.yaml", "null"])
+def test_both_names_in_one_file_are_refused(mistake: Callable[..., str], group: str) -> None:
+    text = f"trainer: {{sampler: WeightedSampler, participation: {group}}}"
+    assert "`--trainer.participation" in mistake("fit", *WORDS, "--config", text)
+
+
+def test_both_names_of_a_variable_are_refused(mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_DIVERGED", "0.2")
+    monkeypatch.setenv("PL_FIT__TRAINER__TOLERANCE__MAX_DIVERGED", "0.2")
+    assert "`--trainer.tolerance.max_diverged` under one name" in mistake("fit", *WORDS)
+
+
+def test_a_wrong_value_under_a_flat_name_is_told_by_the_group(mistake: Callable[..., str]) -> None:
+    assert mistake("fit", *WORDS, "--trainer.max_diverged", "2", code=1) == (
+        "Expected `--trainer.tolerance.max_diverged` to be a share in [0, 1), got 2.0."
+    )

@@ -33,7 +33,7 @@ WORDS = [
     (["--client+=untrusted.Thing"], "client"),
     (["--trainer.callbacks+=untrusted.Thing"], "trainer.callbacks"),
     (["--trainer.logger", "untrusted.Thing"], "trainer.logger"),
-    (["--trainer.sampler", "untrusted.Thing"], "trainer.sampler"),
+    (["--trainer.sampler", "untrusted.Thing"], "trainer.participation.sampler"),
     (["--trainer", "{callbacks: untrusted.Thing}"], "trainer.callbacks"),
     (["--optimizer", "untrusted.Thing"], "optimizer"),
     (["--lr_scheduler", "untrusted.Thing"], "lr_scheduler"),

@@ -178,7 +178,7 @@ def test_one_more_than_the_share_raises_the_users_own_error(tmp_path: Path) -> N
 
 def test_many_clients_at_once_cannot_be_skipped(tmp_path: Path) -> None:
     options = {"on_client_error": "skip", "max_diverged": 0.5}
-    with pytest.raises(FederatedError, match=r"`--trainer.on_client_error` is skip"):
+    with pytest.raises(FederatedError, match=r"`--trainer.tolerance.on_client_error` is skip"):
         fit(tmp_path, Small(), engine="vectorized", **options)
     trainer = fit(tmp_path, Small(), engine="auto", **options)
     assert trainer.engine_choice["engine"] == "sequential"
@@ -193,5 +193,5 @@ def test_an_exit_in_a_module_is_no_success(tmp_path: Path, code: Any) -> None:
 
 
 def test_the_option_that_bounds_them_is_asked_for() -> None:
-    with pytest.raises(FederatedError, match="`--trainer.max_diverged` to be above 0 with"):
+    with pytest.raises(FederatedError, match="`--trainer.tolerance.max_diverged` to be above 0 with"):
         FederatedTrainer(on_client_error="skip")

@@ -317,7 +317,7 @@ def test_a_full_disk_ends_a_run_or_is_said_each_round(tmp_path: Path, made: Path
                     fit(folder)
             else:
                 fit(folder, on_write_error=mode)
-        rounds = {str(w.message)[:8] for w in said if "--trainer.on_write_error" in str(w.message)}
+        rounds = {str(w.message)[:8] for w in said if "--trainer.tolerance.on_write_error" in str(w.message)}
         assert (len(rounds) > 1) == (mode == "continue")
         if mode == "stop":
             fit(folder, ckpt_path="last")

@@ -77,7 +77,7 @@ def test_a_trace_that_is_none_is_refused_in_a_sentence(tmp_path: Path, text: Any
     path = tmp_path / "trace.csv"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(FederatedError, match=rf"^Expected .*`--trainer\.availability\.path`.*{got}") as caught:
+    with pytest.raises(FederatedError, match=rf"^Expected .*`--trainer.*\.availability\.path`.*{got}") as caught:
         TraceAvailability(str(path))
     assert "\n" not in str(caught.value)
 
@@ -100,5 +100,5 @@ def test_what_does_not_fit_the_clients_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_arguments_out_of_range_are_refused(make: Any, option: str) -> None:
-    with pytest.raises(FederatedError, match=rf"^Expected `--trainer\.availability\.{option}` "):
+    with pytest.raises(FederatedError, match=rf"^Expected `--trainer\.participation\.availability\.{option}` "):
         make()

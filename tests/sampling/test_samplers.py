@@ -91,12 +91,12 @@ def test_clients_of_weight_zero_are_never_drawn() -> None:
 
 @pytest.mark.parametrize("weights", [[1.0, -1.0], [float("nan")], [float("inf")]])
 def test_bad_weights_are_refused(weights: list[float]) -> None:
-    with pytest.raises(FederatedError, match=r"--trainer\.sampler\.weights"):
+    with pytest.raises(FederatedError, match=r"--trainer\.participation\.sampler\.weights"):
         WeightedSampler(weights)
 
 
 def test_too_few_weights_are_refused() -> None:
-    with pytest.raises(FederatedError, match=r"--trainer\.sampler\.weights.* 3 clients, got 2"):
+    with pytest.raises(FederatedError, match=r"--trainer\.participation\.sampler\.weights.* 3 clients, got 2"):
         WeightedSampler([1.0, 2.0]).sample(1, 1, np.ones(3), 0)
     with pytest.raises(FederatedError, match=r"at least 2 clients .* got 1: .*--trainer\.clients_per_round"):
         WeightedSampler([0.0, 2.0, 0.0]).sample(1, 2, np.ones(3), 0)

@@ -63,5 +63,5 @@ def test_it_is_drawn_anew_or_kept(redraw: bool) -> None:
     ],
 )  # fmt: skip
 def test_arguments_out_of_range_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(FederatedError, match=rf"^Expected .*`--trainer\.work\..*{words}"):
+    with pytest.raises(FederatedError, match=rf"^Expected .*`--trainer\.participation\.work\..*{words}"):
         UnequalWork(**given)

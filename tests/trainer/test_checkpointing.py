@@ -15,8 +15,9 @@ from lightning_fed.errors import FederatedError
 from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer, points
 
 
-def saving_trainer(folder: Path, rounds: int, **options: Any) -> FederatedTrainer:
-    return federated_trainer(folder, logger=[], enable_checkpointing=True, name="run", max_rounds=rounds, **options)
+def saving_trainer(folder: Path, rounds: int, *callbacks: Any, **options: Any) -> FederatedTrainer:
+    options |= {"logger": [], "enable_checkpointing": True, "name": "run", "max_rounds": rounds}
+    return federated_trainer(folder, *callbacks, **options)
 
 
 def last_of(folder: Path, version: int = 0) -> Path:
@@ -37,10 +38,9 @@ def test_a_refused_resumption_leaves_the_run_as_it_was(tmp_path):
     saving_trainer(tmp_path, 2).fit(Classifier(), federated_data())
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert last_of(tmp_path) in before
+    other = Classifier(nn.Linear(FEATURES, CLASSES, False))
     with pytest.raises(FederatedError, match="weights of this Classifier"):
-        saving_trainer(tmp_path, 4).fit(
-            Classifier(nn.Linear(FEATURES, CLASSES, False)), federated_data(), ckpt_path="last"
-        )
+        saving_trainer(tmp_path, 4).fit(other, federated_data(), ckpt_path="last")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -81,15 +81,7 @@ class Conv(Classifier):
 def test_a_layout_is_resumed_and_another_one_refused(tmp_path):
     def trained(folder: Path, rounds: int, ckpt: Any = None, layout: str = "channels_last") -> Conv:
         module = built(Conv)
-        trainer = federated_trainer(
-            folder,
-            FedAvgM(lr=0.5),
-            logger=[],
-            enable_checkpointing=True,
-            name="run",
-            max_rounds=rounds,
-            memory_format=layout,
-        )
+        trainer = saving_trainer(folder, rounds, FedAvgM(lr=0.5), memory_format=layout)
         trainer.fit(module, federated_data(), ckpt_path=ckpt)
         return module
 
@@ -157,8 +149,7 @@ def test_the_module_may_let_a_callback_start_anew(tmp_path):
 
     for rounds, counted in ((2, 2), (3, 1)):
         counter = Counter()
-        trainer = federated_trainer(tmp_path, counter, max_rounds=rounds, enable_checkpointing=True, logger=[])
-        trainer.fit(built(Forgetful), federated_data(8, 8), ckpt_path="last")
+        saving_trainer(tmp_path, rounds, counter).fit(built(Forgetful), federated_data(8, 8), ckpt_path="last")
         assert counter.rounds == counted
 
 

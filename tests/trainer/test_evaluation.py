@@ -148,14 +148,11 @@ def test_predict_returns_what_the_step_returns(tmp_path):
     assert not any(output["y"].requires_grad for output in outputs)
 
 
-class OnlyForward(pl.LightningModule):
-    """Lightning's own ``predict_step`` calls ``forward`` on the batch."""
-
-    def forward(self, batch: Any) -> Tensor:
-        return batch[0].sum(1)
-
-
 def test_predict_without_predict_step(tmp_path):
+    class OnlyForward(pl.LightningModule):
+        def forward(self, batch: Any) -> Tensor:
+            return batch[0].sum(1)
+
     data = points(20, seed=4)
     outputs = federated_trainer(tmp_path).predict(OnlyForward(), federated_data(predict_dataset=data))
     assert torch.equal(torch.cat(outputs), data.tensors[0].sum(1))
@@ -294,12 +291,10 @@ def test_no_data_and_no_step(tmp_path):
     data = FederatedDataModule(points(8), num_clients=1)
     with pytest.raises(FederatedError, match="val_dataloader"):
         federated_trainer(tmp_path).validate(Measured(), data)
-    with pytest.raises(FederatedError, match=r"Classifier.*test_step"):
-        federated_trainer(tmp_path).test(Classifier(), federated_data(test_dataset=points(4)))
-    with pytest.raises(FederatedError, match=r"Classifier.*test_step"):
-        federated_trainer(tmp_path, check_test_every_n_rounds=1).fit(
-            Classifier(), federated_data(test_dataset=points(4))
-        )
+    data = federated_data(test_dataset=points(4))
+    for call in (federated_trainer(tmp_path).test, federated_trainer(tmp_path, check_test_every_n_rounds=1).fit):
+        with pytest.raises(FederatedError, match=r"Classifier.*test_step"):
+            call(Classifier(), data)
 
 
 class Stream(IterableDataset):

@@ -89,7 +89,6 @@ def test_two_fits_start_from_the_same_place(tmp_path):
     trainer, module = federated_trainer(tmp_path, max_rounds=2), Classifier()
     start = module.net.weight.detach().clone()
     trainer.fit(module, federated_data())
-    first = module.net.weight.detach().clone()
     with torch.no_grad():
         module.net.weight.copy_(start)
         module.net.bias.copy_(Classifier().net.bias)
@@ -97,7 +96,6 @@ def test_two_fits_start_from_the_same_place(tmp_path):
     trainer.fit(module, federated_data())
     assert trainer.current_epoch == 2
     assert not torch.equal(module.net.weight, start)
-    assert first.shape == module.net.weight.shape
 
 
 def test_module_is_an_ordinary_one_afterwards(tmp_path):
@@ -155,8 +153,8 @@ def test_parameters_cut_loose_by_user_code(tmp_path):
     assert torch.equal(plain.net.weight, cut.net.weight)
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [("float32", "bf16-true"), ("float32", "bf16-mixed")])
-def test_tiny_updates_do_not_vanish(tmp_path, dtype, precision):
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_tiny_updates_do_not_vanish(tmp_path, precision):
     """One of four clients moves a weight of 1.0 by 2**-7; a quarter of that is lost in a bfloat16 sum."""
 
     class Scalar(pl.LightningModule):
@@ -174,7 +172,7 @@ def test_tiny_updates_do_not_vanish(tmp_path, dtype, precision):
     module, rounds = Scalar(), 100
     trainer = federated_trainer(tmp_path, max_rounds=rounds, precision=precision)
     trainer.fit(module, federated_data(4, 4, 4, 4, val_dataset=None))
-    assert trainer.weights.dtype == getattr(torch, dtype)
+    assert trainer.weights.dtype == torch.float32
     assert trainer.weights.item() == pytest.approx(1 + rounds * 2**-9, abs=0.02)
     assert module.weight.item() == pytest.approx(trainer.weights.item(), abs=2**-7)
 
@@ -182,11 +180,9 @@ def test_tiny_updates_do_not_vanish(tmp_path, dtype, precision):
 def test_one_server_step_is_exact_in_double(tmp_path):
     class Weights(FederatedCallback):
         def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
-            self.dtypes = (trainer.weights.dtype, update.mean.dtype, pl_module.net.weight.dtype)
+            assert trainer.weights.dtype == update.mean.dtype == pl_module.net.weight.dtype == torch.float64
 
-    callback = Weights()
-    federated_trainer(tmp_path, callback, precision="64-true").fit(Classifier(), federated_data())
-    assert callback.dtypes == (torch.float64,) * 3
+    federated_trainer(tmp_path, Weights(), precision="64-true").fit(Classifier(), federated_data())
 
 
 def test_fast_dev_run(tmp_path):

@@ -1,7 +1,7 @@
 """Every bad argument of the trainer ends with one sentence that names the option."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from inspect import signature
 from typing import Any, get_type_hints
@@ -11,9 +11,11 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvg
+from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork, UniformSampler
-from lightning_fed.trainer.options import TrainerOptions, batch_limit
+from lightning_fed.trainer import Tolerance
+from lightning_fed.trainer.options import GROUPS, TrainerOptions, batch_limit
 
 COUNT = [0, -1, 1.5, "3", True, 2**63]
 SHARE = [-1, -0.1, 1.5, "all", None, True, math.nan]
@@ -22,7 +24,7 @@ BAD: dict[str, list[Any]] = {
     "devices": [0, "x", 10**6, "1000000", 10**30],
     "num_nodes": [*COUNT, None, 10**12],
     "strategy": ["ring"],
-    "process_timeout": [0, -1.0, "30", True, None, math.inf, 1e300, 10**400],
+    "tolerance.process_timeout": [0, -1.0, "30", True, None, math.inf, 1e300, 10**400],
     "precision": ["16-mixed", "8", 7, None],
     "logger": ["wandb", 3, ["csv"]],
     "callbacks": [3, "FedAvg", [FedAvg], [FedAvg(), FedAvg()]],
@@ -34,10 +36,10 @@ BAD: dict[str, list[Any]] = {
     "local_epochs": COUNT,
     "local_steps": COUNT,
     "local_schedule": ["never", None],
-    "sampler": ["uniform", 3, UniformSampler],
-    "availability": ["always", 0.5, BernoulliAvailability],
-    "stragglers": ["slow", 3, Stragglers],
-    "work": ["more", 3, UnequalWork],
+    "participation.sampler": ["uniform", 3, UniformSampler],
+    "participation.availability": ["always", 0.5, BernoulliAvailability],
+    "participation.stragglers": ["slow", 3, Stragglers],
+    "participation.work": ["more", 3, UnequalWork],
     "check_val_every_n_rounds": [*COUNT, None],
     "check_test_every_n_rounds": COUNT,
     "limit_val_batches": SHARE,
@@ -45,11 +47,12 @@ BAD: dict[str, list[Any]] = {
     "limit_predict_batches": SHARE,
     "gradient_clip_val": [-1, -0.5, math.nan, "x", True, [1]],
     "gradient_clip_algorithm": ["median", 1],
-    "max_diverged": [1.0, -0.1, float("nan"), "x", True],
-    "on_client_error": ["ignore", None, True, "skip"],
-    "full_gradient_mode": ["test", True],
-    "full_gradient_batch_size": [0, -1, 2.0, True],
-    "full_gradient_weight_decay": [1e-4, "yes", None],
+    "tolerance.max_diverged": [1.0, -0.1, float("nan"), "x", True],
+    "tolerance.on_client_error": ["ignore", None, True, "skip"],
+    "full_gradients.mode": ["test", True],
+    "full_gradients.batch_size": [0, -1, 2.0, True],
+    "full_gradients.weight_decay": [1e-4, "yes", None],
+    **{name: [3, "x", {}] for name in GROUPS},
     "client_states": ["ram", None, True],
     "engine": ["parallel", None, True],
     "chunk_size": [0, -1, 1.5, "10", True],
@@ -63,7 +66,7 @@ BAD: dict[str, list[Any]] = {
     "enable_model_summary": ["x", None, 3],
     "benchmark": ["x", 3],
     "detect_anomaly": ["x", None, 3],
-    "on_write_error": ["skip", True, None],
+    "tolerance.on_write_error": ["skip", True, None],
     "max_time": ["x", "1:2", "", 3, [1], {"foo": 1}, {"minutes": "x"}, timedelta(seconds=-1)],
 }
 CASES = [(name, value) for name, bad in BAD.items() for value in bad]
@@ -71,11 +74,14 @@ CASES = [(name, value) for name, bad in BAD.items() for value in bad]
 
 def make(**options: Any) -> FederatedTrainer:
     defaults = {"accelerator": "cpu", "enable_progress_bar": False, "enable_checkpointing": False}
-    return FederatedTrainer(**{**defaults, **options})
+    flat = {path: name for name, path in FLAT_NAMES.items()}
+    return FederatedTrainer(**{**defaults, **{flat.get(name, name): value for name, value in options.items()}})
 
 
 def test_every_argument_of_the_trainer_is_covered() -> None:
-    assert set(BAD) == set(signature(FederatedTrainer.__init__).parameters) - {"self", "lightning"}
+    parts = {f"{name}.{field.name}" for name, kind in GROUPS.items() for field in fields(kind)}
+    assert parts == set(FLAT_NAMES.values())
+    assert set(BAD) == parts | set(signature(FederatedTrainer.__init__).parameters) - {"self", "lightning"}
 
 
 @pytest.mark.parametrize(("name", "value"), CASES, ids=[f"{name}={value!r}"[:60] for name, value in CASES])
@@ -96,13 +102,11 @@ GOOD: list[dict[str, Any]] = [
     {"deterministic": False}, {"fast_dev_run": True}, {"fast_dev_run": 2}, {"fast_dev_run": False},
     {"max_time": "00:00:10:00"}, {"max_time": timedelta(minutes=1)}, {"max_time": {"hours": 1}},
     {"name": "group/gma"}, {"name": "v1..2"}, {"seed": 0}, {"check_test_every_n_rounds": 1},
-    {"sampler": UniformSampler()}, {"logger": True}, {"logger": False}, {"logger": CSVLogger("x")},
+    {"logger": True}, {"logger": False}, {"logger": CSVLogger("x")},
     {"logger": [CSVLogger("x")]}, {"precision": "bf16-mixed"}, {"devices": 1},
     {"engine": "auto"}, {"engine": "vectorized", "chunk_size": 3}, {"compile": True},
     {"compile": "default"}, {"compile": "reduce-overhead"}, {"compile": "max-autotune"},
-    {"client_states": "host"}, {"client_states": "disk"}, {"full_gradient_batch_size": 7},
-    {"work": UnequalWork([1, 2])}, {"stragglers": Stragglers()}, {"availability": BernoulliAvailability()},
-    {"full_gradient_weight_decay": True}, {"memory_format": "channels_last"},
+    {"client_states": "host"}, {"client_states": "disk"}, {"memory_format": "channels_last"},
 ]  # fmt: skip
 
 
@@ -154,7 +158,34 @@ def test_the_signature_is_that_of_the_options() -> None:
     parameters = dict(signature(FederatedTrainer.__init__).parameters)
     del parameters["self"], parameters["lightning"]
     hints, fields_hints = get_type_hints(FederatedTrainer.__init__), get_type_hints(TrainerOptions)
-    assert {name: (hints[name], given.default) for name, given in parameters.items()} == {
-        field.name: (fields_hints[field.name], field.default) for field in fields(TrainerOptions)
-    }
+    known = {field.name: (fields_hints[field.name], field.default) for field in fields(TrainerOptions)}
+    for name, kind in GROUPS.items():
+        assert known[name] == (kind, kind())
+        known[name] = (kind | None, None)
+        assert all(f"        {field.name}: " in str(kind.__doc__) for field in fields(kind))
+    assert {name: (hints[name], given.default) for name, given in parameters.items()} == known
     assert all(f"        {name}: " in str(FederatedTrainer.__doc__) for name in parameters)
+
+
+PARTS = {
+    "sampler": UniformSampler(), "availability": BernoulliAvailability(), "stragglers": Stragglers(),
+    "work": UnequalWork([1, 2]), "max_diverged": 0.5, "on_write_error": "continue", "process_timeout": 3.0,
+    "full_gradient_mode": "train", "full_gradient_batch_size": 7, "full_gradient_weight_decay": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("flat", "value"), PARTS.items())
+def test_a_part_of_a_group_has_a_name_without_it(flat: str, value: Any) -> None:
+    group, part = FLAT_NAMES[flat].split(".")
+    grouped = {group: GROUPS[group](**{part: value})}
+    assert make(**{flat: value}).options == make(**grouped).options == replace(make().options, **grouped)
+    with pytest.raises(FederatedError, match=rf"^Expected `--trainer\.{FLAT_NAMES[flat]}` under one name, got "):
+        make(**{flat: value}, **grouped)
+
+
+def test_groups_and_flat_names_go_together() -> None:
+    made = make(tolerance=Tolerance(max_diverged=0.3), on_client_error="skip", process_timeout=3.0)
+    assert made.options.tolerance == Tolerance(0.3, "skip", process_timeout=3.0)
+    assert made.max_diverged == 0.3
+    made.max_diverged = 0.2
+    assert made.options.tolerance.max_diverged == 0.2

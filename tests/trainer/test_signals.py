@@ -17,29 +17,13 @@ from lightning_fed.trainer.signals import graceful_stop
 from tests.parts import Classifier, federated_data, federated_trainer, points
 
 
-class Evaluated(Classifier):
-    """Is interrupted in the step that the test says."""
-
-    step = ""
-
-    def _interrupt(self, step: str) -> None:
-        if step == self.step:
-            raise KeyboardInterrupt
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._interrupt("validate")
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._interrupt("test")
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        self._interrupt("predict")
-
-
 @pytest.mark.parametrize("call", ["validate", "test", "predict"])
 def test_an_interrupted_evaluation_returns_nothing(tmp_path, call):
-    module, trainer = Evaluated(), federated_trainer(tmp_path)
-    module.step = call
+    def interrupted(batch: Any, batch_idx: int) -> None:
+        raise KeyboardInterrupt
+
+    module, trainer = Classifier(), federated_trainer(tmp_path)
+    setattr(module, f"{'validation' if call == 'validate' else call}_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         getattr(trainer, call)(module, federated_data(test_dataset=points(8)))
     assert trainer.state.status == "interrupted"

@@ -68,6 +68,8 @@ class UpdateAgreement(FederatedCallback):
         bins = (update.sign_sum.abs() * _BINS / update.num_clients).long()  # of integers, so edges are exact
         self.histogram = bins.clamp_(max=_BINS - 1).bincount(minlength=_BINS)
         agreed = mask == 1  # where A < τ <= 1 it is less
+        self._total = mask.clone() if self._total is None else self._total.to(mask.device).add_(mask)
+        self._measured += 1
         length = torch.linalg.vector_norm(update.mean)
         through = torch.linalg.vector_norm(mask * update.mean) / length
         logged = {
@@ -75,7 +77,7 @@ class UpdateAgreement(FederatedCallback):
             "agreement/below": 1 - agreed.to(share.dtype).mean(),
             "agreement/mask": mask.mean(),
             "agreement/through": torch.where(length > 0, through, 1.0),
-            "agreement/least": self._least(mask),
+            "agreement/least": self._total.min() / self._measured,
         }
         if self._agreed is not None:
             former = self._agreed.to(agreed.device)  # a checkpoint's lies on the CPU
@@ -88,12 +90,6 @@ class UpdateAgreement(FederatedCallback):
                 logged[f"agreement/mean/{name}"] = share[part].mean()
                 logged[f"agreement/below/{name}"] = 1 - agreed[part].to(share.dtype).mean()
         pl_module.log_dict(logged)
-
-    def _least(self, mask: Tensor) -> Tensor:
-        """Adds a mask to the mean of all, and returns the least coordinate of that."""
-        self._total = mask.clone() if self._total is None else self._total.to(mask.device).add_(mask)
-        self._measured += 1
-        return self._total.min() / self._measured
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the last mask's ones, and the sum of all masks."""

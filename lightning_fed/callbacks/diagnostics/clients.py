@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_fed.callbacks.diagnostics.round_table import csv_text
+from lightning_fed.callbacks.diagnostics.round_table import csv_text, expect_alone
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
@@ -76,9 +76,7 @@ class ClientEvaluation(FederatedCallback):
         """Finds the samples and draws the clients; refuses a second callback that would log under the same names."""
         if stage != "fit":
             return
-        if sum(isinstance(callback, ClientEvaluation) for callback in trainer.callbacks) > 1:
-            name = type(self).__name__
-            raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")
+        expect_alone(ClientEvaluation, trainer.callbacks)
         self._source = self._find_source(trainer)
         clients = np.flatnonzero(np.asarray(self._source.sizes))
         if self.num_clients is not None and self.num_clients < len(clients):

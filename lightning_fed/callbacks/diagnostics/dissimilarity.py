@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_fed.callbacks.diagnostics.round_table import expect_alone
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradient
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
@@ -56,8 +57,7 @@ class GradientDissimilarity(FederatedCallback):
         name, clients = type(self).__name__, len(trainer.client_sizes)
         if self.client is not None and not 0 <= self.client < clients:
             raise FederatedError(f"Expected `client` of {name} to be an id in [0, {clients}), got {self.client}.")
-        if sum(isinstance(callback, GradientDissimilarity) for callback in trainer.callbacks) > 1:
-            raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")
+        expect_alone(GradientDissimilarity, trainer.callbacks)
 
     def start_gradients(self, round: int) -> StartGradient:
         """Asks for the cohort's gradients in rounds that are due."""

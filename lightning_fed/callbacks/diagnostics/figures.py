@@ -24,9 +24,7 @@ _RIGHT, _WRONG = "tab:green", "tab:red"
 def confusion_figure(confusion: npt.NDArray[np.int64], class_names: Sequence[str]) -> "Figure":
     """Draws the share of each label's samples that is taken for each class.
 
-    Args:
-        confusion: Samples by label and prediction, shape (C, C).
-        class_names: Written at the axes, with the shares in the cells, if they are at most 20.
+    ``confusion`` is of shape (C, C), by label and prediction. At most 20 classes are named, with shares in the cells.
     """
     total, classes = confusion.sum(), len(confusion)
     shares = confusion / confusion.sum(axis=1, keepdims=True).clip(min=1)
@@ -51,11 +49,7 @@ def predictions_figure(
 ) -> "Figure":
     """Draws the images of right and of wrong predictions, ten in a row, each above its label and what it is taken for.
 
-    Args:
-        predictions: Has images.
-        names: Of the classes.
-        mean: What was subtracted from each channel, to undo it; without, the range of the images becomes [0, 1].
-        std: What each channel was divided by after that.
+    What ``mean`` and ``std`` of the channels did is undone; without them the range of the images becomes [0, 1].
     """
     rows: list[tuple[str, list[Shown]]] = []
     for word, right in (("right", True), ("wrong", False)):
@@ -83,11 +77,7 @@ def predictions_figure(
 
 
 def distribution_figure(values: Mapping[str, Sequence[float]]) -> "Figure":
-    """Draws how metrics are distributed over clients: for each a violin, its extremes and its median.
-
-    Args:
-        values: Finite values of each metric, at least one.
-    """
+    """Draws how the finite values of metrics are distributed over clients: violins, extremes and medians."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1 + 2.5 * len(values), 4), layout="constrained")
@@ -98,12 +88,7 @@ def distribution_figure(values: Mapping[str, Sequence[float]]) -> "Figure":
 
 
 def agreement_figure(counts: npt.NDArray[np.int64], threshold: float) -> "Figure":
-    """Draws how the agreement A is distributed over coordinates.
-
-    Args:
-        counts: Coordinates in bins of equal width over [0, 1].
-        threshold: τ.
-    """
+    """Draws how the agreement A is distributed: ``counts`` of coordinates in bins of equal width over [0, 1], and τ."""
     edges = np.linspace(0, 1, len(counts) + 1)
     figure, axes = new_figure(5, 3.5)
     axes.stairs(counts / counts.sum(), edges, fill=True)

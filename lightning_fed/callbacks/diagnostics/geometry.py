@@ -7,10 +7,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fed.callbacks.diagnostics.round_table import RoundTable
+from lightning_fed.callbacks.diagnostics.round_table import RoundTable, expect_alone
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
-from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.errors import expect_count
 from lightning_fed.functional.geometry import direction_cosines
 
 __all__ = ["UpdateGeometry"]
@@ -45,9 +45,8 @@ class UpdateGeometry(FederatedCallback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuses a second callback that would log under the same names."""
-        if stage == "fit" and sum(isinstance(callback, UpdateGeometry) for callback in trainer.callbacks) > 1:
-            name = type(self).__name__
-            raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")
+        if stage == "fit":
+            expect_alone(UpdateGeometry, trainer.callbacks)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens the table, where there is a folder for it."""

@@ -23,11 +23,9 @@ class Shown(NamedTuple):
 
 
 class Predictions:
-    """Adds up the predictions of a classifier over batches.
+    """Adds up the predictions of a classifier over batches, and draws ``count`` images of those right and those wrong.
 
-    Args:
-        count: Images to draw of those right, and of those wrong, each without replacement.
-        rng: Draws them; how samples are divided into batches changes nothing.
+    They are drawn without replacement, and how samples are divided into batches changes nothing.
     """
 
     def __init__(self, count: int, rng: np.random.Generator) -> None:

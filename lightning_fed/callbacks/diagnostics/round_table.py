@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.core.files import WriteError, append_whole, write_atomically
+from lightning_fed.errors import FederatedError
 
-__all__ = ["RoundTable", "csv_text"]
+__all__ = ["RoundTable", "csv_text", "expect_alone"]
 
 
 class RoundTable:
@@ -44,6 +46,13 @@ class RoundTable:
         except WriteError as error:
             self._refused = True
             rank_zero_warn(f"The run goes on without {self.path.name}: {error}")
+
+
+def expect_alone(kind: type[Callback], callbacks: Iterable[Callback]) -> None:
+    """Refuses a second callback of a kind, which would log under the same names."""
+    if sum(isinstance(callback, kind) for callback in callbacks) > 1:
+        name = kind.__name__
+        raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> bytes:

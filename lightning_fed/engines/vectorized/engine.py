@@ -179,7 +179,7 @@ class VectorizedEngine(Engine):
         left = tuple(client for client in clients if finite[lane_of[client.id]])
         if self.gradient_at == "end":
             self._take_end_gradients(left, [lane_of[client.id] for client in left])
-        per_client = bool(self.options.max_diverged)  # one that a hook spoils is forgotten alone
+        per_client = bool(self.options.tolerance.max_diverged)  # one that a hook spoils is forgotten alone
         if not per_client:
             self._record(log, [lane_of[client.id] for client in left])
         for client in left:

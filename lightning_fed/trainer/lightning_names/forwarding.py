@@ -28,9 +28,11 @@ def forwarded(path: str, doc: str, settable: bool = False) -> Any:
 
 def option(name: str, at: str | None = None) -> Any:
     """Makes a property that reads an option (``at`` another place), and between two calls sets it, which is checked."""
+    group, _, part = name.partition(".")
 
     def change(trainer: Any, value: Any) -> None:
-        trainer.options = replace(trainer.options, **{name: value})
+        new = replace(getattr(trainer.options, group), **{part: value}) if part else value
+        trainer.options = replace(trainer.options, **{group: new})
 
     return property(attrgetter(at or f"options.{name}"), change, doc=f"The option ``{name}``.")
 
@@ -47,11 +49,9 @@ def derived(read: Callable[[Any], Any], doc: str) -> Any:
 
 
 class Refused:
-    """A name that says, when it is read, why it is not there.
+    """A name that says, when it is read, why it is not there, and what to read instead.
 
-    Args:
-        why: The reason, and what to read instead: the end of a sentence.
-        none_before_training: Whether it is None as long as ``fit`` has not set up what it trains, as under Lightning.
+    As under Lightning, some are None as long as ``fit`` has not set up what it trains.
     """
 
     def __init__(self, why: str, none_before_training: bool = False) -> None:
@@ -71,22 +71,14 @@ class Refused:
 class RefusedBut:
     """A part of Lightning's trainer of which little is there: the rest says, when it is read or set, why not.
 
-    ``known`` has what is there, by the path from here on; ``why`` is as for ``Refused``.
+    ``known`` is what is there; ``why`` is as for ``Refused``.
     """
 
-    def __init__(self, path: str, why: str, known: dict[str, Any]) -> None:
-        vars(self).update(_path=path, _why=why, _known=known)
+    def __init__(self, path: str, why: str, **known: Any) -> None:
+        vars(self).update(known, _path=path, _why=why)
 
-    def __getattr__(self, name: str) -> Any:
-        known = vars(self).get("_known", {})  # a copy is asked before it has any
-        below = {key.removeprefix(f"{name}."): value for key, value in known.items() if key.startswith(f"{name}.")}
-        if name not in known and not below:
-            raise self._absent(name)
-        return RefusedBut(f"{self._path}.{name}", self._why, below) if below else known[name]
+    def __getattr__(self, name: str, *_: Any) -> Any:
+        path, why = (vars(self).get(own) for own in ("_path", "_why"))  # a copy is asked before it has any
+        raise AbsentNameError(f"Expected `trainer.{path}.{name}` not to be used in a federated run, as {why}.")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise self._absent(name)
-
-    def _absent(self, name: str) -> AbsentNameError:
-        path, why = (vars(self).get(own) for own in ("_path", "_why"))
-        return AbsentNameError(f"Expected `trainer.{path}.{name}` not to be used in a federated run, as {why}.")
+    __setattr__ = __getattr__

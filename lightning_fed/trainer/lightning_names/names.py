@@ -49,10 +49,6 @@ def _of_kind(kind: type) -> Callable[[Any], list[Any]]:
     return lambda trainer: [callback for callback in trainer.callbacks if isinstance(callback, kind)]
 
 
-def _first_of(kind: type) -> Callable[[Any], Any]:
-    return lambda trainer: next(iter(_of_kind(kind)(trainer)), None)
-
-
 def _given(kind: str) -> Callable[[Any], Any]:
     """Gives loaders the form in which a ``*_dataloader`` method returned them, which ``named_loaders`` took away."""
 
@@ -146,18 +142,18 @@ class LightningNames:
     local_epochs: int | None = option("local_epochs", at="options.epochs")
     local_steps: int | None = option("local_steps")
     local_schedule: Literal["restart", "continue"] = option("local_schedule")
-    max_diverged: float = option("max_diverged")
+    max_diverged: float = option("tolerance.max_diverged")
     gradient_clip_val: float | None = option("gradient_clip_val")
     gradient_clip_algorithm: Literal["norm", "value"] | None = option("gradient_clip_algorithm")
     accumulate_grad_batches: int = option("accumulate_grad_batches")
     deterministic: bool | Literal["warn"] = option("deterministic")
-    availability: Availability | None = option("availability")
-    stragglers: Stragglers | None = option("stragglers")
-    work: ClientWork | None = option("work")
+    availability: Availability | None = option("participation.availability")
+    stragglers: Stragglers | None = option("participation.stragglers")
+    work: ClientWork | None = option("participation.work")
     compile: CompileMode | None = option("compile", at="options.compile_mode")
-    full_gradient_mode: str = option("full_gradient_mode")
-    full_gradient_batch_size: int | None = option("full_gradient_batch_size")
-    full_gradient_weight_decay: bool = option("full_gradient_weight_decay")
+    full_gradient_mode: str = option("full_gradients.mode")
+    full_gradient_batch_size: int | None = option("full_gradients.batch_size")
+    full_gradient_weight_decay: bool = option("full_gradients.weight_decay")
 
     # Length
 
@@ -324,18 +320,20 @@ class LightningNames:
     def fit_loop(self) -> RefusedBut:
         """Tells whether there is a validation, as modules ask to choose a ``monitor``; the rest of it is refused."""
         why = "rounds have a loop of their own: read `current_epoch`, `global_step` or `local_step`"
-        known = {"epoch_loop.val_loop._data_source.is_defined": lambda: bool(self.val_loaders)}
-        return RefusedBut("fit_loop", why, known)
+        source = RefusedBut("fit_loop.epoch_loop.val_loop._data_source", why, is_defined=lambda: bool(self.val_loaders))
+        validation = RefusedBut("fit_loop.epoch_loop.val_loop", why, _data_source=source)
+        return RefusedBut("fit_loop", why, epoch_loop=RefusedBut("fit_loop.epoch_loop", why, val_loop=validation))
 
     # Callbacks
 
     early_stopping_callbacks: list[EarlyStopping] = derived(_of_kind(EarlyStopping), "Every EarlyStopping.")
     early_stopping_callback: EarlyStopping | None = derived(
-        _first_of(EarlyStopping), "The first EarlyStopping, None without any."
+        lambda self: next(iter(self.early_stopping_callbacks), None), "The first EarlyStopping, None without any."
     )
     checkpoint_callbacks: list[Checkpoint] = derived(_of_kind(Checkpoint), "The callbacks that write checkpoints.")
     checkpoint_callback: Checkpoint | None = derived(
-        _first_of(Checkpoint), "The first callback that writes checkpoints, None without any."
+        lambda self: next(iter(self.checkpoint_callbacks), None),
+        "The first callback that writes checkpoints, None without any.",
     )
 
     @property

@@ -1,0 +1,43 @@
+"""Who takes part in a round, and how much each does: the parts that say so, in one place."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_fed.errors import FederatedError
+from lightning_fed.sampling.availability import Availability
+from lightning_fed.sampling.samplers import ClientSampler
+from lightning_fed.sampling.stragglers import Stragglers
+from lightning_fed.sampling.work import ClientWork
+
+__all__ = ["Participation"]
+
+_EXAMPLES: dict[str, tuple[type[Any], str]] = {
+    "sampler": (ClientSampler, "a ClientSampler, such as UniformSampler"),
+    "availability": (Availability, "an Availability, such as BernoulliAvailability"),
+    "stragglers": (Stragglers, "Stragglers"),
+    "work": (ClientWork, "a ClientWork, such as UnequalWork"),
+}
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round, and how much each does.
+
+    Args:
+        sampler: Draws the cohort of a round; uniformly by default.
+        availability: Says which clients can be drawn in a round; all by default.
+        stragglers: Gives clients a speed and rounds a deadline in simulated time; none of them by default.
+        work: Gives clients numbers of local steps, and learning rates, of their own; the same by default.
+    """
+
+    sampler: ClientSampler | None = None
+    availability: Availability | None = None
+    stragglers: Stragglers | None = None
+    work: ClientWork | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses parts of another kind."""
+        for name, (kind, example) in _EXAMPLES.items():
+            part = getattr(self, name)
+            if part is not None and not isinstance(part, kind):
+                raise FederatedError(f"Expected `--trainer.participation.{name}` to be {example}, got {part!r}.")
