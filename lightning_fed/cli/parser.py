@@ -69,10 +69,6 @@ def _expect_no_pipe(words: Sequence[str]) -> None:
             raise FederatedError(f"Expected a file, got {text!r}, a pipe or a device: write what it gives into a file.")
 
 
-class _Failed(BaseException):
-    """Carries what a constructor raised past jsonargparse, which would tell of the members of a union instead."""
-
-
 class FederatedArgumentParser(LightningArgumentParser):
     """Lightning's parser, for a trainer that is no ``Trainer``.
 
@@ -85,6 +81,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self.open_files: list[str] = []
+        self._failure: Exception | None = None
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
@@ -201,17 +198,21 @@ class FederatedArgumentParser(LightningArgumentParser):
         def build(*build_args: Any, **build_kwargs: Any) -> Any:
             try:
                 return instantiator(*build_args, **build_kwargs)
-            except Exception as error:
-                raise _Failed(_unfit(error, build_args[0], build_kwargs) or error) from error
+            except Exception as error:  # another member of a union may do
+                self._failure = _unfit(error, build_args[0], build_kwargs) or error
+                raise self._failure from error
 
         super().add_instantiator(build, *args, **kwargs)
 
     def instantiate_classes(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds all classes of a config; raises what the constructor of one raised."""
+        """Builds all classes of a config; raises what the constructor of one raised, where jsonargparse tells of it."""
         try:
             return super().instantiate_classes(*args, **kwargs)
-        except _Failed as failed:
-            raise failed.args[0] from None
+        except ValueError:
+            if self._failure is None:
+                raise
+            failure, self._failure = self._failure, None
+        raise failure
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Ends the program with one sentence and exit code 2; parsers of nested classes raise to the outer one."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.core.devices import same_values, single_at_least, wide_dtype
+from lightning_fed.core.devices import same_each, same_values, single_at_least, wide_dtype
 from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.errors import FederatedError
 
@@ -168,10 +168,17 @@ class GlobalBuffers:
             if isinstance(now, nn.Parameter) and not same_values(now.detach(), value.to(now.dtype)):
                 value.copy_(now.detach())
 
-    def changed(self, before: dict[str, Tensor]) -> list[str]:
-        """Names the live buffers that no longer hold what these copies do."""
+    def changed(self, before: dict[str, Tensor], beside: tuple[Tensor, Tensor]) -> tuple[bool, list[str]]:
+        """Compares the live buffers with copies of them, and two tensors beside them, in one read of the device.
+
+        Returns:
+            Whether the two tensors are the same, and the names of the buffers that are not.
+        """
         live = self.live.tensors()
-        return [name for name, value in before.items() if name in live and not _same(live[name], value)]
+        names = [name for name in before if name in live]
+        pairs = ((live[name], before[name].to(live[name])) for name in names)
+        first, *same = same_each([beside, *pairs])
+        return first, [name for name, is_same in zip(names, same, strict=True) if not is_same]
 
     def take_over(self, names: Iterable[str]) -> None:
         """Makes what the module holds in these buffers the global model's."""
@@ -269,10 +276,6 @@ class GlobalBuffers:
         self._of_client = {}
         for client, own in state["of_client"].items():
             self.move_in(client, own)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and same_values(one, other.to(one))
 
 
 def _widened(buffer: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What must be said to an accelerator otherwise than to a CPU."""
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 __all__ = [
     "copy_into",
     "device_streams",
+    "same_each",
     "same_values",
     "seed_devices",
     "set_device_streams",
@@ -72,9 +74,17 @@ def copy_into(out: Tensor, values: Tensor) -> None:
     out.copy_(values.pin_memory() if is_sent else values, non_blocking=is_sent)
 
 
+def same_each(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Says of each pair of tensors whether they hold the same numbers, in one read of the device; NaN is NaN."""
+    same = [((a == b) | ((a != a) & (b != b))).all() if a.shape == b.shape else a.new_zeros((), dtype=torch.bool)
+            for a, b in pairs]  # fmt: skip
+    found: list[bool] = torch.stack(same).tolist() if same else []
+    return found
+
+
 def same_values(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape hold the same numbers; NaN is the same as NaN."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    """Says whether two tensors hold the same numbers; NaN is the same as NaN."""
+    return same_each([(one, other)])[0]
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

@@ -140,9 +140,9 @@ class HookGuard:
         before = self.state.weights.to(live.dtype) if is_global else live.data.clone()
         held = buffers.live.copy()
         yield
-        if not (live.in_place and same_values(live.data, before)):
+        is_kept, changed = buffers.changed(held, (live.data, before))
+        if not (is_kept and live.in_place):
             self._expect_global_model(what)
-        changed = buffers.changed(held)
         if changed and before_step:
             raise FederatedError(
                 f"Expected {what} to leave the buffers of {self.name} as they are, but it wrote to `{changed[0]}`, "
@@ -164,14 +164,14 @@ class HookGuard:
         """Lets what hooks write to the module before the first round count, once: a resumed run has it already."""
         state = self.state
         state.vector.refresh()
-        moved = not same_values(state.vector.data, state.weights.to(state.vector.dtype))
-        changed = state.buffers.changed(state.buffers.values)
+        vector = state.vector.data
+        is_kept, changed = state.buffers.changed(state.buffers.values, (vector, state.weights.to(vector.dtype)))
         if resumed:
-            if moved or changed:
+            if changed or not is_kept:
                 rank_zero_info("What hooks write to the module at the start is left out: the run goes on as it was.")
             state.load_global_model()
             return
-        if moved:
+        if not is_kept:
             state.weights.copy_(state.vector.data)
         state.buffers.take_over(changed)
         follow_first(self.processes, [state.weights, *state.buffers.values.values()], "start")

@@ -97,7 +97,10 @@ class RunLog:
         for logger in self.loggers:
             try:
                 with _writing(logger):
-                    logger.log_metrics(row, step=int(row["round"]))
+                    if isinstance(logger, RoundCSVLogger):
+                        logger.log_round(row)
+                    else:
+                        logger.log_metrics(row, step=int(row["round"]))
             except WriteError as error:
                 refused = error
         if refused is not None:

@@ -65,15 +65,17 @@ class RoundCSVLogger(Logger):
         """Does nothing: the config is saved beside the file."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Appends a round's row, ``round`` first; what a module logs by itself has no row here.
+        """Does nothing: what is given to loggers one by one has no row here."""
+
+    def log_round(self, row: Mapping[str, float]) -> None:
+        """Appends a round's row, ``round`` first.
 
         Raises:
             WriteError: If the system refuses; the row waits for the next ``save``.
         """
-        if "round" in metrics:
-            self._waiting.append(metrics)
-            self.checksum = _checksum(self.checksum, metrics)
-            self.save()
+        self._waiting.append(row)
+        self.checksum = _checksum(self.checksum, row)
+        self.save()
 
     def save(self) -> None:
         """Writes the rows that wait.

@@ -76,7 +76,6 @@ class RoundLoop:
         self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, num_clients)
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
-        self.pid = os.getpid()
         self.guard = HookGuard(self.state, trainer.processes)
         self.watched = {hook for hook in _ROUND_HOOKS if self._is_users(hook)}
         self.stock = next((cb for cb in trainer.callbacks if isinstance(cb, StockCallbacks)), None)
@@ -151,7 +150,7 @@ class RoundLoop:
         why = "its `training_step` has returned no loss, or every learning rate has been 0"
         if not self.module.automatic_optimization:
             why = "as `automatic_optimization` is False, `training_step` calls the `step()` of one of `optimizers()`"
-        if self.trainer.round == self.options.max_rounds:
+        if self.trainer.round == self.options.max_rounds and any(self._learning_rates().values()):
             raise FederatedError(f"Expected {name} to train, but no client has taken a step in any round: {why}.")
         rank_zero_warn(f"No client of {name} has taken a step yet: {why}.")
 
@@ -275,7 +274,7 @@ class RoundLoop:
         """Steps schedules, writes the row and then the checkpoint: a row is there before the round counts as done."""
         trainer = self.trainer
         self.engine.watch.expect_parameters()
-        if os.getpid() != self.pid:  # it would write what its parent writes
+        if os.getpid() != self.stop.process:  # it would write what its parent writes
             print("Expected a process that a hook forks to end there: it goes on to train.", file=sys.stderr)
             os._exit(1)
         if trainer.round > 0:

@@ -13,16 +13,20 @@ __all__ = ["StopRequest", "graceful_stop"]
 
 
 class StopRequest:
-    """Remembers the signal that asked the run to stop; of several processes, which all get it, one says so."""
+    """Remembers the signal that asked the run to stop; of several processes, which all get it, one says so.
+
+    Attributes:
+        process: The id of the process that the run began in.
+    """
 
     def __init__(self, speaks: bool = True) -> None:
         self.signum: int | None = None
         self._speaks = speaks
-        self._process = os.getpid()
+        self.process = os.getpid()
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         """Handles a signal: the first asks for a stop after the round, the second interrupts at once."""
-        if os.getpid() != self._process:  # a forked worker inherits the handler; the signal is for the trainer
+        if os.getpid() != self.process:  # a forked worker inherits the handler; the signal is for the trainer
             return
         if self.signum is not None:
             raise KeyboardInterrupt

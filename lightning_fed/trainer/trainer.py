@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.files import writing
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
@@ -196,11 +197,15 @@ class FederatedTrainer(LightningNames):
         Between two rounds, where ModelCheckpoint saves, a run can be resumed from it; else, or with ``weights_only``,
         it holds the model alone. Storage options are of no use here: files are written to disks.
         """
+        path = Path(filepath)
+        if self.run is None or self.run.path.absolute() not in path.absolute().parents:
+            with writing(path, "filepath"):
+                path.parent.mkdir(parents=True, exist_ok=True)
         finished = isinstance(self.train_state, TrainState) and self.round == self.finished_round
         if finished and self.run is not None and not weights_only:
-            save_checkpoints(self, self.run, [Path(filepath)])
+            save_checkpoints(self, self.run, [path])
         else:
-            save_model(self, Path(filepath))
+            save_model(self, path)
 
     def save_last_good(self) -> None:
         """Writes the weights of the last finished round as ``last_good``, where a ``fit`` with a run folder failed."""

@@ -134,7 +134,17 @@ def test_names_that_are_none(mistake, words):
     assert mistake("fit", *words).startswith("Expected after `--safe_imports` whole names of classes and functions, ")
 
 
-@pytest.mark.parametrize("name", ["torch", "torch.optim", "torch.no_such", "no_such.Thing", "torch.float32"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch",
+        "torch.optim",
+        "torch.no_such",
+        "no_such.Thing",
+        "torch.float32",
+        "tests.cli.parts.Plain.load_from_checkpoint",
+    ],
+)
 def test_packages_and_what_is_not_there_are_refused(mistake, name):
     assert f"got '{name}', which is" in mistake("fit", "--safe_imports", f"tests.cli.parts.Plain,{name}")
 

@@ -180,19 +180,26 @@ def test_a_default_of_lightnings_that_is_no_plain_word(cli):
 
 
 @pytest.mark.parametrize("words", [("--config",), ("--trainer",), ("--weights",)])
-def test_a_pipe_is_refused_and_not_waited_for(cli, mistake, words):
+@pytest.mark.parametrize("written", ["pipe", "~/pipe", "file://{}/pipe"])
+def test_a_pipe_is_refused_and_not_waited_for(cli, mistake, monkeypatch, words, written):
+    """However jsonargparse would find it."""
+    monkeypatch.setenv("HOME", str(cli.folder))
     os.mkfifo(cli.folder / "pipe")
-    assert mistake("fit", "--model", "Plain", "--data", "Digits", *words, "pipe").startswith(
-        "Expected a file, got 'pipe', "
+    name = written.format(cli.folder)
+    assert mistake("fit", "--model", "Plain", "--data", "Digits", *words, name).startswith(
+        f"Expected a file, got {name!r}, "
     )
 
 
-@pytest.mark.parametrize("text", ["trainer: pipe", "{trainer: {callbacks: [pipe]}}", "data: {init_args: {a: pipe}}"])
+@pytest.mark.parametrize(
+    "text", ["trainer: pipe", "trainer: ~/pipe", "{trainer: {callbacks: [pipe]}}", "data: {init_args: {a: pipe}}"]
+)
 @pytest.mark.parametrize("inline", [False, True])
-def test_nor_is_one_that_a_configuration_names(cli, mistake, text, inline):
+def test_nor_is_one_that_a_configuration_names(cli, mistake, monkeypatch, text, inline):
+    monkeypatch.setenv("HOME", str(cli.folder))
     os.mkfifo(cli.folder / "pipe")
     given = text if inline else cli.file("a.yaml", text)
-    assert "'pipe', a pipe or a device" in mistake("fit", "--model", "Plain", "--data", "Digits", f"--config={given}")
+    assert "pipe', a pipe or a device" in mistake("fit", "--model", "Plain", "--data", "Digits", f"--config={given}")
 
 
 @pytest.mark.parametrize("name", ["CONFIG", "TRAINER", "MODEL"])

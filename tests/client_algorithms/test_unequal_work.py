@@ -152,7 +152,10 @@ def test_rates_that_many_clients_at_once_cannot_have_are_refused_there(kind: Any
 
 @pytest.mark.parametrize("algorithm", [GradAlign, LinearScaling])
 def test_algorithms_of_one_step_refuse_it(algorithm: Any) -> None:
-    with pytest.raises(FederatedError, match=rf"^Expected {algorithm.__name__} .*UnequalWork: leave out `--trainer\.w"):
+    with pytest.raises(
+        FederatedError,
+        match=rf"^Expected {algorithm.__name__} .*UnequalWork: leave out `--trainer\.par",
+    ):
         make_trainer(algorithm(), FedAvg(weighting="uniform"), local_steps=1, work=UnequalWork([1, 2])).fit(
             Quadratic().module(Quadratic().start), make_data(Quadratic(), 8)
         )

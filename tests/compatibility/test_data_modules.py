@@ -217,7 +217,7 @@ def test_a_last_batch_of_one_under_batch_normalisation(tmp_path, engine) -> None
 
 def test_a_last_batch_of_one_in_a_full_gradient(tmp_path) -> None:
     options = {"full_gradient_mode": "train", "full_gradient_batch_size": 3}
-    with pytest.raises(FederatedError, match="client 1 .* .10 samples in batches of 3.: .*full_gradient_batch"):
+    with pytest.raises(FederatedError, match="client 1 .* .10 samples in batches of 3.: .*full_gradients.batch"):
         federated_trainer(tmp_path, FedGA(), **options).fit(Normed(), federated_data(9, 10))
     options["full_gradient_mode"] = "eval"
     federated_trainer(tmp_path, FedGA(), **options).fit(Normed(), federated_data(9, 10, drop_last=True))

@@ -472,6 +472,7 @@ def test_the_first_record_of_a_key_fixes_shape_and_dtype(tmp_path, location, fir
     assert not out.any()
     files = states.dump()
     assert [np.load(tmp_path / "client_states" / file).dtype for file in files] == [kept]
+    (tmp_path / "other").mkdir()
     resumed, other = (ClientStates(location, torch.zeros(D), tmp_path / name, {}) for name in ("", "other"))
     resumed.restore(files, tmp_path / "client_states")
     shape, wrong = re.escape(str(tuple(first.shape))), re.escape(str((*first.shape, 2)))
@@ -585,6 +586,14 @@ def test_a_record_that_is_not_the_checkpoints_own_is_refused(tmp_path, short, ki
     path.write_bytes(foreign.read_bytes())
     with pytest.raises(FederatedError, match="its checksum is another one.*`--ckpt_path`"):
         fit(tmp_path / "here", clients_per_round=CLIENTS, ckpt_path="last")
+
+
+def test_a_record_that_two_processes_have_stored_is_refused(tmp_path):
+    own = ClientStates("disk", torch.zeros(D), tmp_path, pinned={})
+    own.store("A", 1, torch.ones(D))
+    with pytest.raises(FederatedError, match="state 'A' of client 1 .* several have stored it"):
+        own.dump(lambda files: [files, ["A/1-1-00000000.npy", "A/2-1-00000000.npy"]])
+    assert own.dump(lambda files: [files, ["A/11-1-00000000.npy"]]) == [*own._current(), "A/11-1-00000000.npy"]
 
 
 def test_what_another_process_holds_is_not_recalled_as_zeros():

@@ -62,6 +62,24 @@ def test_a_folder_that_is_removed_while_a_run_trains_is_not_in_the_way_of_the_ne
     assert torch.equal(_weights(again), _weights(whole))
 
 
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize("hook", ["on_train_start", "on_round_start", "on_client_start", "on_train_epoch_end"])
+def test_nor_is_one_into_which_pictures_are_drawn(tmp_path: Path, hook: str) -> None:
+    trainer = short_trainer(tmp_path, 3)
+    trainer.callbacks.append(ActsOnce(hook, rmtree))
+    with pytest.raises(FederatedError, match="the system refuses"):
+        trainer.fit(_model(), Digits(), ckpt_path="last")
+    assert not trainer.run.path.exists()
+    short_trainer(tmp_path, 1).fit(_model(), Digits(), ckpt_path="last")
+
+
+def test_a_checkpoint_of_ones_own_makes_its_folder(tmp_path: Path) -> None:
+    trainer = short_trainer(tmp_path, 1)
+    trainer.fit(_model(), Digits())
+    trainer.save_checkpoint(tmp_path / "new" / "folder" / "mine.ckpt")
+    assert (tmp_path / "new" / "folder" / "mine.ckpt").is_file()
+
+
 def test_a_kill_between_the_first_row_and_the_first_checkpoint_leaves_no_folder_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -446,7 +446,7 @@ def test_a_damaged_name_of_an_engine_is_told_in_a_sentence(tmp_path: Path) -> No
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["federated"]["engine"] = "vectorized"
     torch.save(checkpoint, path)
-    with pytest.raises(FederatedError, match=r"`federated\.engine` is of type str"):
+    with pytest.raises(FederatedError, match=r"`federated\.engine\.engine` is missing or not as it was"):
         run_on(first, 2)
 
 

@@ -194,9 +194,10 @@ def test_local_steps_end_where_the_module_skips_every_epoch(tmp_path, skips_at, 
 
     module = NeverSteps()
     start = module.net[0].weight.detach().clone()
-    trainer = federated_trainer(tmp_path, local_steps=5, accumulate_grad_batches=window)
-    trainer.fit(module, federated_data(40))
-    assert module.batches == 1 + skips_at
+    trainer = federated_trainer(tmp_path, local_steps=5, accumulate_grad_batches=window, max_rounds=2)
+    with pytest.raises(FederatedError, match="no client has taken a step in any round"):
+        trainer.fit(module, federated_data(40))
+    assert module.batches == 2 * (1 + skips_at)
     assert torch.equal(module.net[0].weight, start)
     assert trainer.logged_metrics["clients/skipped"] == 1
 

@@ -205,14 +205,28 @@ def test_every_column_of_the_loop_is_reserved(tmp_path: Path) -> None:
             trainer.train_state.recorder.log(name, 1.0)
 
 
-def test_a_forked_child_that_goes_on_to_train_writes_no_row(tmp_path: Path) -> None:
+def test_a_row_that_a_hook_gives_to_the_loggers_is_none_of_the_table(tmp_path: Path) -> None:
+    def log(trainer: Any, module: Any) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics({"round": 2.0, "mine": 3.0}, step=2)
+
+    given: dict[str, Any] = {"name": "run", "logger": [], "enable_checkpointing": True}
+    for rounds in (2, 3):
+        trainer = federated_trainer(tmp_path, Calls("on_train_epoch_end", log), max_rounds=rounds, **given)
+        trainer.fit(built(Classifier), federated_data(12, 9), ckpt_path="last")
+    with (tmp_path / "run" / "version_0" / "metrics.csv").open() as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(("hook", "at"), [("setup", 0), ("on_fit_start", 0), ("on_round_start", 1)])
+def test_a_forked_child_that_goes_on_to_train_writes_no_row(tmp_path: Path, hook: str, at: int) -> None:
     children = []
 
     def fork(trainer: Any, module: Any) -> None:
-        if trainer.round == 1:
+        if trainer.round == at:
             children.append(os.fork())
 
-    trainer = federated_trainer(tmp_path, Calls("on_round_start", fork), max_rounds=3, name="run", logger=[])
+    trainer = federated_trainer(tmp_path, Calls(hook, fork), max_rounds=3, name="run", logger=[])
     trainer.fit(built(Classifier), federated_data(12, 9))
     (child,) = children
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

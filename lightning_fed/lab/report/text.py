@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 __all__ = ["aligned", "csv_text", "no_formula", "no_mathematics", "one_line"]
 
 
-# A number as tables write it, with what stands beside it: "-0.3 ± 0.1", "-0.3 (-0.5 to 0.1)", "+1.2*".
-_NUMBER = re.compile(r"[+-]?(\d[\d,.]*|\.\d+|inf|nan)(e[+-]?\d+)?[^A-Za-z=@|!]*( to [^A-Za-z=@|!]*)?")
+# A number, or several as tables write them: "-0.3 ± 0.1", "+0.5 (-0.1 to +0.9)", "+1.2*".
+_ONE = r"[+-]?(?:\d[\d,.]*|\.\d+|inf|nan)(?:e[+-]?\d+)?[%*)]*"
+_NUMBERS = re.compile(rf"{_ONE}(?:(?: ?\(| ± | to |, | ){_ONE})*")
 
 
 def one_line(text: str) -> str:
@@ -24,8 +25,8 @@ def no_mathematics(text: str) -> str:
 
 def no_formula(cell: str) -> str:
     """Writes an apostrophe before a cell that a spreadsheet would compute, but not before a number."""
-    begins = cell.lstrip().startswith(("=", "@", "+", "-", "\uff1d", "\uff0b", "\uff0d", "\uff20"))
-    return f"'{cell}" if begins and not _NUMBER.fullmatch(cell) else cell
+    begins = cell.startswith(("\t", "\r")) or cell.lstrip().startswith(tuple("=@+-\uff1d\uff20\uff0b\uff0d"))
+    return f"'{cell}" if begins and not _NUMBERS.fullmatch(cell) else cell
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

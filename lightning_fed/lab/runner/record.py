@@ -39,7 +39,7 @@ LOG = "log.txt"
 """The file beside a run folder that has what its process printed."""
 
 _RECORD = "done.json"
-_ENDINGS = (".yaml", ".yml")
+_CONFIGS, _WEIGHTS = (".yaml", ".yml"), (".ckpt", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def hash_of(cell: Cell) -> str:
     """Hashes what the run's configuration is made of: its words, what the files say that these name, and variables."""
     variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PL_FIT__"))
     named = [word for before, word in pairwise(cell.words) if before == "--config"]
-    named += [value for word in cell.words if (value := word.partition("=")[2]).endswith(_ENDINGS)]
+    named += [value for word in cell.words if (value := word.partition("=")[2]).endswith(_CONFIGS + _WEIGHTS)]
     parts = [*cell.words, *variables, *(values for name in named for values in _values_of(name))]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
@@ -116,13 +116,16 @@ def _walk(path: str, seen: set[str]) -> Iterator[Any]:
         return
     seen.add(path)
     content = Path(path).read_bytes()
+    if path.endswith(_WEIGHTS):
+        yield hashlib.sha256(content).hexdigest()
+        return
     try:
         values = yaml.safe_load(content)
     except yaml.YAMLError:  # which the parser of the run will tell
         values = content
     yield values
     for text in _texts(values):
-        if text.endswith(_ENDINGS):
+        if text.endswith(_CONFIGS + _WEIGHTS):
             yield from _walk(text, seen)
 
 

@@ -33,7 +33,7 @@ def test_a_name_is_one_line_and_one_cell(tmp_path: Path, name: str) -> None:
     ((run,), _) = load_runs([tmp_path])
     assert run.label.isprintable()
     run.label.encode()
-    block = Block("title " + name, [["method", "acc"], [name, "0.5**"]], 1)
+    block = Block("title " + name, [["method", "acc " + name], [name, "0.5**"]], 1)
     text = as_markdown(["study " + name, "about " + name], [block], ["note " + name])
     lines = [line for line in text.splitlines() if line]
     assert len(lines) == 7
@@ -43,18 +43,24 @@ def test_a_name_is_one_line_and_one_cell(tmp_path: Path, name: str) -> None:
     after = latex.splitlines()[latex.splitlines().index(row) + 1]
     assert after.endswith(r"0.5$^{**}$ \\")
     assert "$^{" not in after.split(" & ")[0]
+    caption, head = (line for line in latex.splitlines() if line.startswith((r"\caption", "method")))
+    assert "$^{" not in caption + head
     curves_figure([Method(run.label + " $\\bad{$", (run,))], "val/acc").canvas.draw()
 
 
-@pytest.mark.parametrize("cell", ["=1+1", "@x", "+cmd", "-cmd", "\tx"])
+@pytest.mark.parametrize(
+    "cell",
+    ["=1+1", "@x", "+cmd", "-cmd", "-2+3+cmd|' /C calc'!A0", '+1+HYPERLINK("http://x")', " =1+1", "\n=1", "\uff1d1+1"],
+)
 def test_no_cell_is_a_formula(cell: str) -> None:
     ((first, number),) = csv.reader(io.StringIO(as_csv([[cell, "-0.5"]])))
     assert (first, number) == ("'" + cell, "-0.5")
-    assert [no_formula(text) for text in ("-1e-3", "+2", "-inf", "a=b", "")] == ["-1e-3", "+2", "-inf", "a=b", ""]
+    kept = ["-1e-3", "+2", "-inf", "a=b", "", "-0.3 ± 0.1", "+0.5 (-0.1 to +0.9)*"]
+    assert list(map(no_formula, kept)) == kept
     assert one_line("a\tb") == "a b"
 
 
-@pytest.mark.parametrize("kind", ["device", "pipe", "folder"])
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "brackets"])
 @pytest.mark.parametrize("file", ["run.json", "metrics.csv"])
 def test_what_is_no_file_is_left_out_and_not_waited_for(tmp_path: Path, file: str, kind: str) -> None:
     path = write_run(tmp_path, "x") / file
@@ -63,6 +69,8 @@ def test_what_is_no_file_is_left_out_and_not_waited_for(tmp_path: Path, file: st
         path.symlink_to("/dev/zero")
     elif kind == "pipe":
         os.mkfifo(path)
+    elif kind == "brackets":
+        path.write_text("[" * 100_000)
     else:
         path.mkdir()
     with pytest.raises(FederatedError, match="found no run with measurements"):

@@ -1,5 +1,6 @@
 """A run of a study is done while its words, the files that these name and its folder are as they were."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,12 +61,27 @@ def test_what_is_done_is_found_while_nothing_has_changed(tmp_path: Path, monkeyp
     assert done_run(root, cell) is None
 
 
-@pytest.mark.parametrize("damage", ["", "3", "{}", "[]"])
+@pytest.mark.parametrize("damage", ["", "3", "{}", "[]", "[" * 100_000, "pipe"])
 def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
     (cell, _) = cells_of(study(tmp_path))
     train(tmp_path, cell)
-    (tmp_path / cell.folder / "done.json").write_text(damage)
+    path = tmp_path / cell.folder / "done.json"
+    if damage == "pipe":  # which nobody writes to
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.write_text(damage)
     assert done_run(tmp_path, cell) is None
+
+
+def test_other_weights_under_the_same_name_make_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("start.pt").write_bytes(b"one")
+    (cell, _) = cells_of(replace(study(tmp_path), set={"weights": "start.pt"}))
+    first = record.hash_of(cell)
+    Path("start.pt").write_bytes(b"two")
+    record._values_of.cache_clear()
+    assert record.hash_of(cell) != first
 
 
 def test_of_a_run_that_has_more_rounds_than_it_is_to_have_the_first_ones_count(tmp_path: Path) -> None:
