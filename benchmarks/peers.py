@@ -27,7 +27,6 @@ _WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "A": {"": {}, "-usual-layout": {"engine": "sequential", "memory_format": "preserve"}},
     "B": {
         "": {},
-        "-compiled": {"engine": "vectorized", "compile": True},
         "-sequential": {"engine": "sequential"},
     },
     "C": {"": {}},

@@ -29,7 +29,6 @@ from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 from lightning_fed.engines.vectorized.step import StackedStep
 from lightning_fed.sampling import CohortDraw
 from lightning_fed.trainer.loop import RoundLoop
@@ -43,7 +42,6 @@ PARTS: dict[str, tuple[type, str]] = {
     "a client, one after another": (SequentialEngine, "_train_client"),
     "local step of one client": (LocalStep, "step"),
     "gradients of many clients": (StackedStep, "__call__"),
-    "gradients of many clients, compiled": (CompiledStep, "__call__"),
     "gathering batches": (TensorSource, "gather"),
     "arranging clients and shuffling": (LaneBatches, "__init__"),
     "optimizer": (FlatOptimizer, "step"),

@@ -9,7 +9,6 @@ __all__ = ["GPU_ROWS", "ROWS", "Row"]
 DEFAULT = Contestant()
 SEQUENTIAL = Contestant(engine="sequential", memory_format="preserve")
 VECTORIZED = replace(SEQUENTIAL, engine="vectorized")
-COMPILED = replace(VECTORIZED, compile=True)
 CHANNELS_LAST = replace(SEQUENTIAL, memory_format="channels_last")
 
 
@@ -49,11 +48,9 @@ ROWS = [
     Row("A-2-channels-last", "A", replace(CHANNELS_LAST, devices=2), aim=0.52),
     Row("B-plain", "B", PLAIN, note="control"),
     Row("B-vectorized", "B", VECTORIZED, aim=0.40),
-    Row("B-compiled", "B", COMPILED, aim=0.40),
     Row("B-sequential", "B", SEQUENTIAL, aim=1.15),
     Row("B-sequential-fast", "B", SEQUENTIAL, PLAIN_FAST),
     Row("B-2", "B", replace(VECTORIZED, devices=2), aim=0.25),
-    Row("B-2-compiled", "B", replace(COMPILED, devices=2), aim=0.25),
     Row("C-sequential", "C", SEQUENTIAL, aim=1.02),
     Row("C-channels-last-fast", "C", CHANNELS_LAST, PLAIN_FAST, 1.02),
     Row("C-2", "C", replace(SEQUENTIAL, devices=2), aim=0.55),

@@ -20,7 +20,6 @@ class Contestant:
         accelerator: ``cpu`` or ``gpu``.
         memory_format: How the framework lays out the weights of convolutions; None for its default.
         precision: ``32-true`` or ``bf16-mixed``, for which loops written by hand go under autocast.
-        compile: Whether the framework compiles the local step.
     """
 
     loop: Loop = "framework"
@@ -30,7 +29,6 @@ class Contestant:
     accelerator: str = "cpu"
     precision: str = "32-true"
     memory_format: str | None = None
-    compile: bool = False
 
     @property
     def device(self) -> str:
@@ -42,7 +40,6 @@ class Contestant:
         """Names the side in tables."""
         words = [self.method] if self.method != "fedavg" else []
         words += [self.engine or "defaults"] if self.loop == "framework" else [self.loop.replace("_", " ")]
-        words += ["compiled"] if self.compile else []
         words += [f"{self.devices} processes"] if self.devices > 1 else []
         words += [self.memory_format] if self.memory_format == "channels_last" else []
         words += [self.precision] if self.precision != "32-true" else []

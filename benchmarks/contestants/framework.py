@@ -118,8 +118,6 @@ def make_trainer(side: Contestant, callbacks: list[Callback], **options: Any) ->
         options["engine"] = side.engine
     if side.memory_format is not None:
         options["memory_format"] = side.memory_format
-    if side.compile:
-        options["compile"] = True
     chosen: dict[str, Any] = {
         "accelerator": side.accelerator, "devices": side.devices, "precision": side.precision, "callbacks": callbacks,
         "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options,

@@ -36,28 +36,16 @@ class Snapshot:
     """The attributes of a module's parts, each as something that can be compared.
 
     Attributes are compared by value, those within containers and objects too, as ``pickle`` writes them. Compared by
-    identity are tensors of several elements, parts of the module, classes, functions, and what is too large.
+    identity are tensors, parts of the module, classes, functions, and what is too large; a tensor that was written to
+    counts as another one.
 
     Args:
         module: The module.
         variables: Global variables to compare as well, each name with the dict that holds it.
-        in_place: Whether a tensor that was written to counts as another one, parameters apart.
-        by_identity: Further classes whose objects are compared by identity.
-
-    Attributes:
-        tensors: Ids of the tensors among them.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        variables: Mapping[str, dict[str, Any]] | None = None,
-        in_place: bool = False,
-        by_identity: tuple[type, ...] = (),
-    ) -> None:
+    def __init__(self, module: nn.Module, variables: Mapping[str, dict[str, Any]] | None = None) -> None:
         self._kept: list[Any] = []  # so that no id is given away meanwhile
-        self.in_place, self.by_identity = in_place, (*_BY_IDENTITY, *by_identity)
-        self.tensors: set[int] = set()
         named = dict(module.named_modules())
         self.parts = {id(part) for part in named.values()}
         self._values: dict[Place, Any] = {}
@@ -89,8 +77,6 @@ class Snapshot:
     def identity(self, value: Any) -> int:
         """Returns a number that no other object has as long as this snapshot is there."""
         self._kept.append(value)
-        if isinstance(value, Tensor):
-            self.tensors.add(id(value))
         return id(value)
 
 
@@ -112,24 +98,14 @@ class _Writer(pickle.Pickler):
         """Tells what is compared by identity, and what of its value counts too."""
         snapshot = self._snapshot
         if isinstance(value, Tensor):
-            return snapshot.identity(value), *self._state(value)
+            return snapshot.identity(value), *_state(value)
         if isinstance(value, torch.Generator):
             return snapshot.identity(value), value.get_state().numpy().tobytes()
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return value.shape, value.dtype.str, blake2b(value.tobytes()).digest()
-        if id(value) in snapshot.parts or isinstance(value, snapshot.by_identity):
+        if id(value) in snapshot.parts or isinstance(value, _BY_IDENTITY):
             return snapshot.identity(value)
         return None
-
-    def _state(self, value: Tensor) -> tuple[Any, ...]:
-        if is_wrapped(value):
-            return ()
-        version = 0 if value.is_inference() else value._version
-        # Python may have branched on a single number; one on a device is not waited for.
-        is_read = value.numel() == 1 and not value.requires_grad
-        number = repr(value.item()) if is_read and (value.device.type == "cpu" or value.is_inference()) else ""
-        counts = (self._snapshot.in_place and not isinstance(value, nn.Parameter)) or (is_read and not number)
-        return value.requires_grad, number, version if counts else 0
 
     def reducer_override(self, value: Any) -> Any:
         """Lets an object that cannot be pickled, such as a lock, stand for itself and its attributes."""
@@ -138,6 +114,13 @@ class _Writer(pickle.Pickler):
         except Exception:  # noqa: BLE001  # whatever it raises
             return type(value), (self._snapshot.identity(value),), getattr(value, "__dict__", None)
         return NotImplemented
+
+
+def _state(value: Tensor) -> tuple[Any, ...]:
+    """Says whether a tensor requires a gradient, and, unless it is a parameter, how often it was written to."""
+    if is_wrapped(value) or isinstance(value, nn.Parameter):
+        return ()
+    return value.requires_grad, 0 if value.is_inference() else value._version
 
 
 def _slots(kind: type) -> list[str]:

@@ -74,8 +74,6 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
         # A resumed run goes on with its chunks: other ones would draw other random numbers.
         kept = (state.engine_choice or {}).get("chunk_size")
         size = options.chunk_size or kept or min(own_share(state), LARGEST_CHUNK, probe.lanes_that_fit())
-        if options.compile_mode is not None:
-            probe.expect_compilable(options.compile_mode, by_tracing=not automatic)
         apart = _apart(probe, options, hooks)
     except CannotStack as reason:
         if automatic:
@@ -110,6 +108,8 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
     module = state.module
     if not module.automatic_optimization:
         raise CannotStack(f"{type(module).__name__} steps its optimizers by itself")
+    if options.compile_mode is not None:
+        raise CannotStack("`--trainer.compile` compiles the step of a client that trains alone")
     if module._compiler_ctx is not None:
         raise CannotStack(f"{type(module).__name__} went through `torch.compile` by itself")
     for callback in hooks.callbacks:

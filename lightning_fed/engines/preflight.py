@@ -8,7 +8,7 @@ from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torchmetrics import Metric
 
 from lightning_fed.core.recorder import MetricRecorder, recording
@@ -19,7 +19,6 @@ from lightning_fed.engines.attributes import Snapshot
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import agree, holds_stacked_tensors, random_states, without_trace
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.compiled_step import CompiledStep
 from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence
 
 __all__ = ["StepProbe"]
@@ -77,7 +76,7 @@ class StepProbe:
         """
         name, counts = type(self.module).__name__, self._update_counts()
         with self._moving_nothing(), self._on_trial(in_eval):
-            before = Snapshot(self.module, self._variables, in_place=True)
+            before = Snapshot(self.module, self._variables)
             try:
                 gradients, buffers = self._take(2)
             except CannotStack:
@@ -116,7 +115,7 @@ class StepProbe:
     def _changed(self, before: Snapshot) -> str | None:
         """Names an attribute or global variable that is another one than before; torch knows those of its own parts."""
         parts = dict(self.module.named_modules())
-        changed = Snapshot(self.module, self._variables, in_place=True).differences(before)
+        changed = Snapshot(self.module, self._variables).differences(before)
         return min((n for at, n in changed if not type(parts.get(at)).__module__.startswith("torch.")), default=None)
 
     @contextmanager
@@ -131,21 +130,6 @@ class StepProbe:
             buffers.live.load({**buffers.live.copy(), **moved})
         if moved:
             raise CannotStack(f"its training moves `{next(iter(moved))}`, which is frozen")
-
-    def expect_compilable(self, mode: str, by_tracing: bool) -> None:
-        """Traces the step of two clients and compiles it, which takes seconds, or takes the trace for enough.
-
-        Raises:
-            CannotTrace: If that fails.
-        """
-        (weights, buffers, batch), size = self._inputs(2), self.group.size
-        step, out = CompiledStep(self.step, 2, frozenset({size}), mode), torch.empty_like(weights)
-        with without_trace(self.module):
-            if by_tracing:
-                leaves, structure = tree_flatten(batch)
-                step.traced([weights, out, *buffers.values(), *leaves], list(buffers), structure, size)
-            else:
-                step(weights, buffers, batch, self.group.batch_idx, size, out)
 
     def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""

@@ -83,7 +83,7 @@ class ModuleWatch:
         """Notes what attributes the second client finds."""
         self._clients += 1
         if self._clients == 2:
-            self._before = Snapshot(self._module, in_place=True), _sizes(self._module)
+            self._before = Snapshot(self._module), _sizes(self._module)
 
     def end_client(self) -> None:
         """Says once which of them it leaves changed; lists and dicts may grow, as those that wait for a round's end."""
@@ -93,7 +93,7 @@ class ModuleWatch:
         parts, now = dict(self._module.named_modules()), _sizes(self._module)
         changed = [
             f"{owner}.{name}".lstrip(".")
-            for owner, name in sorted(Snapshot(self._module, in_place=True).differences(before))
+            for owner, name in sorted(Snapshot(self._module).differences(before))
             if name not in _NOT_OF_THE_USER
             and not _is_of_a_library(parts.get(owner))
             and now.get((owner, name), 0) <= sizes.get((owner, name), 0)

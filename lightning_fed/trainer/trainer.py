@@ -67,9 +67,8 @@ class FederatedTrainer(LightningNames):
             (``vectorized``), with the same results up to rounding; ``auto`` is ``vectorized`` where that is known to be
             faster and the same, by what module, data and clients are.
         chunk_size: Clients that train at once in the vectorized engine; as many as fit into memory by default.
-        compile: Whether ``training_step`` goes through ``torch.compile``, or in which of its modes (``default`` for
-            true): that of a client that trains alone, or one graph of the steps of many at once, which takes what
-            Python reads of the module for constant.
+        compile: Whether the ``training_step`` of clients that train alone goes through ``torch.compile``, or in which
+            of its modes (``default`` for true).
         local_epochs: Passes of a client over its data in a round; 1 unless ``local_steps`` is given.
         local_steps: Optimizer steps of a client in a round, instead of epochs.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.

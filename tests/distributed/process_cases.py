@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -389,12 +388,6 @@ def of_the_package(devices: int, folder: Path, name: str, **options: Any) -> Res
     return fit(devices, FedAdam(lr=0.1), SCAFFOLD(), net=make(), data=make_data(), **options)
 
 
-def compiled(devices: int, folder: Path) -> Result:
-    """Graphs of each process's own; compiling them would take seconds."""
-    with patch("torch.compile", lambda graph, **_: graph):
-        return fit(devices, SCAFFOLD(), data=make_data("unequal"), engine="vectorized", chunk_size=2, compile=True)
-
-
 def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = False, at: str = "") -> Result:
     """Clients that keep control variates and buffers, drawn now here, now there."""
     result = fit(
@@ -495,7 +488,6 @@ CASES: dict[str, Case] = {
     },
     **{f"model | {name}": partial(of_the_package, name=name) for name in SMALL},
     **{f"vectorized model | {name}": partial(of_the_package, name=name, engine="vectorized") for name in SMALL},
-    "compiled": compiled,
     "float32": partial(compose, client="SCAFFOLD", rule="FedAdam", mask="soft", precision="32-true"),
     "unlike | FedYogi": partial(unlike, rule="FedYogi"),
     "unlike | FedYogi, resumed": partial(unlike, rule="FedYogi", stops=(2, 4)),

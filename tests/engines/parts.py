@@ -133,16 +133,3 @@ def both(folder: Path, make: Callable[[], pl.LightningModule], *callbacks: Any, 
     assert other.trainer.engine_choice["engine"] == "vectorized"
     agree(one, other, rtol)
     return other
-
-
-def compiled_agrees(
-    folder: Path, make: Callable[[], pl.LightningModule], *callbacks: Any, rtol: float = 1e-10, **options: Any
-) -> Outcome:
-    """Trains many clients at once, compiled and not, and asserts that both agree; all is given as what makes it."""
-    made = options.pop("make_data", data)
-    one, other = (
-        train(folder, make, "vectorized", *[c() for c in callbacks], datamodule=made(), compile=graph, **options)
-        for graph in (False, True)
-    )
-    agree(one, other, rtol)
-    return other

@@ -11,10 +11,8 @@ from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.client_batches import explained_batches, samples_in_epoch
-from lightning_fed.engines.vectorized.allocator import keep_freed_memory
+from lightning_fed.engines.client_batches import explained_batches
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.compiled_step import CompiledStep, common_batch_sizes
 from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.lanes import Lanes
 from lightning_fed.engines.vectorized.log import LaneLog
@@ -38,20 +36,13 @@ class VectorizedEngine(Engine):
     def __init__(self, *args: Any, chunk_size: int, stack_full_gradients: bool = True) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
-        if self.state.vector.device.type == "cpu":
-            keep_freed_memory()
-        step = StackedStep(self.state)
-        self.step: StackedStep | CompiledStep = step
+        self.step = StackedStep(self.state)
         self.stacked_gradient: StackedFullGradient | None = None
         if stack_full_gradients and self.full_gradient.over == "data":
-            self.stacked_gradient = StackedFullGradient(self.state, self.options, step, chunk_size)
+            self.stacked_gradient = StackedFullGradient(self.state, self.options, self.step, chunk_size)
             self.start_gradients.full_gradient = self.stacked_gradient
         share = -(-self.state.cohort_size // self.processes.size)  # as a rule; of small clients it is more
         self.lanes = Lanes(self.state, min(chunk_size, share))
-        if self.options.compile_mode:
-            source = self.state.source
-            sizes = common_batch_sizes(samples_in_epoch(source, source.sizes), source.batch_size)
-            self.step = CompiledStep(step, self.lanes.capacity, sizes, self.options.compile_mode)
         self.started: dict[int, dict[str, LoggedValue]] = {}  # what each lane's start has logged
         self.gradient_hooks = self.hooks.bound("on_before_optimizer_step")
         self.client_start_hooks = self.hooks.bound("on_client_start")
@@ -123,12 +114,10 @@ class VectorizedEngine(Engine):
         seed_everywhere(seed_for(state.seed, Purpose.LOCAL, batches.clients[0].round, first))
         lanes.optimizer.start(len(batches.clients))
         lanes.take_rates([client.lr_factor for client in batches.clients])
-        # Code of the user's own may run between steps, which graphs have to follow.
-        may_change = bool(self.gradient_hooks) or not batches.gathers
         for step in range(batches.steps[0]):
             state.local_step = step
             lanes.narrow(batches.active(step))
-            self._take_gradients(batches, log, step, refresh=may_change or step == 0)
+            self._take_gradients(batches, log, step)
             self._edit_gradients()
             if self.needs_distance:
                 options.append(self.optimizer.step_options)
@@ -137,15 +126,13 @@ class VectorizedEngine(Engine):
         state.local_step = 0
         return options
 
-    def _take_gradients(self, batches: LaneBatches, log: LaneLog, step: int, refresh: bool) -> None:
+    def _take_gradients(self, batches: LaneBatches, log: LaneLog, step: int) -> None:
         lanes = self.lanes
         for run in batches.groups(step):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             out = (lanes.gradients if run.first else lanes.further_gradients)[run.lanes]
             with explained_refusals(self.module):
-                if refresh and isinstance(self.step, CompiledStep):
-                    self.step.refresh()
                 logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
             if not run.first:
                 lanes.gradients[run.lanes].add_(out)

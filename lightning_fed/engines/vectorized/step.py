@@ -18,7 +18,7 @@ from lightning_fed.engines.local_step import loss_of
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "MANY_CLIENTS", "CannotStack", "CannotTrace", "StackedStep", "cause_of", "explained_refusals", "first_sentence",
+    "MANY_CLIENTS", "CannotStack", "StackedStep", "cause_of", "explained_refusals", "first_sentence",
     "refusal",
 ]  # fmt: skip
 
@@ -27,17 +27,8 @@ class CannotStack(Exception):
     """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
 
 
-class CannotTrace(CannotStack):
-    """Says likewise why the step of many clients at once cannot be compiled."""
-
-
 def refusal(reason: CannotStack) -> FederatedError:
     """Says to the user why many clients cannot train at once, and what to change."""
-    if isinstance(reason, CannotTrace):
-        return FederatedError(
-            "Expected a `training_step` that can be compiled for many clients at once with `--trainer.compile true`, "
-            f"but {reason}: set `--trainer.compile false`, or `--trainer.engine sequential`."
-        )
     return FederatedError(
         f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {reason}: set "
         "`--trainer.engine sequential`."
