@@ -104,7 +104,7 @@ def test_a_round_of_every_side_has_the_steps_and_samples_of_the_work(key: str) -
 
 @pytest.mark.parametrize(
     "side",
-    [pytest.param(s, marks=pytest.mark.slow if s.compile else ()) for s in FRAMEWORK if s.devices == 1],
+    [side for side in FRAMEWORK if side.devices == 1],
     ids=lambda side: side.text,
 )
 def test_every_side_of_the_framework_takes_the_same_steps(side: Contestant) -> None:
