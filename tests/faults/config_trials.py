@@ -36,7 +36,7 @@ VALUES: tuple[Any, ...] = (
     {"a": 1}, [{}], {1: 2}, {None: None}, {"init_args": {}}, {"class_path": "FedAvg"}, {"class_path": None},
     {"class_path": "MLP", "init_args": None}, {"class_path": "Shards", "init_args": {"classes_per_client": 99}},
     "$x$ ${y}", "a|b", "5**", "a\nb", "=1+1", "\x1b[2J",
-    "http://127.0.0.1:9/x", "file:///etc/passwd", "pipe", "/dev/zero", "/dev/stdin", "torch.utils.collect_env.run",
+    "http://127.0.0.1:9/x", "file:///etc/passwd", "pipe", "file://pipe", "/dev/zero", "/dev/stdin", "torch.utils.collect_env.run",
     {"class_path": "torch.utils.data.datapipes.map.Mapper", "init_args": {"fn": "os.system"}},
 )  # fmt: skip
 _VARIABLES = (
@@ -48,7 +48,7 @@ _VARIABLES = (
 )  # fmt: skip
 _TEXTS = (
     "x", "", "-1", "1.5", "a" * 5000, "[" * 3000, "{a: 1", "null", "ü", "\udcff", "no.such.Thing", "1" * 400, "../x",
-    "&a [*a]", "http://127.0.0.1:9/x", "pipe", "/dev/zero", "$x|y", "a\nb",
+    "&a [*a]", "http://127.0.0.1:9/x", "pipe", "file://pipe", "/dev/zero", "$x|y", "a\nb",
 )  # fmt: skip
 _SIGNS = (
     "&a ", "*a", "<<: *a\n", "!!python/object/apply:os.getcwd []", "!!int ", "---\n", "%YAML 1.1\n", "\t",
