@@ -36,7 +36,8 @@ VALUES: tuple[Any, ...] = (
     {"a": 1}, [{}], {1: 2}, {None: None}, {"init_args": {}}, {"class_path": "FedAvg"}, {"class_path": None},
     {"class_path": "MLP", "init_args": None}, {"class_path": "Shards", "init_args": {"classes_per_client": 99}},
     "$x$ ${y}", "a|b", "5**", "a\nb", "=1+1", "\x1b[2J",
-    "http://127.0.0.1:9/x", "file:///etc/passwd", "pipe", "file://pipe", "/dev/zero", "/dev/stdin", "torch.utils.collect_env.run",
+    "http://127.0.0.1:9/x", "file:///etc/passwd", "pipe", "file://pipe", "/dev/zero", "/dev/stdin",
+    "torch.utils.collect_env.run",
     {"class_path": "torch.utils.data.datapipes.map.Mapper", "init_args": {"fn": "os.system"}},
 )  # fmt: skip
 _VARIABLES = (
