@@ -26,9 +26,6 @@ class FedDynServer(StatefulAggregator):
         alpha: α above 0; the clients' half takes the same.
         weighting: Only ``uniform``: the method gives every client the same weight.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range or ``weighting`` is ``samples``.
     """
 
     def __init__(self, alpha: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:

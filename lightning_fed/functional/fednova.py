@@ -83,9 +83,6 @@ def optimizer_distance(
 
     Returns:
         a_i; 0.0 without steps.
-
-    Raises:
-        FederatedError: If the optimizer is not SGD, or its parameter groups move at different speeds.
     """
     name = type(optimizer).__name__
     if not isinstance(optimizer, SGD) or type(optimizer).step is not SGD.step:
