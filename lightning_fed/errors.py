@@ -84,17 +84,7 @@ def expect_number(
     most: float = inf,
     of: str = "",
 ) -> None:
-    """Refuses anything but a finite number within bounds.
-
-    Args:
-        option: What the user gives it by.
-        value: What the user gave.
-        least: The smallest that is right.
-        above: What it must be more than.
-        below: What it must be less than.
-        most: The largest that is right.
-        of: The class that it is an option of, where the option alone does not say so.
-    """
+    """Refuses what is not ``is_number`` within these bounds; ``option`` and ``of`` are as of ``expect_count``."""
     if is_number(value, least, above, below, most):
         return
     if below == most == inf:
@@ -108,14 +98,7 @@ def expect_number(
 
 
 def expect_choice(option: str, value: Any, known: Sequence[Any], of: str = "") -> None:
-    """Refuses anything but one of a few values.
-
-    Args:
-        option: What the user gives it by.
-        value: What the user gave.
-        known: What is right.
-        of: The class that it is an option of, where the option alone does not say so.
-    """
+    """Refuses anything but one of the ``known`` values; ``option`` and ``of`` are as of ``expect_count``."""
     if value not in known:
         raise _wrong(option, of, f"one of {', '.join(map(str, known))}", value)
 

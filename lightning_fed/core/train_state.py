@@ -149,23 +149,16 @@ def no_totals() -> dict[str, float]:
 class TrainState:
     """What one ``fit`` works on: the global model, the live one, and where the run stands.
 
+    What hooks read of the trainer under the same name is explained in ``TrainerLike``.
+
     Attributes:
         module: The resident module.
-        vector: Its flat vector: the live weights.
-        weights: The global vector w, shape (d,), float32 at least, on the device.
         buffers: The global model's buffers.
         source: The clients' batches, on the device.
         transfer: Brings a batch to device and precision, by its data set's index; None if there is nothing to do.
-        cohort_size: Clients drawn in a round.
         recorder: Takes what is logged while clients train.
-        origin: The live weights that stand for w while a client trains, from which its update is measured, shape (d,).
-        displacement: Where set, gradients are taken at the live weights less this vector, shape (d,).
-        start_gradients: Gradients at w over the clients' full data, where a part asked for them.
-        client: The client that trains now.
-        round: Index of the round, 0 before training.
         finished_round: The last round whose row and checkpoint were due and written.
-        local_step: Local steps of the current client.
-        is_last_batch: Whether its current batch is the last of a local epoch.
+        is_last_batch: Whether the current client's batch is the last of a local epoch.
         steps_before_round: Local steps of the longest client of each finished round, summed.
         totals: Sums over the run: samples seen, gradients computed, communication rounds, bytes each way, and simulated
             seconds where there are any.

@@ -198,10 +198,6 @@ class ParameterVector:
         if views:
             torch._foreach_copy_(views, gradients)
 
-    def gradient_of(self, parameter: Tensor) -> Tensor:
-        """Returns the view of the flat gradient that belongs to a parameter of the module."""
-        return next(view for p, view in zip(self.parameters, self._grads, strict=True) if p is parameter)
-
     def places(self) -> dict[Tensor, slice]:
         """Returns where each parameter lies in the flat vector, in order."""
         places: dict[Tensor, slice] = {}

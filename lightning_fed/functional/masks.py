@@ -164,15 +164,8 @@ def gradient_and_mask(
 
     Source: Tenison, Francis, Rish, "Gradient-Masked Federated Optimization", workshop paper of 2021, section 3.
 
-    Args:
-        sign_sum: Σ sign(g_i), shape (d,), floating, holding integers.
-        num_clients: n, at least 1.
-        p: Share of the clients, in [0, 1].
-        p_means: How p is read.
-        votes: Σ |sign(g_i)|, shape (d,), which ``prose`` needs.
-
-    Returns:
-        M, shape (d,), in the dtype of ``sign_sum``.
+    ``sign_sum`` is Σ sign(g_i), shape (d,), floating, holding integers, n = ``num_clients`` at least 1, p in [0, 1];
+    ``votes``, which ``prose`` needs, is Σ |sign(g_i)|, shape (d,). M has the shape and dtype of ``sign_sum``.
     """
     if not is_number(p, least=0, most=1):
         raise FederatedError(
