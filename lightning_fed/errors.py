@@ -14,6 +14,7 @@ __all__ = [
     "expect_choice",
     "expect_count",
     "expect_number",
+    "expect_one_each",
     "expect_variables",
     "is_count",
     "is_number",
@@ -101,6 +102,12 @@ def expect_choice(option: str, value: Any, known: Sequence[Any], of: str = "") -
     """Refuses anything but one of the ``known`` values; ``option`` and ``of`` are as of ``expect_count``."""
     if value not in known:
         raise _wrong(option, of, f"one of {', '.join(map(str, known))}", value)
+
+
+def expect_one_each(option: str, values: Sequence[Any], num_clients: int) -> None:
+    """Refuses a list that does not hold one number for each client."""
+    if len(values) != num_clients:
+        raise _wrong(option, "", f"a list of one number for each of {num_clients} clients", len(values))
 
 
 def expect_variables(*names: str) -> None:

@@ -23,7 +23,7 @@ from lightning_fed.errors import FederatedError, expect_choice, expect_count, ex
 
 __all__ = [
     "FLAT_NAMES", "CompileMode", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance", "TrainState",
-    "names_kept", "no_totals",
+    "names_kept",
 ]  # fmt: skip
 
 # The modes of torch.compile.
@@ -140,11 +140,6 @@ def names_kept(module: nn.Module) -> frozenset[str]:
     )
 
 
-def no_totals() -> dict[str, float]:
-    """Returns the totals of a run that has not begun."""
-    return dict.fromkeys(TOTALS, 0)
-
-
 @dataclass
 class TrainState:
     """What one ``fit`` works on: the global model, the live one, and where the run stands.
@@ -189,7 +184,7 @@ class TrainState:
     local_step: int = 0
     is_last_batch: bool = False
     steps_before_round: int = 0
-    totals: dict[str, float] = field(default_factory=no_totals)
+    totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
     engine_choice: dict[str, Any] | None = None
     memory_format: Literal["preserve", "channels_last"] = "preserve"
     untrained: list[slice] = field(init=False)
@@ -270,7 +265,7 @@ class NoState(SimpleNamespace):
     def __init__(self, **known: Any) -> None:
         start = dict.fromkeys(("round", "finished_round", "local_step", "steps_before_round"), 0)
         none = dict.fromkeys(("client", "displacement", "engine_choice", "is_last_batch"))
-        super().__init__(**{**start, **none, "totals": no_totals(), **known})
+        super().__init__(**{**start, **none, "totals": dict.fromkeys(TOTALS, 0), **known})
 
     def __getattr__(self, name: str) -> Any:
         raise NoStateError(

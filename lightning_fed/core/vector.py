@@ -114,9 +114,6 @@ class ParameterVector:
 
         Returns:
             True if anything had to be mended; ``data`` and ``grad`` are then new tensors.
-
-        Raises:
-            FederatedError: If dtypes or devices are mixed by now.
         """
         if all(
             p.data_ptr() == at and p.dtype == self.dtype for p, at in zip(self.parameters, self._pointers, strict=True)

@@ -14,8 +14,8 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.functional import (
     coordinate_median,
     geometric_median,
+    geometry,
     gram_matrix,
-    inner_products,
     krum_scores,
     krum_select,
     robust,
@@ -225,7 +225,7 @@ def test_columns_taken_in_blocks_give_the_same(monkeypatch: pytest.MonkeyPatch) 
     updates = torch.tensor(cohort(6, 11))
     whole = [coordinate_median(updates), trimmed_mean(updates, 1), gram_matrix(updates)]
     monkeypatch.setattr(robust, "_COLUMNS", 4)
-    monkeypatch.setattr(inner_products, "_COLUMNS", 4)
+    monkeypatch.setattr(geometry, "_COLUMNS", 4)
     blocks = [coordinate_median(updates), trimmed_mean(updates, 1), gram_matrix(updates)]
     for one, other in zip(whole, blocks, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-14)

@@ -29,8 +29,7 @@ def expect_own_parameters(module: LightningModule, optimizers: list[Optimizer]) 
 
 
 def parse_configured(module: LightningModule, configured: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Sorts the return values of ``configure_optimizers``: optimizer, list, pair of lists, dict, list of dicts.
-    """
+    """Sorts the return values of ``configure_optimizers``: optimizer, list, pair of lists, dict, list of dicts."""
     name = type(module).__name__
     if isinstance(configured, (list, tuple)) and len(configured) == 2 and isinstance(configured[0], (list, tuple)):
         optimizers, schedulers, monitor = list(configured[0]), configured[1], None
