@@ -87,17 +87,15 @@ class ParameterVector:
         self._grad = torch.zeros_like(self.data)
         self._pointers: list[int] = []
         self._grads: list[Tensor] = []
-        offset = 0
         with torch.no_grad():
-            for p in self.parameters:
+            for p, place in self.places().items():
                 strides = _dense_strides(p)
-                view = self.data.as_strided(p.shape, strides, offset)
+                view = self.data.as_strided(p.shape, strides, place.start)
                 view.copy_(p.data)
                 p.data = view
-                p.grad = self._grad.as_strided(p.shape, strides, offset)
+                p.grad = self._grad.as_strided(p.shape, strides, place.start)
                 self._pointers.append(view.data_ptr())
                 self._grads.append(p.grad)
-                offset += p.numel()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -115,9 +113,7 @@ class ParameterVector:
         Returns:
             True if anything had to be mended; ``data`` and ``grad`` are then new tensors.
         """
-        if all(
-            p.data_ptr() == at and p.dtype == self.dtype for p, at in zip(self.parameters, self._pointers, strict=True)
-        ):
+        if self.in_place and all(p.dtype == self.dtype for p in self.parameters):
             return False
         self._flatten()
         return True

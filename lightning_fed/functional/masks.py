@@ -24,7 +24,8 @@ def _as_written(threshold: float) -> Fraction:
     """Returns τ as the number that was written: ``Fraction(0.2)`` is not 1/5, ``Fraction("0.2")`` is."""
     if not is_number(threshold, least=0, most=1):
         raise FederatedError(
-            f"Expected the mask's threshold to be in [0, 1], got {threshold}: change `--aggregator.mask.threshold`."
+            f"Expected the threshold of agreement to be in [0, 1], got {threshold}: change "
+            "`--aggregator.mask.threshold`, or `--aggregator.p` of FedGMA."
         )
     return Fraction(repr(float(threshold)))
 
@@ -167,10 +168,6 @@ def gradient_and_mask(
     ``sign_sum`` is Σ sign(g_i), shape (d,), floating, holding integers, n = ``num_clients`` at least 1, p in [0, 1];
     ``votes``, which ``prose`` needs, is Σ |sign(g_i)|, shape (d,). M has the shape and dtype of ``sign_sum``.
     """
-    if not is_number(p, least=0, most=1):
-        raise FederatedError(
-            f"Expected the share of agreeing clients to be in [0, 1], got {p}: change `--aggregator.p`."
-        )
     needed = vote_threshold(p, num_clients)
     if p_means == "formula":
         return (sign_sum.abs() >= needed).to(sign_sum.dtype)
