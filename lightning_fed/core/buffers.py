@@ -171,8 +171,7 @@ class GlobalBuffers:
     def changed(self, before: dict[str, Tensor]) -> list[str]:
         """Names the live buffers that no longer hold what these copies do."""
         live = self.live.tensors()
-        pairs = [(name, live[name], value) for name, value in before.items() if name in live]
-        return [name for name, now, was in pairs if now.shape != was.shape or not same_values(now, was.to(now))]
+        return [name for name, value in before.items() if name in live and not _same(live[name], value)]
 
     def take_over(self, names: Iterable[str]) -> None:
         """Makes what the module holds in these buffers the global model's."""
@@ -270,6 +269,10 @@ class GlobalBuffers:
         self._of_client = {}
         for client, own in state["of_client"].items():
             self.move_in(client, own)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and same_values(one, other.to(one))
 
 
 def _widened(buffer: Tensor) -> Tensor:
