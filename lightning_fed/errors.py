@@ -14,6 +14,7 @@ __all__ = [
     "expect_choice",
     "expect_count",
     "expect_number",
+    "expect_one_each",
     "expect_variables",
     "is_count",
     "is_number",
@@ -84,17 +85,7 @@ def expect_number(
     most: float = inf,
     of: str = "",
 ) -> None:
-    """Refuses anything but a finite number within bounds.
-
-    Args:
-        option: What the user gives it by.
-        value: What the user gave.
-        least: The smallest that is right.
-        above: What it must be more than.
-        below: What it must be less than.
-        most: The largest that is right.
-        of: The class that it is an option of, where the option alone does not say so.
-    """
+    """Refuses what is not ``is_number`` within these bounds; ``option`` and ``of`` are as of ``expect_count``."""
     if is_number(value, least, above, below, most):
         return
     if below == most == inf:
@@ -108,16 +99,15 @@ def expect_number(
 
 
 def expect_choice(option: str, value: Any, known: Sequence[Any], of: str = "") -> None:
-    """Refuses anything but one of a few values.
-
-    Args:
-        option: What the user gives it by.
-        value: What the user gave.
-        known: What is right.
-        of: The class that it is an option of, where the option alone does not say so.
-    """
+    """Refuses anything but one of the ``known`` values; ``option`` and ``of`` are as of ``expect_count``."""
     if value not in known:
         raise _wrong(option, of, f"one of {', '.join(map(str, known))}", value)
+
+
+def expect_one_each(option: str, values: Sequence[Any], num_clients: int) -> None:
+    """Refuses a list that does not hold one number for each client."""
+    if len(values) != num_clients:
+        raise _wrong(option, "", f"a list of one number for each of {num_clients} clients", len(values))
 
 
 def expect_variables(*names: str) -> None:

@@ -48,9 +48,6 @@ class FedAdagrad(AdaptiveAggregator):
 
     Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2 with β1 = 0. What a given Δ
     moves only ever shrinks. With v from zero and η_g = ε the rule tends to FedAvg as ε grows.
-
-    Args:
-        **kwargs: Options of every adaptive aggregator: ``epsilon``, ``initial_v``, ``lr``; and of every aggregator.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -88,9 +85,6 @@ class FedAdam(MomentAggregator):
 
     Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2: no bias correction, ε outside the root.
     With β1 = 0, v from zero and η_g = ε the rule tends to FedAvg as ε grows.
-
-    Args:
-        **kwargs: ``beta1``, ``beta2``, ``epsilon``, ``initial_v``, ``lr``; and the options of every aggregator.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -103,9 +97,6 @@ class FedYogi(MomentAggregator):
 
     Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. v forgets a large update more slowly than
     Adam's, so that steps do not grow suddenly.
-
-    Args:
-        **kwargs: ``beta1``, ``beta2``, ``epsilon``, ``initial_v``, ``lr``; and the options of every aggregator.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:

@@ -32,9 +32,6 @@ class CGW(Aggregator):
 
     Attributes:
         corrective_weights: x_i of the last round, shape (n,), float64, on the CPU; empty if α = 0.
-
-    Raises:
-        FederatedError: If an argument is out of range, or a client's loss is negative.
     """
 
     needs = Need.MEAN | Need.GRADIENTS

@@ -17,18 +17,14 @@ class FedDynServer(StatefulAggregator):
     """Adds the mean update and all former ones: h <- h - α (1/N) Σ δ_i; w <- w + η_g ((1/n) Σ δ_i - h/α).
 
     Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1, for clients that minimise
-    f_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - w‖² with h_i <- h_i - α (w_i - w): h is the mean of the h_i over the N
-    clients that hold samples. The
-    first step from zero is (1 + n/N) times the mean update, so no α gives FedAvg. A mask before the rule is in h too,
-    which is then no mean of the h_i.
+    f_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - w‖² with h_i <- h_i - α (w_i - w): h is the mean of the h_i over the N clients that
+    hold samples. The first step from zero is (1 + n/N) times the mean update, so no α gives FedAvg. A mask before the
+    rule is in h too, which is then no mean of the h_i.
 
     Args:
         alpha: α above 0; the clients' half takes the same.
         weighting: Only ``uniform``: the method gives every client the same weight.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range or ``weighting`` is ``samples``.
     """
 
     def __init__(self, alpha: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:

@@ -15,10 +15,9 @@ class FedNova(Aggregator):
     """Averages updates per unit of distance: w <- w + η_g (Σ p_i a_i) Σ p_i δ_i / a_i.
 
     Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
-    eq. 6 and Algorithm 1.
-    a_i is what client i's own optimizer does in its K_i steps to a scalar whose gradient is always 1 (K_i times the
-    learning rate for plain SGD), so that a client with more steps does not pull harder. Equal a_i give FedAvg, to
-    rounding. Only SGD has such a distance; other optimizers are refused.
+    eq. 6 and Algorithm 1. a_i is what client i's own optimizer does in its K_i steps to a scalar whose gradient is
+    always 1 (K_i times the learning rate for plain SGD), so that a client with more steps does not pull harder. Equal
+    a_i give FedAvg, to rounding. Only SGD has such a distance; other optimizers are refused.
     """
 
     needs = Need.NORMALIZED_MEAN

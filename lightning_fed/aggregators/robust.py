@@ -53,9 +53,6 @@ class TrimmedMean(RobustMean):
     Args:
         trim: k, values cut at each end of each coordinate; 2k must be less than the clients of every round.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If k is negative, or a round has too few clients.
     """
 
     weighs_updates = False
@@ -87,9 +84,6 @@ class MultiKrum(RobustMean):
         num_corrupted: f, at least 0.
         num_selected: m, at least 1; by default n - f, the clients that are taken for sound.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If an argument is out of range, or a round has too few clients.
     """
 
     weighs_updates = False
@@ -123,9 +117,6 @@ class Krum(MultiKrum):
     Args:
         num_corrupted: f, at least 0.
         **kwargs: Options of every aggregator.
-
-    Raises:
-        FederatedError: If f is negative, or a round has fewer than 2f + 3 clients.
     """
 
     mask_refusal = "it adds the update of a single client, about which the votes of the others say nothing"

@@ -13,9 +13,6 @@ __all__ = ["StatefulAggregator"]
 class StatefulAggregator(Aggregator):
     """Keeps server state: vectors of shape (d,) by name, forgotten at a new ``fit`` and saved with the checkpoint.
 
-    Args:
-        **kwargs: Options of every aggregator.
-
     Attributes:
         vectors: The state after the last round; empty before the first.
     """

@@ -57,9 +57,7 @@ class ClientAlgorithm(FederatedCallback):
     def check(self, trainer: TrainerLike) -> None:
         """Refuses, before the first round, what the algorithm cannot work with; overrides call this one too.
 
-        Raises:
-            FederatedError: If the clients' optimizer maximises, or searches by a loss that lacks what is added to the
-                gradient.
+        It refuses optimizers that maximise, or search by a loss that lacks what is added to the gradient.
         """
         optimizer, name = trainer.optimizers[0], type(self).__name__
         if any(group.get("maximize") for group in optimizer.param_groups):

@@ -23,7 +23,7 @@ from lightning_fed.errors import FederatedError, expect_choice, expect_count, ex
 
 __all__ = [
     "FLAT_NAMES", "CompileMode", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance", "TrainState",
-    "names_kept", "no_totals",
+    "names_kept",
 ]  # fmt: skip
 
 # The modes of torch.compile.
@@ -140,32 +140,20 @@ def names_kept(module: nn.Module) -> frozenset[str]:
     )
 
 
-def no_totals() -> dict[str, float]:
-    """Returns the totals of a run that has not begun."""
-    return dict.fromkeys(TOTALS, 0)
-
-
 @dataclass
 class TrainState:
     """What one ``fit`` works on: the global model, the live one, and where the run stands.
 
+    What hooks read of the trainer under the same name is explained in ``TrainerLike``.
+
     Attributes:
         module: The resident module.
-        vector: Its flat vector: the live weights.
-        weights: The global vector w, shape (d,), float32 at least, on the device.
         buffers: The global model's buffers.
         source: The clients' batches, on the device.
         transfer: Brings a batch to device and precision, by its data set's index; None if there is nothing to do.
-        cohort_size: Clients drawn in a round.
         recorder: Takes what is logged while clients train.
-        origin: The live weights that stand for w while a client trains, from which its update is measured, shape (d,).
-        displacement: Where set, gradients are taken at the live weights less this vector, shape (d,).
-        start_gradients: Gradients at w over the clients' full data, where a part asked for them.
-        client: The client that trains now.
-        round: Index of the round, 0 before training.
         finished_round: The last round whose row and checkpoint were due and written.
-        local_step: Local steps of the current client.
-        is_last_batch: Whether its current batch is the last of a local epoch.
+        is_last_batch: Whether the current client's batch is the last of a local epoch.
         steps_before_round: Local steps of the longest client of each finished round, summed.
         totals: Sums over the run: samples seen, gradients computed, communication rounds, bytes each way, and simulated
             seconds where there are any.
@@ -196,7 +184,7 @@ class TrainState:
     local_step: int = 0
     is_last_batch: bool = False
     steps_before_round: int = 0
-    totals: dict[str, float] = field(default_factory=no_totals)
+    totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
     engine_choice: dict[str, Any] | None = None
     memory_format: Literal["preserve", "channels_last"] = "preserve"
     untrained: list[slice] = field(init=False)
@@ -277,7 +265,7 @@ class NoState(SimpleNamespace):
     def __init__(self, **known: Any) -> None:
         start = dict.fromkeys(("round", "finished_round", "local_step", "steps_before_round"), 0)
         none = dict.fromkeys(("client", "displacement", "engine_choice", "is_last_batch"))
-        super().__init__(**{**start, **none, "totals": no_totals(), **known})
+        super().__init__(**{**start, **none, "totals": dict.fromkeys(TOTALS, 0), **known})
 
     def __getattr__(self, name: str) -> Any:
         raise NoStateError(

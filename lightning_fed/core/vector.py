@@ -87,17 +87,15 @@ class ParameterVector:
         self._grad = torch.zeros_like(self.data)
         self._pointers: list[int] = []
         self._grads: list[Tensor] = []
-        offset = 0
         with torch.no_grad():
-            for p in self.parameters:
+            for p, place in self.places().items():
                 strides = _dense_strides(p)
-                view = self.data.as_strided(p.shape, strides, offset)
+                view = self.data.as_strided(p.shape, strides, place.start)
                 view.copy_(p.data)
                 p.data = view
-                p.grad = self._grad.as_strided(p.shape, strides, offset)
+                p.grad = self._grad.as_strided(p.shape, strides, place.start)
                 self._pointers.append(view.data_ptr())
                 self._grads.append(p.grad)
-                offset += p.numel()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,13 +112,8 @@ class ParameterVector:
 
         Returns:
             True if anything had to be mended; ``data`` and ``grad`` are then new tensors.
-
-        Raises:
-            FederatedError: If dtypes or devices are mixed by now.
         """
-        if all(
-            p.data_ptr() == at and p.dtype == self.dtype for p, at in zip(self.parameters, self._pointers, strict=True)
-        ):
+        if self.in_place and all(p.dtype == self.dtype for p in self.parameters):
             return False
         self._flatten()
         return True
@@ -197,10 +190,6 @@ class ParameterVector:
                 p.grad = view
         if views:
             torch._foreach_copy_(views, gradients)
-
-    def gradient_of(self, parameter: Tensor) -> Tensor:
-        """Returns the view of the flat gradient that belongs to a parameter of the module."""
-        return next(view for p, view in zip(self.parameters, self._grads, strict=True) if p is parameter)
 
     def places(self) -> dict[Tensor, slice]:
         """Returns where each parameter lies in the flat vector, in order."""

@@ -75,12 +75,7 @@ class CropFlip(Augmentation):
 
 
 class AugmentedSource(WrappedSource):
-    """Batches of another source with augmented inputs, the same whichever source they come from.
-
-    Args:
-        source: Where the batches come from.
-        augmentation: What changes their inputs.
-    """
+    """Batches of another source with augmented inputs, the same whichever source they come from."""
 
     def __init__(self, source: BatchSource, augmentation: Augmentation) -> None:
         super().__init__(source)

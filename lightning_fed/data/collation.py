@@ -16,15 +16,7 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Loading:
-    """How samples become batches: options of a data loader.
-
-    Attributes:
-        batch_size: Samples per training batch.
-        collate_fn: Makes a batch of a list of samples; None for torch's own.
-        drop_last: Whether a client's last batch is left out where it is short.
-        num_workers: Worker processes.
-        worker_init_fn: Called in each of them with its number.
-    """
+    """How samples become batches: options of a ``DataLoader``, of the same names."""
 
     batch_size: int = 32
     collate_fn: Collate | None = None

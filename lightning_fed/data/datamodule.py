@@ -226,7 +226,7 @@ class FederatedDataModule(LightningDataModule):
         of its samples, those of users that do not train are part of ``unseen`` instead.
         """
         central = None if self._source is None else self._source.loaders("test")
-        if central is not None and not self.held_out.holds_out_tests:
+        if central is not None and not (self.held_out.unseen_clients or self.held_out.client_test_fraction):
             return central
         return self._divide().test_batches(self._eval_loader, central)
 

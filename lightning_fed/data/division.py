@@ -48,11 +48,6 @@ class DivisionOptions:
                 f"{self.val_fraction} and {self.client_test_fraction}."
             )
 
-    @property
-    def holds_out_tests(self) -> bool:
-        """Whether test sets are held out of the training set."""
-        return self.unseen_clients > 0 or self.client_test_fraction > 0
-
     def expect_no_val_fraction(self) -> None:
         """Refuses to hold samples out for validation where the data have a validation set."""
         if self.val_fraction > 0:

@@ -138,19 +138,15 @@ def _find(dataset: AnyDataset, attributes: Sequence[str], names: Sequence[str]) 
 
 
 def _candidates(dataset: AnyDataset, attributes: Sequence[str], names: Sequence[str]) -> list[Any]:
-    found = [getattr(dataset, name) for name in attributes if hasattr(dataset, name)] + _columns(dataset, names)
+    found = [getattr(dataset, name) for name in attributes if hasattr(dataset, name)]
+    known: Any = getattr(dataset, "column_names", None)  # a table's, such as Hugging Face's data sets are
+    found += [dataset[name][:] for name in names if name in known] if isinstance(known, list) else []
     tensors = _declared_tensors(dataset)
     if isinstance(tensors, dict):
         return found + [tensors[name] for name in names if name in tensors]
     if tensors is not None and names is TARGET_NAMES and len(tensors) > 1 and not tensors[1].is_floating_point():
         found.append(tensors[1])
     return found
-
-
-def _columns(dataset: Any, names: Sequence[str]) -> list[Any]:
-    """Returns the columns of these names of a table, such as Hugging Face's data sets are."""
-    known = getattr(dataset, "column_names", None)
-    return [dataset[name][:] for name in names if name in known] if isinstance(known, list) else []
 
 
 def _declared_tensors(dataset: AnyDataset) -> Tensors | None:

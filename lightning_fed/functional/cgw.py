@@ -58,9 +58,7 @@ def corrective_weights(
 def products_with_sum(gram: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
     """Computes m_i = ⟨D_i, D⟩, D the sum over the clients that enter, with 0 for what is nothing but rounding.
 
-    Args:
-        gram: ⟨D_i, D_j⟩, shape (n, n), float64.
-        losses: L_i, shape (n,).
+    The arguments are those of ``corrective_weights``.
 
     Returns:
         Who enters, shape (n,), bool: those whose D_i is finite and not zero, and whose L_i is finite. And m_i, shape

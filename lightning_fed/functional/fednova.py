@@ -72,20 +72,9 @@ def optimizer_distance(
     """Computes the distance a_i of a client from its optimizer and the learning rates that it used.
 
     Only the local steps of one client and round count: its optimizer starts without state. Of several parameter groups
-    the common values are used; groups that differ in them are refused. Weight decay does not count.
-
-    Args:
-        optimizer: The client's optimizer, ``torch.optim.SGD``.
-        learning_rates: The learning rate of each of its K_i steps.
-        momenta: The momentum of each step, if a schedule changed it; that of the optimizer otherwise.
-        pull: Strength of the terms pull (w_i - w) that client algorithms add to the gradient.
-        asked_by: The option whose class divides by the distance, for messages.
-
-    Returns:
-        a_i; 0.0 without steps.
-
-    Raises:
-        FederatedError: If the optimizer is not SGD, or its parameter groups move at different speeds.
+    the common values are used; groups that differ in them are refused, as is any optimizer but ``torch.optim.SGD``.
+    Weight decay does not count. ``learning_rates`` and ``pull`` are as of ``sgd_distance``; ``momenta`` are those of
+    the steps, if a schedule has changed the optimizer's; ``asked_by`` is the option that needs a_i, for messages.
     """
     name = type(optimizer).__name__
     if not isinstance(optimizer, SGD) or type(optimizer).step is not SGD.step:

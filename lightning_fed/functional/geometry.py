@@ -82,7 +82,7 @@ def direction_cosines(directions: Tensor, count: Tensor | int, mean: Tensor) -> 
 
 
 class GradientSpread(NamedTuple):
-    """What ``gradient_spread`` returns, in float64.
+    """What ``gradient_spread`` returns, in float64, on the device of the gradients.
 
     Attributes:
         dissimilarity: r = ½ Σ p_i ‖g_i - g̅‖², shape ().
@@ -107,9 +107,6 @@ def gradient_spread(rows: Tensor, weights: Tensor | None = None) -> GradientSpre
     Args:
         rows: g_i = ∇f_i(w), shape (n, d), n at least 1, floating.
         weights: p_i before normalisation, shape (n,), not negative; None for equal ones.
-
-    Returns:
-        r, the distances ‖g_i - g̅‖ and ‖g̅‖, on the device of ``rows``.
     """
     wide = wide_dtype(rows)
     shares = torch.ones(len(rows)) if weights is None else weights

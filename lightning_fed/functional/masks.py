@@ -24,7 +24,8 @@ def _as_written(threshold: float) -> Fraction:
     """Returns τ as the number that was written: ``Fraction(0.2)`` is not 1/5, ``Fraction("0.2")`` is."""
     if not is_number(threshold, least=0, most=1):
         raise FederatedError(
-            f"Expected the mask's threshold to be in [0, 1], got {threshold}: change `--aggregator.mask.threshold`."
+            f"Expected the threshold of agreement to be in [0, 1], got {threshold}: change "
+            "`--aggregator.mask.threshold`, or `--aggregator.p` of FedGMA."
         )
     return Fraction(repr(float(threshold)))
 
@@ -38,9 +39,6 @@ def vote_threshold(threshold: float, num_votes: int, comparison: Literal[">=", "
         threshold: τ in [0, 1].
         num_votes: n, the votes cast at most: clients, or their samples where these weigh the votes; at least 0.
         comparison: Whether a sum of exactly τ n reaches the threshold (``>=``) or not (``>``).
-
-    Raises:
-        FederatedError: If τ is outside [0, 1], or the comparison is neither of the two.
     """
     expect_choice("--aggregator.mask.comparison", comparison, (">=", ">"))
     exact = _as_written(threshold) * num_votes
@@ -74,19 +72,11 @@ def sign_agreement_mask(
     A = |(1/n) Σ_i sign(δ_i)|. The comparison is made on integers, so it is exact. With ``>=``, τ = 0 gives ones
     everywhere; with ``>`` it does not: coordinates on which the votes cancel get 0.
 
-    Args:
-        sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers. Or Σ_i s_i sign(δ_i) with the clients' samples
-            s_i, for votes that weigh as much; in float64, for sums above 2^24.
-        num_votes: n, or Σ_i s_i; at least 1.
-        threshold: τ in [0, 1].
-        binary: Whether coordinates below the threshold get 0 instead of A.
-        comparison: ``>=`` or ``>``.
+    ``sign_sum`` and ``num_votes`` are as of ``agreement``, the sum in float64 where it can be above 2^24; ``threshold``
+    and ``comparison`` are as of ``vote_threshold``.
 
     Returns:
         m in [0, 1], shape (d,), in the dtype of ``sign_sum``.
-
-    Raises:
-        FederatedError: If τ is outside [0, 1], or the comparison is unknown.
     """
     agreed = sign_sum.abs() >= vote_threshold(threshold, num_votes, comparison)
     if binary:
@@ -113,18 +103,10 @@ def magnitude_agreement_mask(total: Tensor, abs_total: Tensor, threshold: float,
     """Computes m = 1 where A >= τ, else A (soft) or 0 (binary), with the magnitude agreement A.
 
     τ = 0 gives ones everywhere. The mask does not change when all updates are scaled alike, but it does when one is.
-
-    Args:
-        total: Σ_i δ_i, unweighted, shape (d,).
-        abs_total: Σ_i |δ_i|, shape (d,).
-        threshold: τ in [0, 1], rounded to the dtype of ``total``.
-        binary: Whether coordinates below the threshold get 0 instead of A.
+    The sums are those of ``magnitude_agreement``; τ in [0, 1] is rounded to their dtype.
 
     Returns:
         m in [0, 1], shape (d,).
-
-    Raises:
-        FederatedError: If τ is outside [0, 1].
     """
     _as_written(threshold)
     found = magnitude_agreement(total, abs_total)
@@ -157,9 +139,6 @@ def sand_mask(
 
     Returns:
         m >= 0, shape (d,), with a mean of 1 over each tensor in which anything is let through.
-
-    Raises:
-        FederatedError: If τ is outside [0, 1].
     """
     tie = _as_written(threshold) * num_clients
     gap = agreement(sign_sum, num_clients) - threshold
@@ -186,23 +165,9 @@ def gradient_and_mask(
 
     Source: Tenison, Francis, Rish, "Gradient-Masked Federated Optimization", workshop paper of 2021, section 3.
 
-    Args:
-        sign_sum: Σ sign(g_i), shape (d,), floating, holding integers.
-        num_clients: n, at least 1.
-        p: Share of the clients, in [0, 1].
-        p_means: How p is read.
-        votes: Σ |sign(g_i)|, shape (d,), which ``prose`` needs.
-
-    Returns:
-        M, shape (d,), in the dtype of ``sign_sum``.
-
-    Raises:
-        FederatedError: If p is outside [0, 1], or the votes are missing.
+    ``sign_sum`` is Σ sign(g_i), shape (d,), floating, holding integers, n = ``num_clients`` at least 1, p in [0, 1];
+    ``votes``, which ``prose`` needs, is Σ |sign(g_i)|, shape (d,). M has the shape and dtype of ``sign_sum``.
     """
-    if not is_number(p, least=0, most=1):
-        raise FederatedError(
-            f"Expected the share of agreeing clients to be in [0, 1], got {p}: change `--aggregator.p`."
-        )
     needed = vote_threshold(p, num_clients)
     if p_means == "formula":
         return (sign_sum.abs() >= needed).to(sign_sum.dtype)

@@ -46,9 +46,6 @@ def trimmed_mean(updates: Tensor, trim: int) -> Tensor:
 
     Returns:
         Shape (d,), in the dtype of ``updates``.
-
-    Raises:
-        FederatedError: If nothing would be left.
     """
     check_trim(len(updates), trim)
     return _of_sorted(updates, lambda ordered: ordered[trim : len(updates) - trim].mean(dim=0))
@@ -70,16 +67,7 @@ def check_trim(num_clients: int, trim: int) -> None:
 
 
 def check_krum(num_clients: int, num_corrupted: int, num_selected: int | None = None) -> None:
-    """Refuses a cohort that is too small for Krum.
-
-    Args:
-        num_clients: n.
-        num_corrupted: f, clients that may send anything.
-        num_selected: m, updates to average; None for n - f.
-
-    Raises:
-        FederatedError: If not n >= 2f + 3 (Blanchard et al., NeurIPS 2017, section 4) and m <= n.
-    """
+    """Refuses a cohort too small for Krum: n >= 2f + 3 (Blanchard et al., NeurIPS 2017, section 4) and m <= n."""
     if num_clients < 2 * num_corrupted + 3:
         raise FederatedError(
             f"Expected at least 2f + 3 = {2 * num_corrupted + 3} clients in a round for Krum with f = {num_corrupted}, "
@@ -102,9 +90,6 @@ def krum_scores(updates: Tensor, num_corrupted: int) -> Tensor:
 
     Returns:
         Scores, the lower the better, shape (n,), float64.
-
-    Raises:
-        FederatedError: If there are too few clients for f.
     """
     count = len(updates)
     check_krum(count, num_corrupted)
@@ -115,16 +100,11 @@ def krum_scores(updates: Tensor, num_corrupted: int) -> Tensor:
 def krum_select(updates: Tensor, num_corrupted: int, num_selected: int = 1) -> Tensor:
     """Selects the clients with the lowest Krum scores, scored once (Blanchard et al., NeurIPS 2017).
 
-    Args:
-        updates: δ_i, shape (n, d), floating, in ascending order of client id.
-        num_corrupted: f; n >= 2f + 3.
-        num_selected: m in [1, n].
+    Arguments are those of ``krum_scores``, with the rows in ascending order of client id, and m = ``num_selected`` in
+    [1, n].
 
     Returns:
         Rows of the m best, best first, the lowest client id first among equal scores; shape (m,), int64.
-
-    Raises:
-        FederatedError: If there are too few clients for f or m.
     """
     check_krum(len(updates), num_corrupted, num_selected)
     return krum_scores(updates, num_corrupted).argsort(stable=True)[:num_selected]
@@ -137,17 +117,10 @@ def geometric_median(
 
     From the weighted mean, z <- Σ β_i δ_i / Σ β_i with β_i = p_i / max(ν, ‖z - δ_i‖) (Pillutla, Kakade, Harchaoui,
     "Robust Aggregation for Federated Learning", 2019). It ends when z moves by at most ``tolerance`` times the harmonic
-    mean of the distances ‖z - δ_i‖, which far-off updates cannot raise.
+    mean of the distances ‖z - δ_i‖, which far-off updates cannot raise, or after ``iterations``; ν is ``smoothing``.
 
-    Args:
-        updates: δ_i, shape (n, d), floating.
-        weights: p_i, shape (n,), not negative, with a positive sum.
-        iterations: The most iterations.
-        tolerance: When to end, relative.
-        smoothing: ν > 0, in the units of the updates: distances below it count as ν.
-
-    Returns:
-        Shape (d,), in the dtype of ``updates``; computed in float64.
+    Args are ``updates``, δ_i of shape (n, d), floating, and ``weights``, p_i of shape (n,), not negative, with a
+    positive sum. The result is of shape (d,), in the dtype of ``updates``; computed in float64.
     """
     wide = wide_dtype(updates)
     shares = (weights / weights.sum()).to(updates.device, wide)  # so that 1 / Σ pulls is the harmonic mean

@@ -46,15 +46,8 @@ def fedadam_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes FedAdam's step (Reddi et al., ICLR 2021, Algorithm 2).
 
-    z <- β1 z + (1 - β1) Δ; v <- β2 v + (1 - β2) Δ²; u = z / (√v + ε), without bias correction.
-
-    Args:
-        mean: Δ, shape (d,), floating.
-        first: z, shape (d,), zeros before the first round.
-        second: v >= 0, shape (d,), ε² before the first round.
-        beta1: β1 in [0, 1).
-        beta2: β2 in [0, 1).
-        epsilon: ε above 0, Reddi's τ.
+    z <- β1 z + (1 - β1) Δ; v <- β2 v + (1 - β2) Δ²; u = z / (√v + ε), without bias correction. z = ``first`` is zero
+    before the first round, β1 and β2 are in [0, 1); the other arguments are those of ``fedadagrad_step``.
 
     Returns:
         u, the new z and the new v, each of shape (d,) in the dtype of ``mean``.

@@ -38,7 +38,11 @@ class Classifier(LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        self._save_primitive_hyperparameters()
+        # The command line describes the arguments by class_path and init_args. Built in Python they are objects, which
+        # do not belong in a checkpoint: `load_from_checkpoint` then needs them again. Lightning has no public way to
+        # tell one from the other.
+        from_command_line = _given_hyperparameters.get() is not None
+        self.save_hyperparameters(ignore=[] if from_command_line else ["backbone", "optimizer", "lr_scheduler"])
         self.backbone = backbone
         self.num_classes = num_classes
         self._make_optimizer = optimizer
@@ -46,13 +50,6 @@ class Classifier(LightningModule):
         # The metrics' own checks synchronise with the device on every batch; cross-entropy rejects foreign labels.
         self.val_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         self.test_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
-
-    def _save_primitive_hyperparameters(self) -> None:
-        # The command line describes the arguments by class_path and init_args. Built in Python they are objects, which
-        # do not belong in a checkpoint: `load_from_checkpoint` then needs them again. Lightning has no public way to
-        # tell one from the other.
-        from_command_line = _given_hyperparameters.get() is not None
-        self.save_hyperparameters(ignore=[] if from_command_line else ["backbone", "optimizer", "lr_scheduler"])
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes logits of shape (B, num_classes), refusing a backbone that returns another shape."""

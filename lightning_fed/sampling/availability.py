@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.errors import FederatedError, expect_count, expect_number, is_number
+from lightning_fed.errors import FederatedError, expect_count, expect_number, expect_one_each, is_number
 
 __all__ = ["Availability", "BernoulliAvailability", "PeriodicAvailability", "TraceAvailability"]
 
@@ -46,11 +46,8 @@ class BernoulliAvailability(Availability):
 
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
         """Draws for every client, whoever is drawn for the cohort."""
-        if isinstance(self.p, list) and len(self.p) != num_clients:
-            raise FederatedError(
-                f"Expected `--trainer.participation.availability.p` to hold one probability for each of {num_clients} "
-                f"clients, got {len(self.p)}."
-            )
+        if isinstance(self.p, list):
+            expect_one_each("--trainer.participation.availability.p", self.p, num_clients)
         draws = numpy_generator_for(seed, Purpose.AVAILABLE, round).random(num_clients)
         there: npt.NDArray[np.bool_] = draws < np.asarray(self.p)
         return there

@@ -18,7 +18,7 @@ __all__ = ["CohortDraw"]
 
 @dataclass
 class CohortDraw:
-    """Draws cohorts; each is a function of the seed and the round alone.
+    """Draws cohorts, each a function of the seed and the round alone, by the parts of ``Participation``.
 
     Attributes:
         seed: The run's seed.
@@ -26,10 +26,6 @@ class CohortDraw:
         steps: Local steps that each takes by the trainer's options, shape (N,).
         steps_per_epoch: The same for one local epoch.
         fewest: Fewest clients with which the aggregator can work; of fewer nobody trains.
-        sampler: Draws.
-        availability: Says whom from; all by default.
-        stragglers: Says who is late; nobody by default.
-        work: Says what each does; the same by default.
         facts: What the last draw adds to the row of its round.
         seconds: Simulated time of its round.
     """

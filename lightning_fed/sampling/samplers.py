@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_one_each
 
 __all__ = ["ClientSampler", "UniformSampler", "WeightedSampler", "cohort_size", "expect_ids"]
 
@@ -90,11 +90,7 @@ class WeightedSampler(ClientSampler):
 
     def _weights_of(self, sizes: np.ndarray) -> np.ndarray:
         weights = np.asarray(sizes if self.weights is None else self.weights, dtype=np.float64)
-        if len(weights) != len(sizes):
-            raise FederatedError(
-                f"Expected `--trainer.participation.sampler.weights` to hold one weight for each of {len(sizes)} "
-                f"clients, got {len(weights)}."
-            )
+        expect_one_each("--trainer.participation.sampler.weights", weights.tolist(), len(sizes))
         return weights
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.errors import FederatedError, expect_choice, expect_number, is_number
+from lightning_fed.errors import FederatedError, expect_choice, expect_number, expect_one_each, is_number
 
 __all__ = ["Arrivals", "Stragglers"]
 
@@ -79,11 +79,7 @@ class Stragglers:
         if not isinstance(self.step_time, list):
             draws = numpy_generator_for(seed, Purpose.SPEED).standard_normal(num_clients)
             return self.step_time * np.exp(self.spread * draws)
-        if len(self.step_time) != num_clients:
-            raise FederatedError(
-                f"Expected `--trainer.participation.stragglers.step_time` to hold one number for each of {num_clients} "
-                f"clients, got {len(self.step_time)}."
-            )
+        expect_one_each("--trainer.participation.stragglers.step_time", self.step_time, num_clients)
         return np.array(self.step_time, dtype=np.float64)
 
     def arrive(self, steps: npt.NDArray[np.int64], step_times: npt.NDArray[np.float64], wanted: int) -> Arrivals:

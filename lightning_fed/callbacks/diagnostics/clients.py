@@ -130,7 +130,10 @@ class ClientEvaluation(FederatedCallback):
         """Returns the metrics of each client, by the name that the module logs without its stage."""
         self._round = trainer.round
         found = trainer.evaluate_clients(self._source, self._clients)
-        values = {client: {_short(name): value for name, value in each.items()} for client, each in found.items()}
+        values = {
+            client: {name.removeprefix("val/").removeprefix("val_"): value for name, value in each.items()}
+            for client, each in found.items()
+        }
         if not any(values.values()):
             raise FederatedError(
                 f"Expected `validation_step` to log metrics for {type(self).__name__}, got none: log them there, or "
@@ -181,7 +184,3 @@ class ClientEvaluation(FederatedCallback):
 
 def _names(values: _Values) -> list[str]:
     return list(dict.fromkeys(name for each in values.values() for name in each))
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("val/").removeprefix("val_")

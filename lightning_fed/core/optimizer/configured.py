@@ -29,14 +29,11 @@ def expect_own_parameters(module: LightningModule, optimizers: list[Optimizer]) 
 
 
 def parse_configured(module: LightningModule, configured: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Sorts the return values of ``configure_optimizers``: optimizer, list, pair of lists, dict, list of dicts.
-
-    Raises:
-        FederatedError: If it is none of them, or several optimizers without manual optimization.
-    """
+    """Sorts the return values of ``configure_optimizers``: optimizer, list, pair of lists, dict, list of dicts."""
     name = type(module).__name__
     if isinstance(configured, (list, tuple)) and len(configured) == 2 and isinstance(configured[0], (list, tuple)):
-        optimizers, schedulers, monitor = list(configured[0]), _as_list(configured[1]), None
+        optimizers, schedulers, monitor = list(configured[0]), configured[1], None
+        schedulers = list(schedulers) if isinstance(schedulers, (list, tuple)) else [schedulers]
     elif isinstance(configured, dict):
         optimizers, monitor = [configured.get("optimizer")], configured.get("monitor")
         schedulers = [configured["lr_scheduler"]] if configured.get("lr_scheduler") is not None else []
@@ -60,10 +57,6 @@ def parse_configured(module: LightningModule, configured: Any) -> tuple[list[Opt
             "groups, or set `automatic_optimization = False` and step them in `training_step`, as under Lightning."
         )
     return optimizers, [_scheduler_config(s, monitor, name, module.automatic_optimization) for s in schedulers]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _scheduler_config(scheduler: Any, monitor: str | None, name: str, automatic: bool) -> LRSchedulerConfig:

@@ -22,12 +22,7 @@ class FlatStep:
     The module's optimizer stays the one that hooks and schedules see: its hyper-parameters are read at every step,
     hooks after its step are called, and its ``state`` holds views of the flat one, in which hooks may write. As soon as
     somebody replaces an entry, or a parameter has no gradient or another memory than its part of the vector, it steps
-    by itself until the next client, from the state of this one.
-
-    Args:
-        optimizer: The module's optimizer.
-        vector: The flat vector.
-        initial: The optimizer's state as it was built.
+    by itself until the next client, from the state of this one. The arguments are those of ``FlatOptimizer``.
 
     Attributes:
         steps: Steps taken this way, over all clients.

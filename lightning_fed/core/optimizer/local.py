@@ -200,12 +200,7 @@ class LocalOptimizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned.
-
-        Raises:
-            FederatedError: If the module now configures its optimizer otherwise: the run would go on as before and
-                the change would be lost.
-        """
+        """Restores what ``state_dict`` returned; refuses other options of the optimizer, as they would be lost."""
         self._expect_same(state["built"])
         named = dict(self._module.named_parameters())
         for optimizer, groups in zip(self.optimizers, state.get("added", ()), strict=False):

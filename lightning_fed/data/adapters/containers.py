@@ -53,7 +53,8 @@ def as_dataset(container: Any, option: str, clients: bool = False) -> AnyDataset
     arrays by column; floating arrays become float32, integers wider than 8 bits int64. With ``clients`` a list or dict
     of data sets means one for each client.
     """
-    if clients and are_datasets(container) and not _are_splits(container):
+    are_splits = isinstance(container, Mapping) and "train" in container  # as Hugging Face's are, and no clients
+    if clients and are_datasets(container) and not are_splits:
         return ClientDatasets(container)
     if isinstance(container, tuple) and are_columns(container):
         return TensorDataset(*(_tensor(part) for part in container))
@@ -71,11 +72,6 @@ def as_dataset(container: Any, option: str, clients: bool = False) -> AnyDataset
             f"Expected `{option}` to be a data set, a tuple of arrays or a data frame, got {_described(container)}."
         )
     return container
-
-
-def _are_splits(container: Any) -> bool:
-    """Whether a dict holds what is trained and evaluated on, as Hugging Face's do, and no clients."""
-    return isinstance(container, Mapping) and "train" in container
 
 
 def _described(container: Any) -> str:

@@ -18,9 +18,6 @@ class CIFAR10(ImageDataModule):
     Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", technical report, University of
     Toronto 2009. The official "python version", unpacked, lies in ``ROOT/cifar-10-batches-py``. Files are checked
     against their official MD5 before they are read, because they are pickles, which can run code.
-
-    Args:
-        **kwargs: Every option of ``ImageDataModule``.
     """
 
     title: ClassVar[str] = "CIFAR10"
@@ -77,9 +74,6 @@ class CIFAR100(CIFAR10):
     """50,000 + 10,000 colour images of shape (3, 32, 32), normalised, 100 (fine) classes.
 
     Source and checks as of ``CIFAR10``; the files lie in ``ROOT/cifar-100-python``.
-
-    Args:
-        **kwargs: Every option of ``ImageDataModule``.
     """
 
     title: ClassVar[str] = "CIFAR100"

@@ -33,11 +33,13 @@ class ImageDataModule(BundledDataModule, ABC):
         folder: Where the files lie below ``root``.
         pixel_mean: Mean of the training images, in [0, 1], one value for each channel.
         pixel_std: Their standard deviation.
+        advice: What to do about a bad file, the end of a sentence.
     """
 
     folder: ClassVar[str]
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
+    advice: ClassVar[str] = "delete it and set `--data.download true` to fetch it again"
 
     def __init__(
         self,
@@ -99,11 +101,6 @@ class ImageDataModule(BundledDataModule, ABC):
     def place(self) -> Path:
         """The folder of this data set's files."""
         return self.data_root / self.folder
-
-    @property
-    def advice(self) -> str:
-        """What to do about a bad file, the end of a sentence."""
-        return "delete it and set `--data.download true` to fetch it again"
 
     def missing(self, path: Path, or_else: str = "") -> FederatedError:
         """Makes the error for a file that is not there."""

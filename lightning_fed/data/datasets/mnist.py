@@ -21,9 +21,6 @@ _KINDS = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}
 class IdxImages(ImageDataModule):
     """Base of image sets of shape (1, 28, 28) in pairs of idx files, packed or not.
 
-    Args:
-        **kwargs: Every option of ``ImageDataModule``.
-
     Attributes:
         title: The data set's name, for messages and in torchvision.
         stems: How the names of the training and of the test files begin.
@@ -100,9 +97,6 @@ class MNIST(IdxImages):
 
     Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document recognition",
     Proceedings of the IEEE 1998. The files, packed or not, lie in ``ROOT/MNIST/raw``; the folder may be read-only.
-
-    Args:
-        **kwargs: Every option of ``ImageDataModule``.
     """
 
     title: ClassVar[str] = "MNIST"
@@ -120,9 +114,6 @@ class FashionMNIST(IdxImages):
 
     Source: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
     Algorithms", 2017, https://arxiv.org/abs/1708.07747. The files lie in ``ROOT/FashionMNIST/raw``.
-
-    Args:
-        **kwargs: Every option of ``ImageDataModule``.
     """
 
     title: ClassVar[str] = "FashionMNIST"

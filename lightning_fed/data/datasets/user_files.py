@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.partitioners import ByUser, Partitioner
-from lightning_fed.data.readers.downloads import data_folder
+from lightning_fed.data.readers.downloads import data_folder, found_none
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["UserDataModule"]
@@ -54,10 +54,7 @@ class UserDataModule(BundledDataModule, ABC):
         """The folder or file."""
         place = (data_folder(self.root) or Path()) / Path(self.path).expanduser()
         if not place.exists():
-            raise FederatedError(
-                f"Expected the file or folder {place.absolute()}, found none: change `--data.path`, or set "
-                "`--data.root` (or the environment variable LIGHTNING_FED_DATA) to the folder that it lies in."
-            )
+            raise found_none("the file or folder", place, "--data.path")
         return place
 
     def identity(self) -> list[str]:

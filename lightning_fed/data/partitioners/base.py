@@ -72,13 +72,7 @@ class Partitioner(ABC):
         return num_clients
 
     def __call__(self, targets: Values, num_samples: int, num_clients: int, seed: int) -> list[npt.NDArray[np.int64]]:
-        """Splits the samples over the clients.
-
-        Args:
-            targets: One target (or user, as ``reads`` says) per sample, shape (num_samples,), None when there are none.
-            num_samples: Training samples.
-            num_clients: Clients.
-            seed: Seed of the split; nothing else is random.
+        """Splits the samples over the clients; nothing but the seed is random, the rest is as of ``assign``.
 
         Returns:
             For each client the ascending indices of its samples, int64; each sample occurs exactly once.

@@ -108,11 +108,6 @@ class DirichletBalanced(DirichletByClass):
     Source: the code published with Yurochkin et al., ICML 2019
     (https://github.com/IBM/probabilistic-federated-neural-matching) and with Li et al., ICDE 2022
     (https://github.com/Xtra-Computing/NIID-Bench); neither paper has it.
-
-    Args:
-        alpha: Concentration α > 0 of every client's share of a class: the smaller, the fewer clients share it.
-        min_samples: The least samples of a client; with many clients of few samples it must be lowered.
-        too_small: ``redraw``, ``refuse`` or ``allow``, when a client has fewer.
     """
 
     def _shares(self, drawn: _Shares, sizes: Owners, num_samples: int, generator: np.random.Generator) -> _Shares:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.data.readers.downloads import found_none
 from lightning_fed.errors import FederatedError
 
 __all__ = ["SUFFIXES", "ArrayFile"]
@@ -71,10 +72,7 @@ class ArrayFile:
 
     def _check_path(self) -> None:
         if not self.path.exists():
-            raise FederatedError(
-                f"Expected the file {self.path.absolute()}, found none: change `{self._option}`, or set `--data.root` "
-                "(or the environment variable LIGHTNING_FED_DATA) to the folder that it lies in."
-            )
+            raise found_none("the file", self.path, self._option)
         if self.path.is_file() and self.path.suffix not in SUFFIXES:
             raise FederatedError(
                 f"Expected `{self._option}` to name a file that ends in {', '.join(SUFFIXES)} or a folder of .npy "

@@ -23,16 +23,10 @@ def as_inputs(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
 ) -> Tensor:
-    """Makes inputs of a stored array, of which nothing is changed: (x / 255 - mean) / std.
+    """Makes inputs of a stored array of shape (N, ...), of which nothing is changed: (x / 255 - mean) / std.
 
-    Args:
-        array: Stored inputs, shape (N, ...).
-        name: The array's name, for messages.
-        layout: ``NHW`` to add a channel dimension, ``NHWC`` to move it before height and width, ``as_is`` for neither,
-            ``auto`` to do what 8-bit images of shape (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels need.
-        scale: Whether 8-bit values are divided by 255.
-        mean: Subtracted, one value or one for each channel (index 1 of the shape).
-        std: Divided by, one value or one for each channel.
+    The options are those of ``Arrays``. By ``auto`` 8-bit images of shape (N, H, W), and those of shape (N, H, W, C)
+    with 1, 3 or 4 channels, change. ``name`` is the array's, for messages.
 
     Returns:
         float32 of shape (N, ...); int64 for integers wider than 8 bits, such as tokens, unless mean or std is given.

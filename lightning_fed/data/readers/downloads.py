@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["data_folder", "fetch_whole"]
+__all__ = ["data_folder", "fetch_whole", "found_none"]
 
 # What a download can end with: no network, no space, a wrong checksum, an archive that cannot be unpacked.
 _FAILURES = (OSError, RuntimeError, EOFError, zipfile.BadZipFile)
@@ -18,6 +18,14 @@ def data_folder(root: str | os.PathLike[str] | None) -> Path | None:
     """Returns the folder of data sets: ``root``, else what ``LIGHTNING_FED_DATA`` names, None without either."""
     folder = root or os.environ.get("LIGHTNING_FED_DATA")
     return Path(folder).expanduser() if folder else None
+
+
+def found_none(what: str, path: Path, option: str) -> FederatedError:
+    """Makes the error for files that are not where an option says."""
+    return FederatedError(
+        f"Expected {what} {path.absolute()}, found none: change `{option}`, or set `--data.root` (or the environment "
+        "variable LIGHTNING_FED_DATA) to the folder that it lies in."
+    )
 
 
 def fetch_whole(root: Path, folder: str, fetch: Callable[[Path], None]) -> None:

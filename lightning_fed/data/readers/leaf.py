@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.data.readers.downloads import found_none
 from lightning_fed.data.readers.users import UserSamples
 from lightning_fed.errors import FederatedError
 
@@ -91,10 +92,7 @@ def leaf_files(path: Path, option: str) -> list[Path]:
         return [path]
     files = sorted(file for file in path.glob("*.json*") if file.name.endswith((".json", ".json.gz")))
     if not files:
-        raise FederatedError(
-            f"Expected .json files in {path.absolute()}, found none: change `{option}`, or set `--data.root` (or the "
-            "environment variable LIGHTNING_FED_DATA) to the folder that it lies in."
-        )
+        raise found_none(".json files in", path, option)
     return files
 
 

@@ -1,7 +1,7 @@
 """Text by speaker: LEAF's vocabulary, plays as text, roles as JSON, and the windows of each role."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -86,8 +86,10 @@ def read_plays(path: Path, option: str, min_lines: int = 2) -> list[Role]:
         ) from error
     lines: dict[str, list[str]] = {}
     for play, speaker, speech in _speeches(text, path, option):
-        lines.setdefault(_name(play, speaker), []).extend(speech)
-    return [Role.speaking(name, _one_line(spoken)) for name, spoken in lines.items() if len(spoken) >= min_lines]
+        name = re.sub(r"\W+", "_", f"{play}_{speaker}".upper()).strip("_")
+        lines.setdefault(name, []).extend(speech)
+    texts = {name: re.sub(r"\s+", " ", " ".join(spoken)) for name, spoken in lines.items() if len(spoken) >= min_lines}
+    return [Role.speaking(name, text) for name, text in texts.items()]
 
 
 def _speeches(text: str, path: Path, option: str) -> Iterator[tuple[str, str, list[str]]]:
@@ -103,14 +105,6 @@ def _speeches(text: str, path: Path, option: str) -> Iterator[tuple[str, str, li
             )
         else:
             yield play, first.rstrip(":"), speech
-
-
-def _name(play: str, speaker: str) -> str:
-    return re.sub(r"\W+", "_", f"{play}_{speaker}".upper()).strip("_")
-
-
-def _one_line(lines: Sequence[str]) -> str:
-    return re.sub(r"\s+", " ", " ".join(lines))
 
 
 def _count(user: LeafUser) -> int:

@@ -35,22 +35,15 @@ class ClientColors(ColorSkew):
         orders = generator.permuted(np.tile(classes, (count, 1)), axis=1)
         return torch.from_numpy(orders * np.int32(count) + turns)
 
-    def colors(self, schemes: Tensor) -> Tensor:
+    def colors(self, schemes: int | Tensor | tuple[Tensor, ...]) -> Tensor:
         """Computes the colours of schemes of these numbers, shape (schemes, num_classes, 3), float32 in [0, 1]."""
-        return hues_to_rgb(self.table[schemes], self._circle)
+        return hues_to_rgb(self.table[schemes], self.facts.classes * (self.num_clients + 1))  # no two hues are alike
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         """Colours images of shape (B, 1, H, W) by their labels."""
         assert targets is not None
         if isinstance(scheme, Tensor):
-            colors = hues_to_rgb(self.table[scheme, targets], self._circle)
-            return colored(inputs, color_maps(colors, None, self.facts)), targets
+            return colored(inputs, color_maps(self.colors((scheme, targets)), None, self.facts)), targets
         if scheme != self._shown:
-            colors = hues_to_rgb(self.table[scheme], self._circle)
-            self._shown, self._maps = scheme, color_maps(colors, None, self.facts)
+            self._shown, self._maps = scheme, color_maps(self.colors(scheme), None, self.facts)
         return colored(inputs, self._maps.index_select(0, targets)), targets
-
-    @property
-    def _circle(self) -> int:
-        """Number of hues in all schemes together, no two alike."""
-        return self.facts.classes * (self.num_clients + 1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from lightning_fed.core.train_state import no_totals
+from lightning_fed.core.logged_values import TOTALS
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.budgets import X_SUMS
 from lightning_fed.lab.report.plots import AXES, curve, curves_figure
@@ -54,7 +54,7 @@ def test_x_of_both_ways_is_the_sum_of_each() -> None:
     ],
 )
 def test_every_total_is_an_axis_of_its_own(x: str, label: str, ticks: list[str]) -> None:
-    columns = dict.fromkeys(no_totals(), {1: 0.5e6, 4: 2e6})
+    columns = dict.fromkeys(TOTALS, {1: 0.5e6, 4: 2e6})
     (axes,) = curves_figure([method("A", {"acc": {0: 0.1, 2: 0.2, 4: 0.3}, **columns})], "acc", x).axes
     factor = 2 if x == "comm/bytes" else 1
     assert axes.lines[0].get_xdata().tolist() == [0, factor * 0.5e6, factor * 2e6]
@@ -64,7 +64,7 @@ def test_every_total_is_an_axis_of_its_own(x: str, label: str, ticks: list[str])
 
 
 def test_every_total_of_a_run_has_a_label() -> None:
-    assert {*no_totals(), *X_SUMS} <= set(AXES)
+    assert {*TOTALS, *X_SUMS} <= set(AXES)
 
 
 def test_picture_has_a_line_and_a_visible_band_for_each_method() -> None:
