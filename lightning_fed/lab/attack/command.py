@@ -22,8 +22,7 @@ from lightning_fed.lab.attack.figures import (
     logistic_scores,
     roc_curve,
 )
-from lightning_fed.lab.attack.outputs import Draw, Outputs, read_outputs
-from lightning_fed.lab.attack.shadows import Build, shadow_confidences
+from lightning_fed.lab.attack.shadows import Build, Draw, Outputs, read_outputs, shadow_confidences
 from lightning_fed.lab.report.plots import COLOURS, png
 from lightning_fed.lab.report.text import aligned, csv_text
 from lightning_fed.trainer import FederatedTrainer

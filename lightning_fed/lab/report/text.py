@@ -24,7 +24,7 @@ def no_mathematics(text: str) -> str:
 
 def no_formula(cell: str) -> str:
     """Writes an apostrophe before a cell that a spreadsheet would compute, but not before a number."""
-    begins = cell.lstrip().startswith(("=", "@", "+", "-", "\uff1d", "\uff0b", "\uff0d", "\uff20"))
+    begins = re.match(r"[\t\r]|\s*[-=@+\uff1d\uff0b\uff0d\uff20]", cell)
     return f"'{cell}" if begins and not _NUMBER.fullmatch(cell) else cell
 
 

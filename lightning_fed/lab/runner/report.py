@@ -14,9 +14,8 @@ from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.record import done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
-from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
+from lightning_fed.lab.studies.blocks import as_csv, as_latex, as_markdown, heading, study_blocks, table_lines
 from lightning_fed.lab.studies.cells import Cell, cells_of
-from lightning_fed.lab.studies.formats import as_csv, as_latex, as_markdown
 from lightning_fed.lab.studies.picture import study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, read_results, write_results

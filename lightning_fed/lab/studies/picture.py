@@ -7,10 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_fed.lab.report.interactive import curves_html
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.page import html_table, whole_page
-from lightning_fed.lab.report.plots import panels_figure
+from lightning_fed.lab.report.plots import curves_html, panels_figure
 from lightning_fed.lab.studies.blocks import Block, column_head
 from lightning_fed.lab.studies.results import StudyRun, is_lost
 from lightning_fed.lab.studies.table import StudyTable

@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed.cli import main
 from lightning_fed.data import Augmentation, FederatedDataModule, PowerLaw
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.attack.outputs import Draw, Outputs, read_outputs
-from lightning_fed.lab.attack.shadows import shadow_confidences
+from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
 from lightning_fed.models import Classifier
 from lightning_fed.trainer import FederatedTrainer
 

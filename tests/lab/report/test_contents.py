@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_fed.lab.report.contents import client_table, config_differences, split_pictures
 from lightning_fed.lab.report.load import Method, group_runs, load_runs
+from lightning_fed.lab.report.page import client_table, config_differences, split_pictures
 from tests.lab.report.parts import write_run
 
 FEDAVG = {

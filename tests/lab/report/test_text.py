@@ -12,8 +12,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.load import Method, load_runs
 from lightning_fed.lab.report.plots import curves_figure
 from lightning_fed.lab.report.text import no_formula, one_line
-from lightning_fed.lab.studies.blocks import Block
-from lightning_fed.lab.studies.formats import as_csv, as_latex, as_markdown
+from lightning_fed.lab.studies.blocks import Block, as_csv, as_latex, as_markdown
 
 HOSTILE = ["a\nb", "a | b", "5**", "\x1b[31mred\x1b[0m", "\u202eback", "$x$", "=1+1", "\ud800", "<b>", "100 %"]
 

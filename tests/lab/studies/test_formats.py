@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 
-from lightning_fed.lab.studies.blocks import Block, column_head, heading, study_blocks, table_lines
-from lightning_fed.lab.studies.formats import as_csv, as_latex, as_markdown
+from lightning_fed.lab.studies.blocks import (
+    Block,
+    as_csv,
+    as_latex,
+    as_markdown,
+    column_head,
+    heading,
+    study_blocks,
+    table_lines,
+)
 from lightning_fed.lab.studies.picture import study_figure, study_page
 from lightning_fed.lab.studies.published import Figure
 from lightning_fed.lab.studies.results import StudyResults, Trial
