@@ -72,18 +72,13 @@ class _AttackCLI(FederatedCLI):
     def after_instantiate_classes(self) -> None:
         """Leaves out what is told to a trainer that makes or finds runs."""
 
-    @property
-    def options(self) -> Namespace:
-        """The options of the command."""
-        return self._options(self.config)
-
 
 def main(words: list[str]) -> int:
     """Prints the table of attacks, writes it as CSV and draws their ROC curves; returns 0."""
     checkpoint, config = _find(words)
     words = [*(["--config", str(config)] if config is not None else []), *words]
     cli = _AttackCLI(words)
-    options = _checked(cli.options)
+    options = _checked(cli._options(cli.config))
     draw = Draw(options["test_set"], options["samples"], options["draw_seed"])
     data = expect_datamodule(cli.model, cli.datamodule, train=None)
     members, others = read_outputs(cli.trainer, cli.model, data, checkpoint, draw)

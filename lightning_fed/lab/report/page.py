@@ -11,9 +11,10 @@ from typing import Any
 
 import yaml
 
+from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report.budgets import is_measured
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.plots import AXES, curves_html, import_plotly
+from lightning_fed.lab.report.plots import AXES, curves_html
 from lightning_fed.lab.report.tables import Row, table_cells
 from lightning_fed.runs.folder import read_rows
 
@@ -85,7 +86,7 @@ def report_page(rows: Sequence[Row], metric: str, x: str, others: Sequence[str],
 
 def whole_page(title: str, body: Iterable[str]) -> str:
     """Makes a page of its parts, with the scripts that sorted tables and curves need."""
-    plotly_js = import_plotly("offline").get_plotlyjs()
+    plotly_js = import_extra("plotly.offline", "html", "`--format html`").get_plotlyjs()
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["AXES", "COLOURS", "curve", "curves_figure", "curves_html", "import_plotly", "panels_figure", "png"]
+__all__ = ["AXES", "COLOURS", "curve", "curves_figure", "curves_html", "panels_figure", "png"]
 
 # The colours of Okabe and Ito, "Color universal design" (2008), which readers with any colour vision tell apart; the
 # yellow, too pale for a line on white, is left out. Beyond seven methods the line style changes.
@@ -152,11 +152,6 @@ def png(figure: Figure) -> bytes:
     return drawn.getvalue()
 
 
-def import_plotly(part: str) -> Any:
-    """Imports a module of plotly, which only a page needs."""
-    return import_extra(f"plotly.{part}", "html", "`--format html`")
-
-
 def curves_html(methods: Sequence[Method], metric: str, axes: Sequence[str], name: str) -> str:
     """Draws a line per method and, from two seeds on, a band of one standard deviation to either side.
 
@@ -178,7 +173,7 @@ def curves_html(methods: Sequence[Method], metric: str, axes: Sequence[str], nam
         "legend": {"orientation": "h", "y": -0.25},
         "updatemenus": [*_axis_menu(curves), *_band_menu([trace["fill"] == "toself" for trace in traces])],
     }
-    figure = import_plotly("graph_objects").Figure(traces, layout)
+    figure = import_extra("plotly.graph_objects", "html", "`--format html`").Figure(traces, layout)
     html: str = figure.to_html(
         config={"displaylogo": False}, full_html=False, include_plotlyjs=False, div_id=name, default_height="100%"
     )

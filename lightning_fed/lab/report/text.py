@@ -35,7 +35,8 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def csv_text(lines: Iterable[Sequence[object]], end: str = "\r\n") -> str:
-    """Writes lines of cells, separated by commas."""
+    """Writes lines of cells, separated by commas; no text in them is a formula of a spreadsheet."""
     text = io.StringIO()
-    csv.writer(text, lineterminator=end).writerows(lines)
+    safe = ([no_formula(cell) if isinstance(cell, str) else cell for cell in line] for line in lines)
+    csv.writer(text, lineterminator=end).writerows(safe)
     return text.getvalue()

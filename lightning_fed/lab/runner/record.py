@@ -20,7 +20,7 @@ from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run
 
 __all__ = [
-    "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "has_diverged", "hash_of", "read_run", "write_record",
+    "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "hash_of", "read_run", "write_record",
 ]  # fmt: skip
 
 Guard = Callable[[], None]
@@ -60,12 +60,6 @@ def done_run(root: Path, cell: Cell) -> RunFolder | None:
     if record is None or run is None:
         return None
     return run if record == replace(record, words=hash_of(cell), fingerprint=run.fingerprint) else None
-
-
-def has_diverged(root: Path, cell: Cell) -> bool:
-    """Tells whether a run that is done has ended by losses or updates that are not finite."""
-    record = _record(root, cell)
-    return record is not None and record.diverged
 
 
 def read_run(root: Path, cell: Cell) -> Columns | None:

@@ -10,11 +10,12 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser, expect_known
 from lightning_fed.lab.report.budgets import X_SUMS, columns_of
 from lightning_fed.lab.report.plots import png
+from lightning_fed.lab.report.text import csv_text
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.record import done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
-from lightning_fed.lab.studies.blocks import as_csv, as_latex, as_markdown, heading, study_blocks, table_lines
+from lightning_fed.lab.studies.blocks import as_latex, as_markdown, heading, study_blocks, table_lines
 from lightning_fed.lab.studies.cells import Cell, cells_of
 from lightning_fed.lab.studies.picture import study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
@@ -99,7 +100,7 @@ def _files(study: Study, whole: Study, results: StudyResults, only: str | None) 
     if only in (None, "md"):
         yield "table.md", as_markdown(text, blocks, table.notes).encode()
     if only in (None, "csv"):
-        yield "table.csv", as_csv(table_lines(table)).encode()
+        yield "table.csv", csv_text(table_lines(table), end="\n").encode()
     if only in (None, "tex"):
         yield "table.tex", as_latex(text, blocks, table.notes).encode()
     if only in (None, "png"):

@@ -17,8 +17,9 @@ from filelock import FileLock
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import expect_known, import_extra
 from lightning_fed.lab.runner.pool import Outcome
-from lightning_fed.lab.runner.record import done_run, has_diverged, read_run
+from lightning_fed.lab.runner.record import read_run
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
+from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, tuned_per
 from lightning_fed.runs.statistics import lower_is_better, run_statistic
 
@@ -235,11 +236,10 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float:
     """Returns the mean over a trial's runs of what decides, NaN if one of them is not done or has diverged."""
     values = []
     for cell in attempt.cells:
-        run = done_run(root, cell)
-        if run is None or has_diverged(root, cell):
+        columns = read_run(root, cell)
+        if not columns or all(map(is_lost, columns.values())):
             return math.nan
-        columns = read_run(root, cell) or {}
-        expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {run.metrics}")
+        expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {cell.folder}")
         values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric))
     return fmean(values)
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from lightning_fed.lab.report.tables import is_share, summarize
-from lightning_fed.lab.report.text import csv_text, no_formula, one_line
+from lightning_fed.lab.report.text import one_line
 from lightning_fed.lab.studies.comparison import PairedDifference
 from lightning_fed.lab.studies.results import StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 from lightning_fed.runs.statistics import lower_is_better
 
-__all__ = ["Block", "as_csv", "as_latex", "as_markdown", "column_head", "heading", "study_blocks", "table_lines"]
+__all__ = ["Block", "as_latex", "as_markdown", "column_head", "heading", "study_blocks", "table_lines"]
 
 _LEVELS = (0.001, 0.01, 0.05)
 
@@ -256,8 +256,3 @@ def _latex(text: str) -> str:
     escaped = re.sub(r"(?<=\d)(\*{1,3})", r"$^{\1}$", _latex_text(text))
     # A hyphen before a number is its sign.
     return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
-
-
-def as_csv(lines: Sequence[Sequence[str]]) -> str:
-    """Writes lines of cells; a text that a spreadsheet would take for a formula begins with an apostrophe."""
-    return csv_text(([no_formula(cell) for cell in line] for line in lines), end="\n")

@@ -74,8 +74,8 @@ def write_results(results: StudyResults, folder: Path) -> None:
     """
     if not results.runs:
         raise FederatedError(
-            f"Expected runs of the study {results.name} (profile {results.profile}) to report on, found none: run "
-            "`lightning-fed study` with the same file, `--profile` and `--output` first."
+            f"Expected runs of the study {results.name} (profile {results.profile}) below `--output`, found none: run "
+            "`lightning-fed study` first."
         )
     _write(folder / "results.csv", results.runs, _run_rows(results))
     _write(folder / "curves.csv", results.runs, _curve_rows(results.runs))
@@ -108,8 +108,8 @@ def read_results(folder: Path) -> StudyResults:
 
 def _run_rows(results: StudyResults) -> Iterator[dict[str, str]]:
     for run in results.runs:
-        row = dict(zip(_NAMED, (results.name, results.profile), strict=True))
-        row |= run.axes | {"seed": str(run.seed), "fingerprint": run.fingerprint, "rounds": str(run.rounds)}
+        row = {"study": results.name, "profile": results.profile, **run.axes, "seed": str(run.seed)}
+        row |= {"fingerprint": run.fingerprint, "rounds": str(run.rounds)}
         row |= {_CHOSEN + option: value for option, value in run.chosen.items()}
         # For readers of the file; whoever reads it back takes them from the curves, as they are written.
         for metric, curve in run.curves.items():

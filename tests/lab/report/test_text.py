@@ -11,8 +11,8 @@ import pytest
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.load import Method, load_runs
 from lightning_fed.lab.report.plots import curves_figure
-from lightning_fed.lab.report.text import no_formula, one_line
-from lightning_fed.lab.studies.blocks import Block, as_csv, as_latex, as_markdown
+from lightning_fed.lab.report.text import csv_text, no_formula, one_line
+from lightning_fed.lab.studies.blocks import Block, as_latex, as_markdown
 
 HOSTILE = ["a\nb", "a | b", "5**", "\x1b[31mred\x1b[0m", "\u202eback", "$x$", "=1+1", "\ud800", "<b>", "100 %"]
 
@@ -47,7 +47,7 @@ def test_a_name_is_one_line_and_one_cell(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("cell", ["=1+1", "@x", "+cmd", "-cmd", "\tx"])
 def test_no_cell_is_a_formula(cell: str) -> None:
-    ((first, number),) = csv.reader(io.StringIO(as_csv([[cell, "-0.5"]])))
+    ((first, number),) = csv.reader(io.StringIO(csv_text([[cell, "-0.5"]])))
     assert (first, number) == ("'" + cell, "-0.5")
     assert [no_formula(text) for text in ("-1e-3", "+2", "-inf", "a=b", "")] == ["-1e-3", "+2", "-inf", "a=b", ""]
     assert one_line("a\tb") == "a b"

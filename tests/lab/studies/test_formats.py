@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from lightning_fed.lab.report.text import csv_text
 from lightning_fed.lab.studies.blocks import (
     Block,
-    as_csv,
     as_latex,
     as_markdown,
     column_head,
@@ -109,7 +109,7 @@ def test_latex_of_a_study_is_balanced(table: StudyTable, blocks: list[Block]) ->
 
 
 def test_csv_has_the_numbers_as_measured(table: StudyTable) -> None:
-    rows = list(csv.DictReader(io.StringIO(as_csv(table_lines(table)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(table_lines(table)))))
     assert [(row["rule"], row["data set"]) for row in rows[:2]] == [("FedAvg", "mnist"), ("FedAvg", "fmnist")]
     first, last = rows[0], rows[-1]
     assert (first["metric"], first["statistic"], first["seeds"], first["mean"]) == ("test/acc", "best", "2", "0.8065")
