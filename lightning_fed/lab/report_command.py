@@ -51,10 +51,7 @@ def choose_metric(runs: Sequence[MeasuredRun]) -> str:
         if all(metric in run.columns for run in runs):
             return metric
     columns = ", ".join(sorted({column for run in runs for column in run.columns}))
-    raise FederatedError(
-        f"Expected a metric that every run measured among {', '.join(PREFERRED)}, found none: "
-        f"choose one of {columns} with `--metric`."
-    )
+    raise FederatedError(f"Expected a metric that every run measured, found none: choose of {columns} by `--metric`.")
 
 
 def _parser() -> CommandParser:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,9 +23,9 @@ from lightning_fed.lab.attack.figures import (
     logistic_scores,
     roc_curve,
 )
-from lightning_fed.lab.attack.shadows import Build, Draw, Outputs, read_outputs, shadow_confidences
+from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
+from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.plots import COLOURS, png
-from lightning_fed.lab.report.text import aligned, csv_text
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import expect_datamodule
 
@@ -85,7 +86,7 @@ def main(words: list[str]) -> int:
     attacks = _attacks(members, others)
     if options["shadows"]:
         with TemporaryDirectory() as runs:
-            build = _builder(words, cli.trainer.seed, runs)
+            build = partial(_build_shadow, words, cli.trainer.seed, runs)
             expected = shadow_confidences(build, data, options["shadows"], draw, options["weights"])
         attacks["calibrated"] = _by_threshold(members.confidences - expected[0], others.confidences - expected[1])
     if not cli.trainer.is_global_zero:
@@ -116,10 +117,7 @@ def _find(words: list[str]) -> tuple[Path, Path | None]:
         )
     config = checkpoint.absolute().parent.parent / "config.yaml"
     if not config.is_file() and not any(word.partition("=")[0] in ("--config", "-c") for word in words):
-        raise FederatedError(
-            f"Expected the run's {config}, which says what its model and data are, but there is no such file: give "
-            "one as `--config`."
-        )
+        raise FederatedError(f"Expected the run's {config}, but there is no such file: give one as `--config`.")
     return checkpoint, config if config.is_file() else None
 
 
@@ -132,16 +130,12 @@ def _checked(options: Namespace) -> Namespace:
     return options
 
 
-def _builder(words: list[str], first: int, runs: str) -> Build:
-    """Returns what builds a shadow model: the same configuration under another seed, with its runs elsewhere."""
-
-    def build(number: int) -> tuple[FederatedTrainer, LightningModule]:
-        seed = (first + 1 + number) % 2**32
-        quiet = ("--trainer.logger=false", "--trainer.enable_model_summary=false", f"--trainer.default_root_dir={runs}")
-        shadow = _AttackCLI([*words, *quiet, f"--seed_everything={seed}", f"--trainer.seed={seed}"])
-        return shadow.trainer, shadow.model
-
-    return build
+def _build_shadow(words: list[str], first: int, runs: str, number: int) -> tuple[FederatedTrainer, LightningModule]:
+    """Builds a shadow model: the same configuration under another seed, with its runs elsewhere."""
+    seed = (first + 1 + number) % 2**32
+    quiet = ("--trainer.logger=false", "--trainer.enable_model_summary=false", f"--trainer.default_root_dir={runs}")
+    shadow = _AttackCLI([*words, *quiet, f"--seed_everything={seed}", f"--trainer.seed={seed}"])
+    return shadow.trainer, shadow.model
 
 
 def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:

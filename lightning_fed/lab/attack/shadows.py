@@ -95,9 +95,7 @@ def read_outputs(
 
 def _test_set(loaders: dict[str, Any], name: str | None) -> Any:
     if not loaders:
-        raise FederatedError(
-            "Expected data with a test set, whose samples the model has never seen, got none: give one by `--data`."
-        )
+        raise FederatedError("Expected data with a test set, whose samples the model has never seen, got none.")
     if name is None and len(loaders) == 1:
         return next(iter(loaders.values()))
     if name not in loaders:

@@ -79,7 +79,7 @@ def report_page(rows: Sequence[Row], metric: str, x: str, others: Sequence[str],
         _section("Agreement", [*_curves(methods, overall, axes, "agreement"), *_by_layer(methods, layers)]),
         _section("What differs between the methods", [html_table(differences)] if differences else []),
         _section("Clients", _clients(methods)),
-        _section("Split", _split(methods)),
+        _section("Split", [_picture(picture, shown) for picture, shown in split_pictures(methods).items()]),
     )
     return whole_page(metric, body)
 
@@ -140,12 +140,9 @@ def _clients(methods: Sequence[Method]) -> list[str]:
     return parts
 
 
-def _split(methods: Sequence[Method]) -> list[str]:
-    return [
-        f'<figure><img alt="The split over clients" src="data:image/png;base64,{b64encode(picture).decode()}">'
-        f"<figcaption>{escape('; '.join(shown))}</figcaption></figure>"
-        for picture, shown in split_pictures(methods).items()
-    ]
+def _picture(picture: bytes, shown: Sequence[str]) -> str:
+    image = f'<img alt="The split over clients" src="data:image/png;base64,{b64encode(picture).decode()}">'
+    return f"<figure>{image}<figcaption>{escape('; '.join(shown))}</figcaption></figure>"
 
 
 # What tells runs of one method apart, or where they lie.

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.lab.common import import_extra
+from lightning_fed.lab.common import import_extra, no_mathematics
 from lightning_fed.lab.report.budgets import spent
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.tables import is_share
-from lightning_fed.lab.report.text import no_mathematics
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -112,22 +111,16 @@ def _panel(axes: Axes, methods: Mapping[int, Method], metric: str, x: str) -> bo
 def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: Vector | None) -> None:
     colour = COLOURS[index % len(COLOURS)]
     style = STYLES[index // len(COLOURS) % len(STYLES)]
-    seeds = len(method.runs)
-    axes.plot(
-        x,
-        mean,
-        style,
-        color=colour,
-        linewidth=1.6,
-        marker="o" if len(x) <= 20 else None,
-        markersize=3.5,
-        label=no_mathematics(f"{method.label} ({seeds} seed{'s' if seeds > 1 else ''})"),
-        zorder=3,
-    )
+    label, marker = no_mathematics(_with_seeds(method)), "o" if len(x) <= 20 else None
+    axes.plot(x, mean, style, color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=label, zorder=3)
     if std is not None:
         axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.22, linewidth=0)
         for edge in (mean - std, mean + std):
             axes.plot(x, edge, color=colour, alpha=0.45, linewidth=0.6)
+
+
+def _with_seeds(method: Method) -> str:
+    return f"{method.label} ({len(method.runs)} seed{'s' if len(method.runs) > 1 else ''})"
 
 
 def _label(axes: Axes, y_label: str, x: str) -> None:
@@ -183,11 +176,10 @@ def curves_html(methods: Sequence[Method], metric: str, axes: Sequence[str], nam
 def _traces(index: int, method: Method, drawn: tuple[Vector, Vector, Vector | None]) -> list[dict[str, Any]]:
     x, mean, std = drawn
     colour, dash = COLOURS[index % len(COLOURS)], _DASHES[index // len(COLOURS) % len(_DASHES)]
-    seeds = len(method.runs)
     line = {
         "type": "scatter",
         "mode": "lines+markers" if len(x) <= 20 else "lines",
-        "name": f"{_plain(method.label)} ({seeds} seed{'s' if seeds > 1 else ''})",
+        "name": _plain(_with_seeds(method)),
         "legendgroup": str(index),
         "line": {"color": colour, "dash": dash},
         "fill": "none",

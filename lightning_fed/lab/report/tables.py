@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from lightning_fed.core.files import write_atomically
+from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.load import MeasuredRun, Method
-from lightning_fed.lab.report.text import aligned, csv_text
 from lightning_fed.runs.statistics import LAST, lower_is_better, missing_rounds, run_statistic
 
 __all__ = [

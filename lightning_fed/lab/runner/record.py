@@ -26,14 +26,8 @@ __all__ = [
 Guard = Callable[[], None]
 """What restricts the imports of a process, as ``--safe_imports`` asks for."""
 
-HELD = 75
-"""Exit code of a process whose run another process trains."""
-
-PRUNED = 76
-"""Exit code of a process whose run was ended early, as others are better."""
-
-DIVERGED = 77
-"""Exit code of a process whose run has diverged."""
+HELD, PRUNED, DIVERGED = 75, 76, 77
+"""Exit codes of a process whose run another one trains, was ended early as others are better, or has diverged."""
 
 LOG = "log.txt"
 """The file beside a run folder that has what its process printed."""

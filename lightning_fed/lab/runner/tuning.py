@@ -54,9 +54,7 @@ class Group:
         self._seed, self._tried = _number_of(self._parameters), set[int]()
         self._storage = study.tune.storage or str(root / _JOURNAL)
         if not members:
-            raise FederatedError(
-                f"Expected `tune.at` to leave combinations of {folder_of(values)} that are not in `without`, got none."
-            )
+            raise FederatedError(f"Expected `tune.at` to leave combinations of {folder_of(values)}, got none.")
 
     def asked(self) -> list[Attempt]:
         """Returns the trials that there have been, without those that were ended early or wait to be asked for."""
@@ -83,9 +81,7 @@ class Group:
         tuning, choices = self._study.tune, [v for v in self._parameters.values() if isinstance(v, list)]
         grid = math.prod(map(len, choices)) if len(choices) == len(self._parameters) else None
         if (limit := tuning.trials or grid) is None:
-            raise FederatedError(
-                "Expected `tune.trials` with ranges to draw from, which have no end of their own, got none."
-            )
+            raise FederatedError("Expected `tune.trials` with ranges to draw from, which have no end, got none.")
         lock = FileLock(self._root / _LOCK) if self._writes else nullcontext()
         with lock:  # who starts the study a second time meanwhile would ask for the same ones
             left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)

@@ -170,9 +170,7 @@ def _read(path: Path, expected: Sequence[str], make: Callable[[_Row], _T]) -> li
 
 
 def _damaged(path: Path, why: object) -> FederatedError:
-    return FederatedError(
-        f"Expected {path} as `lightning-fed report --study` writes it, but it is damaged ({why}): write it anew."
-    )
+    return FederatedError(f"Expected {path} as `lightning-fed report --study` writes it, but it is damaged ({why}).")
 
 
 def _axes(row: _Row) -> dict[str, str]:

@@ -200,23 +200,20 @@ def apply_profile(study: Study, name: str) -> Study:
         axis: {v: _other_parameters(p, profile.parameters) for v, p in values.items() if v in axes[axis]}
         for axis, values in study.tune.by.items()
     }
+    without = [{axis: [v for v in names if v in axes[axis]] for axis, names in one.items()} for one in study.without]
     return replace(
         study,
         configs=[*study.configs, *profile.configs],
         set={**study.set, **profile.set},
         seeds=study.seeds if profile.seeds is None else profile.seeds,
         axes=axes,
-        without=[kept for one in study.without if all((kept := _left(one, axes)).values())],
+        without=[one for one in without if all(one.values())],
         tune=replace(study.tune, parameters=_other_parameters(study.tune.parameters, profile.parameters), by=by),
     )
 
 
 def _over(value: AxisValue, other: AxisValue) -> AxisValue:
     return AxisValue([*value.configs, *other.configs], {**value.set, **other.set})
-
-
-def _left(one: Mapping[str, list[Name]], axes: Mapping[str, Mapping[str, AxisValue]]) -> dict[str, list[Name]]:
-    return {axis: [value for value in values if value in axes[axis]] for axis, values in one.items()}
 
 
 def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:

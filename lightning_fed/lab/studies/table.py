@@ -182,10 +182,7 @@ def _difference(cell: TableCell, baseline: TableCell) -> PairedDifference:
 
 def _figure(published: PublishedFigures, cell: TableCell) -> Figure | None:
     if missing := [axis for axis in published.axes if axis not in cell.names]:
-        raise FederatedError(
-            f"Expected `report.rows` or `report.columns` to have {missing[0]!r}, by which `report.published` tells "
-            f"figures of {published.table} apart."
-        )
+        raise FederatedError(f"Expected `report.rows` or `report.columns` to have {missing[0]!r}, as `published` has.")
     return published.figure(cell.names)
 
 

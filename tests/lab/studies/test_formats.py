@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fed.lab.report.text import csv_text
+from lightning_fed.lab.common import csv_text
 from lightning_fed.lab.studies.blocks import (
     Block,
     as_latex,
@@ -18,9 +18,10 @@ from lightning_fed.lab.studies.blocks import (
     column_head,
     heading,
     study_blocks,
+    study_figure,
+    study_page,
     table_lines,
 )
-from lightning_fed.lab.studies.picture import study_figure, study_page
 from lightning_fed.lab.studies.published import Figure
 from lightning_fed.lab.studies.results import StudyResults, Trial
 from lightning_fed.lab.studies.study import AxisValue, Report, Study, Tune
