@@ -16,13 +16,7 @@ from torch import Tensor
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect_count
-from lightning_fed.lab.attack.figures import (
-    attack_figures,
-    best_threshold,
-    bootstrap_interval,
-    logistic_scores,
-    roc_curve,
-)
+from lightning_fed.lab.attack import figures
 from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
 from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.plots import COLOURS, png
@@ -142,7 +136,8 @@ def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
     """Fits attackers on one half of the samples, and scores the other."""
     half = len(members.labels) // 2
     found = [
-        logistic_scores(members.logits[:half], others.logits[:half], side.logits[half:]) for side in (members, others)
+        figures.logistic_scores(members.logits[:half], others.logits[:half], side.logits[half:])
+        for side in (members, others)
     ]
     return {
         "logistic regression": _Attack(found[0], found[1], 0.0),
@@ -153,14 +148,14 @@ def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
 def _by_threshold(members: Tensor, others: Tensor) -> _Attack:
     """Takes scores as they are, with the threshold that is best on the attackers' half."""
     half = len(members) // 2
-    return _Attack(members[half:], others[half:], best_threshold(members[:half], others[:half]))
+    return _Attack(members[half:], others[half:], figures.best_threshold(members[:half], others[:half]))
 
 
 def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
     """Returns value, lower and upper end of each figure."""
     levels = tuple(_LEVELS.values())
-    ends = bootstrap_interval(*attack, levels, repeats, torch.Generator().manual_seed(seed))
-    return torch.cat([attack_figures(*attack, levels)[None], ends]).T.tolist()
+    ends = figures.bootstrap_interval(*attack, levels, repeats, torch.Generator().manual_seed(seed))
+    return torch.cat([figures.attack_figures(*attack, levels)[None], ends]).T.tolist()
 
 
 def _note(count: int) -> str:
@@ -190,7 +185,7 @@ def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":
     axes = figure.add_subplot()
     axes.plot([least, 1], [least, 1], "--", color="0.5", linewidth=1.0, label="guessing")
     for colour, (name, (members, others, _)) in zip(COLOURS, attacks.items(), strict=False):
-        false, true, _ = roc_curve(members, others)
+        false, true, _ = figures.roc_curve(members, others)
         # On a logarithmic axis there is no 0: what is found without a false alarm is drawn at the left edge.
         axes.step(false.clamp(min=least / 2), true, where="post", color=colour, linewidth=1.6, label=name)
     axes.set(

@@ -44,10 +44,6 @@ class Outputs(NamedTuple):
         """The log-odds of each sample's own label, shape (n,)."""
         return confidences(self.logits, self.labels)
 
-    def part(self, places: slice | Tensor) -> "Outputs":
-        """Returns some of the samples."""
-        return Outputs(*(part[places] for part in self))
-
 
 def read_outputs(
     trainer: FederatedTrainer, module: LightningModule, data: Any, checkpoint: Path | None, draw: Draw
@@ -86,11 +82,11 @@ def read_outputs(
     if count < 2:
         raise FederatedError(f"Expected at least two training samples and two test samples to compare, got {count}.")
     numbers = (rows[: len(sides[0][1])], torch.arange(len(sides[1][1])))
-    members, others = (
-        Outputs(logits, labels, number).part(torch.randperm(len(number), generator=generator)[:count])
-        for (logits, labels), number in zip(sides, numbers, strict=True)
-    )
-    return members, others
+    drawn = []
+    for (logits, labels), number in zip(sides, numbers, strict=True):
+        places = torch.randperm(len(number), generator=generator)[:count]
+        drawn.append(Outputs(logits[places], labels[places], number[places]))
+    return drawn[0], drawn[1]
 
 
 def _test_set(loaders: dict[str, Any], name: str | None) -> Any:

@@ -95,23 +95,20 @@ def hash_of(cell: Cell) -> str:
 
 @cache
 def _values_of(name: str) -> tuple[Any, ...]:
-    """Returns what a file says and those that its values name, () if there is none."""
-    return tuple(_walk(find_config(name), set()))
-
-
-def _walk(path: str, seen: set[str]) -> Iterator[Any]:
-    if path in seen or not os.path.isfile(path):
-        return
-    seen.add(path)
-    content = Path(path).read_bytes()
-    try:
-        values = yaml.safe_load(content)
-    except yaml.YAMLError:  # which the parser of the run will tell
-        values = content
-    yield values
-    for text in _texts(values):
-        if text.endswith(_ENDINGS):
-            yield from _walk(text, seen)
+    """Returns what a file says, then each that its values name with those that it names, () if there is none."""
+    found: dict[str, Any] = {}
+    ahead = [find_config(name)]
+    while ahead:
+        path = ahead.pop(0)
+        if path in found or not os.path.isfile(path):
+            continue
+        content = Path(path).read_bytes()
+        try:
+            found[path] = yaml.safe_load(content)
+        except yaml.YAMLError:  # which the parser of the run will tell
+            found[path] = content
+        ahead = [text for text in _texts(found[path]) if text.endswith(_ENDINGS)] + ahead
+    return tuple(found.values())
 
 
 def _texts(values: Any) -> Iterator[str]:

@@ -13,15 +13,7 @@ from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.record import done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
-from lightning_fed.lab.studies.blocks import (
-    as_latex,
-    as_markdown,
-    heading,
-    study_blocks,
-    study_figure,
-    study_page,
-    table_lines,
-)
+from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.cells import Cell, cells_of
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, read_results, write_results
@@ -96,18 +88,18 @@ def _files(study: Study, whole: Study, results: StudyResults, only: str | None) 
     named = study.report.published
     published = read_published(named, reported_axes(whole)) if named else None
     table = study_table(study, results, published)
-    blocks = study_blocks(study, results, table, published.table if published else "")
-    text = heading(study, results)
+    tables = blocks.study_blocks(study, results, table, published.table if published else "")
+    text = blocks.heading(study, results)
     if only in (None, "md"):
-        yield "table.md", as_markdown(text, blocks, table.notes).encode()
+        yield "table.md", blocks.as_markdown(text, tables, table.notes).encode()
     if only in (None, "csv"):
-        yield "table.csv", csv_text(table_lines(table), end="\n").encode()
+        yield "table.csv", csv_text(blocks.table_lines(table), end="\n").encode()
     if only in (None, "tex"):
-        yield "table.tex", as_latex(text, blocks, table.notes).encode()
+        yield "table.tex", blocks.as_latex(text, tables, table.notes).encode()
     if only in (None, "png"):
-        yield "curves.png", png(study_figure(table, study.report.x))
+        yield "curves.png", png(blocks.study_figure(table, study.report.x))
     if only == "html":
-        yield "report.html", study_page(text, blocks, table.notes, table, study.report.x).encode()
+        yield "report.html", blocks.study_page(text, tables, table.notes, table, study.report.x).encode()
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:

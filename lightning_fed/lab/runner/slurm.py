@@ -108,10 +108,7 @@ def train_in_tasks(
 ) -> Outcome:
     """Submits tasks as one job array, unless those of a former start are in the queue, and waits until none is.
 
-    Args:
-        executor: What submits them.
-        tasks: What they do.
-        plan: Returns the runs that there are to be, and those that are not done.
+    ``plan`` returns the runs that there are to be, and those that are not done.
 
     Raises:
         SystemExit: After Ctrl-C, which ends the waiting alone.

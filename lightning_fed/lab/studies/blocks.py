@@ -268,8 +268,6 @@ def _latex(text: str) -> str:
 
 _MOST_LINES = 14
 
-Panels = dict[tuple[str, str], dict[int, Method]]
-
 
 def study_figure(table: StudyTable, x: str) -> Figure:
     """Draws a panel for each column of the table and a line with a band for each row, or the other way round."""
@@ -292,7 +290,7 @@ def study_page(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str
     )
 
 
-def _panels(table: StudyTable) -> Panels:
+def _panels(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
     """By title and metric the methods by number; of several statistics, and seeds, all are on one curve.
 
     A run that has diverged is left out, as in the table: its last losses would set the scale for all others.
