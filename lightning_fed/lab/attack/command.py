@@ -135,10 +135,8 @@ def _build_shadow(words: list[str], first: int, runs: str, number: int) -> tuple
 def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
     """Fits attackers on one half of the samples, and scores the other."""
     half = len(members.labels) // 2
-    found = [
-        figures.logistic_scores(members.logits[:half], others.logits[:half], side.logits[half:])
-        for side in (members, others)
-    ]
+    known = members.logits[:half], others.logits[:half]
+    found = [figures.logistic_scores(*known, side.logits[half:]) for side in (members, others)]
     return {
         "logistic regression": _Attack(found[0], found[1], 0.0),
         "loss": _by_threshold(members.confidences, others.confidences),
