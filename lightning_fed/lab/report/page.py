@@ -22,6 +22,8 @@ __all__ = ["client_table", "config_differences", "html_table", "report_page", "s
 
 _AGREEMENT = ("agreement/", "mask/")
 _MOST_CLIENTS = 5000
+# What tells runs of one method apart, or where they lie.
+_NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.default_root_dir", "ckpt_path")
 
 # The browser itself refuses whatever a name from a config might make the page fetch.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -143,10 +145,6 @@ def _clients(methods: Sequence[Method]) -> list[str]:
 def _picture(picture: bytes, shown: Sequence[str]) -> str:
     image = f'<img alt="The split over clients" src="data:image/png;base64,{b64encode(picture).decode()}">'
     return f"<figure>{image}<figcaption>{escape('; '.join(shown))}</figcaption></figure>"
-
-
-# What tells runs of one method apart, or where they lie.
-_NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.default_root_dir", "ckpt_path")
 
 
 def config_differences(methods: Sequence[Method]) -> list[list[str]]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "rounds_of", "study_folder", "telling_runs"]
 
 _RUNS = Path("runs/studies")
+_TRIED, _BY_DEFAULT = 3, 100
+_NAMES = ("max_rounds", "max_epochs")
 
 _Key = tuple[str, ...]
 
@@ -198,10 +200,6 @@ def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
     runs = "" if options.output == _RUNS else f" {options.output}"
     print(f"\nto see what they came to:\n  lightning-fed report --study {options.file}{runs}{profile}")
     return 1 if outcome.failed else 0
-
-
-_TRIED, _BY_DEFAULT = 3, 100
-_NAMES = ("max_rounds", "max_epochs")
 
 
 def _time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], jobs: int, guard: Guard) -> str:

@@ -30,6 +30,11 @@ __all__ = [
 ]  # fmt: skip
 
 _LEVELS = (0.001, 0.01, 0.05)
+_MOST_LINES = 14
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -214,12 +219,6 @@ def _numbers(cell: TableCell, rank: float | None) -> list[str]:
     return ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}",
-}  # fmt: skip
-
-
 def as_markdown(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:
     """Writes a title, sentences, tables and notes as Markdown."""
     parts = [f"# {_markdown(text[0])}", *map(_markdown, text[1:])]
@@ -264,9 +263,6 @@ def _latex(text: str) -> str:
     escaped = re.sub(r"(?<=\d)(\*{1,3})", r"$^{\1}$", _latex_text(text))
     # A hyphen before a number is its sign.
     return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
-
-
-_MOST_LINES = 14
 
 
 def study_figure(table: StudyTable, x: str) -> Figure:
