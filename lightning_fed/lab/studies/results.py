@@ -74,8 +74,8 @@ def write_results(results: StudyResults, folder: Path) -> None:
     """
     if not results.runs:
         raise FederatedError(
-            f"Expected runs of the study {results.name} (profile {results.profile}) below `--output`, found none: run "
-            "`lightning-fed study` first."
+            f"Expected runs of the study {results.name} (profile {results.profile}) to report on, found none: run "
+            "`lightning-fed study` with the same file, `--profile` and `--output` first."
         )
     _write(folder / "results.csv", results.runs, _run_rows(results))
     _write(folder / "curves.csv", results.runs, _curve_rows(results.runs))
