@@ -54,9 +54,8 @@ def main(argv: list[str], guard: Guard) -> int:
     per = tuned_per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
     cells = _share(cells, options.shard, per)
     groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
-    if not options.dry_run:
-        with writing(root, "--output", "the folder "):
-            root.mkdir(parents=True, exist_ok=True)
+    if groups and not options.dry_run:  # whose trials are written down
+        _make_folder(root)
     plan = partial(_plan, study, cells, groups, root, options.jobs)
     planned, missing = plan()
     trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
@@ -74,6 +73,7 @@ def main(argv: list[str], guard: Guard) -> int:
             else _time_needed(root, planned, missing, options.jobs, guard)
         )
         return 0
+    _make_folder(root)
     if executor is not None:
         return _tell(train_in_tasks(executor, tasks, plan), root, options)
     return _tell(_train(study, cells, groups, pool, options.jobs), root, options)
@@ -123,6 +123,11 @@ def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: P
 def study_folder(output: Path, name: str, profile: str) -> Path:
     """Returns the folder of a study's runs in the size of a profile."""
     return output / (name if profile == "full" else f"{name}-{profile}")
+
+
+def _make_folder(root: Path) -> None:
+    with writing(root, "--output", "the folder "):
+        root.mkdir(parents=True, exist_ok=True)
 
 
 def _parser() -> CommandParser:
