@@ -1,13 +1,18 @@
-"""What the commands of the laboratory share: their parser, packages of extras, and names that must be known."""
+"""What the laboratory shares: a parser, packages of extras, names that must be known, and texts of somebody else's."""
 
 import argparse
-from collections.abc import Iterable
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["CommandParser", "expect_known", "import_extra"]
+__all__ = [
+    "CommandParser", "aligned", "csv_text", "expect_known", "import_extra", "no_formula", "no_mathematics", "one_line"
+]  # fmt: skip
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -38,3 +43,38 @@ def expect_known(place: str, names: Iterable[str], known: Iterable[str], what: s
         if name not in known:
             there = ", ".join(known) or "none"
             raise FederatedError(f"Expected `{place}` to name {what} ({there}), got {name!r}.")
+
+
+# A number, or several as tables write them: "-0.3 ± 0.1", "+0.5 (-0.1 to +0.9)", "+1.2*".
+_ONE = r"[+-]?(?:\d[\d,.]*|\.\d+|inf|nan)(?:e[+-]?\d+)?[%*)]*"
+_NUMBERS = re.compile(rf"{_ONE}(?:(?: ?\(| ± | to |, | ){_ONE})*")
+
+
+def one_line(text: str) -> str:
+    """Puts a space in the place of what moves, ends or recolours a line, and of what no encoding has."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def no_mathematics(text: str) -> str:
+    """Keeps matplotlib from reading what stands between two dollars as a formula."""
+    return text.replace("$", r"\$")
+
+
+def no_formula(cell: str) -> str:
+    """Writes an apostrophe before a cell that a spreadsheet would compute, but not before a number."""
+    begins = re.match(r"[\t\r]|\s*[-=@+\uff1d\uff0b\uff0d\uff20]", cell)
+    return f"'{cell}" if begins and not _NUMBERS.fullmatch(cell) else cell
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lays lines of cells out in columns of spaces."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def csv_text(lines: Iterable[Sequence[object]], end: str = "\r\n") -> str:
+    """Writes lines of cells, separated by commas; no text in them is a formula of a spreadsheet."""
+    text = io.StringIO()
+    safe = ([no_formula(cell) if isinstance(cell, str) else cell for cell in line] for line in lines)
+    csv.writer(text, lineterminator=end).writerows(safe)
+    return text.getvalue()

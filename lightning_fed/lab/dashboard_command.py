@@ -32,8 +32,7 @@ def main(argv: list[str]) -> int:
     runs, _ = load_runs(options.runs)
     if not logged_in():
         raise FederatedError(
-            "Expected a login at Weights & Biases for a dashboard: run `wandb login`, and `wandb sync` for what was "
-            "kept offline, or look at the runs without an account by `lightning-fed report RUNS --format html`."
+            "Expected a login at Weights & Biases: run `wandb login`, and `wandb sync` for runs that were kept offline."
         )
     columns = {name for run in runs for name in run.columns}
     try:

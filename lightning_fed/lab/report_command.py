@@ -11,8 +11,8 @@ from lightning_fed.lab.report.budgets import derived_columns
 from lightning_fed.lab.report.load import MeasuredRun, group_runs, load_runs
 from lightning_fed.lab.report.page import report_page
 from lightning_fed.lab.report.plots import curves_figure, png
-from lightning_fed.lab.report.tables import Row, format_table, method_rows, write_csv
-from lightning_fed.runs.statistics import LAST, missing_rounds
+from lightning_fed.lab.report.tables import Row, format_table, method_rows, notes_on_ends, notes_on_window, write_csv
+from lightning_fed.runs.statistics import LAST
 
 __all__ = ["choose_metric", "main"]
 
@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
     methods, more_notes = group_runs(runs, metric)
     derived = derived_columns(methods, metric, options.x, options.budget, options.target)
     rows = method_rows(methods, metric, derived)
-    notes += [*more_notes, *_length_notes(rows), *_window_notes(rows, metric)]
+    curves = [run.columns[metric] for method in methods for run in method.runs]
+    notes += [*more_notes, *notes_on_ends(map(max, curves)), *notes_on_window(curves, f"last {LAST}")]
     written = _write(options, rows, metric, notes)
     print(f"{metric}, mean ± std over seeds\n")
     print(format_table(rows, metric))
@@ -50,10 +51,7 @@ def choose_metric(runs: Sequence[MeasuredRun]) -> str:
         if all(metric in run.columns for run in runs):
             return metric
     columns = ", ".join(sorted({column for run in runs for column in run.columns}))
-    raise FederatedError(
-        f"Expected a metric that every run measured among {', '.join(PREFERRED)}, found none: "
-        f"choose one of {columns} with `--metric`."
-    )
+    raise FederatedError(f"Expected a metric that every run measured, found none: choose of {columns} by `--metric`.")
 
 
 def _parser() -> CommandParser:
@@ -104,27 +102,3 @@ def _write(options: argparse.Namespace, rows: Sequence[Row], metric: str, notes:
     write_csv(rows, metric, table)
     write_atomically(picture, drawn, "--output")
     return [picture, table]
-
-
-def _length_notes(rows: Sequence[Row]) -> list[str]:
-    if len({last for row in rows for last in row.last_rounds}) == 1:
-        return []
-    spans = [(row.method.label, min(row.last_rounds), max(row.last_rounds)) for row in rows]
-    ends = ", ".join(
-        f"{label} {last}" if first == last else f"{label} {first} to {last}" for label, first, last in spans
-    )
-    return [
-        f"The runs end at different rounds ({ends}): each counts in the table as far as it goes, and the picture shows "
-        "the rounds that all seeds of a method share."
-    ]
-
-
-def _window_notes(rows: Sequence[Row], metric: str) -> list[str]:
-    missing = {
-        row.method.label: max(missing_rounds(run.columns[metric], f"last {LAST}") for run in row.method.runs)
-        for row in rows
-    }
-    if not any(missing.values()):
-        return []
-    counts = ", ".join(f"{label} {count}" for label, count in missing.items())
-    return [f"Of the last {LAST} rounds those are averaged that were evaluated (not evaluated: {counts})."]

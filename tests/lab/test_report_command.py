@@ -36,7 +36,7 @@ def test_rounds_of_the_last_ten_that_were_not_evaluated_are_counted(tmp_path: Pa
     main([str(tmp_path)])
     out = capsys.readouterr().out
     assert re.search(r"50\.00 ± -$", out, re.MULTILINE)
-    assert "Of the last 10 rounds those are averaged that were evaluated (not evaluated: FedAvg 8)." in out
+    assert "`last 10` is the mean of those of its rounds that were evaluated: up to 8 were not." in out
 
 
 def test_default_metric_is_one_that_every_run_measured(runs: Path, tmp_path: Path, capsys) -> None:
@@ -98,7 +98,7 @@ def test_several_folders_write_here(runs: Path, tmp_path: Path, monkeypatch) -> 
 def test_runs_of_different_lengths_are_said(runs: Path, tmp_path: Path, capsys) -> None:
     write_run(tmp_path, "a", 2, name="quick/avg", text="".join(ROWS.format(acc=0.1, loss=1).splitlines(True)[:3]))
     main([str(runs)])
-    assert "different rounds (FedAvg+SignAgreement 2, FedAvg 1 to 2)" in capsys.readouterr().out
+    assert "The runs end at different rounds, 1 to 2: each counts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv", [[], ["--nonsense"], ["runs", "--metric"]])

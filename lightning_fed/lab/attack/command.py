@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,17 +16,10 @@ from torch import Tensor
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect_count
-from lightning_fed.lab.attack.figures import (
-    attack_figures,
-    best_threshold,
-    bootstrap_interval,
-    logistic_scores,
-    roc_curve,
-)
-from lightning_fed.lab.attack.outputs import Draw, Outputs, read_outputs
-from lightning_fed.lab.attack.shadows import Build, shadow_confidences
+from lightning_fed.lab.attack import figures
+from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
+from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.plots import COLOURS, png
-from lightning_fed.lab.report.text import aligned, csv_text
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import expect_datamodule
 
@@ -73,25 +67,20 @@ class _AttackCLI(FederatedCLI):
     def after_instantiate_classes(self) -> None:
         """Leaves out what is told to a trainer that makes or finds runs."""
 
-    @property
-    def options(self) -> Namespace:
-        """The options of the command."""
-        return self._options(self.config)
-
 
 def main(words: list[str]) -> int:
     """Prints the table of attacks, writes it as CSV and draws their ROC curves; returns 0."""
     checkpoint, config = _find(words)
     words = [*(["--config", str(config)] if config is not None else []), *words]
     cli = _AttackCLI(words)
-    options = _checked(cli.options)
+    options = _checked(cli._options(cli.config))
     draw = Draw(options["test_set"], options["samples"], options["draw_seed"])
     data = expect_datamodule(cli.model, cli.datamodule, train=None)
     members, others = read_outputs(cli.trainer, cli.model, data, checkpoint, draw)
     attacks = _attacks(members, others)
     if options["shadows"]:
         with TemporaryDirectory() as runs:
-            build = _builder(words, cli.trainer.seed, runs)
+            build = partial(_build_shadow, words, cli.trainer.seed, runs)
             expected = shadow_confidences(build, data, options["shadows"], draw, options["weights"])
         attacks["calibrated"] = _by_threshold(members.confidences - expected[0], others.confidences - expected[1])
     if not cli.trainer.is_global_zero:
@@ -122,10 +111,7 @@ def _find(words: list[str]) -> tuple[Path, Path | None]:
         )
     config = checkpoint.absolute().parent.parent / "config.yaml"
     if not config.is_file() and not any(word.partition("=")[0] in ("--config", "-c") for word in words):
-        raise FederatedError(
-            f"Expected the run's {config}, which says what its model and data are, but there is no such file: give "
-            "one as `--config`."
-        )
+        raise FederatedError(f"Expected the run's {config}, but there is no such file: give one as `--config`.")
     return checkpoint, config if config.is_file() else None
 
 
@@ -138,24 +124,19 @@ def _checked(options: Namespace) -> Namespace:
     return options
 
 
-def _builder(words: list[str], first: int, runs: str) -> Build:
-    """Returns what builds a shadow model: the same configuration under another seed, with its runs elsewhere."""
-
-    def build(number: int) -> tuple[FederatedTrainer, LightningModule]:
-        seed = (first + 1 + number) % 2**32
-        quiet = ("--trainer.logger=false", "--trainer.enable_model_summary=false", f"--trainer.default_root_dir={runs}")
-        shadow = _AttackCLI([*words, *quiet, f"--seed_everything={seed}", f"--trainer.seed={seed}"])
-        return shadow.trainer, shadow.model
-
-    return build
+def _build_shadow(words: list[str], first: int, runs: str, number: int) -> tuple[FederatedTrainer, LightningModule]:
+    """Builds a shadow model: the same configuration under another seed, with its runs elsewhere."""
+    seed = (first + 1 + number) % 2**32
+    quiet = ("--trainer.logger=false", "--trainer.enable_model_summary=false", f"--trainer.default_root_dir={runs}")
+    shadow = _AttackCLI([*words, *quiet, f"--seed_everything={seed}", f"--trainer.seed={seed}"])
+    return shadow.trainer, shadow.model
 
 
 def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
     """Fits attackers on one half of the samples, and scores the other."""
     half = len(members.labels) // 2
-    found = [
-        logistic_scores(members.logits[:half], others.logits[:half], side.logits[half:]) for side in (members, others)
-    ]
+    known = members.logits[:half], others.logits[:half]
+    found = [figures.logistic_scores(*known, side.logits[half:]) for side in (members, others)]
     return {
         "logistic regression": _Attack(found[0], found[1], 0.0),
         "loss": _by_threshold(members.confidences, others.confidences),
@@ -165,14 +146,14 @@ def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
 def _by_threshold(members: Tensor, others: Tensor) -> _Attack:
     """Takes scores as they are, with the threshold that is best on the attackers' half."""
     half = len(members) // 2
-    return _Attack(members[half:], others[half:], best_threshold(members[:half], others[:half]))
+    return _Attack(members[half:], others[half:], figures.best_threshold(members[:half], others[:half]))
 
 
 def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
     """Returns value, lower and upper end of each figure."""
     levels = tuple(_LEVELS.values())
-    ends = bootstrap_interval(*attack, levels, repeats, torch.Generator().manual_seed(seed))
-    return torch.cat([attack_figures(*attack, levels)[None], ends]).T.tolist()
+    ends = figures.bootstrap_interval(*attack, levels, repeats, torch.Generator().manual_seed(seed))
+    return torch.cat([figures.attack_figures(*attack, levels)[None], ends]).T.tolist()
 
 
 def _note(count: int) -> str:
@@ -202,7 +183,7 @@ def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":
     axes = figure.add_subplot()
     axes.plot([least, 1], [least, 1], "--", color="0.5", linewidth=1.0, label="guessing")
     for colour, (name, (members, others, _)) in zip(COLOURS, attacks.items(), strict=False):
-        false, true, _ = roc_curve(members, others)
+        false, true, _ = figures.roc_curve(members, others)
         # On a logarithmic axis there is no 0: what is found without a false alarm is drawn at the left edge.
         axes.step(false.clamp(min=least / 2), true, where="post", color=colour, linewidth=1.6, label=name)
     axes.set(

@@ -1,7 +1,8 @@
-"""How hard each sample is for models that were not trained on it: shadow models of the same configuration."""
+"""What a trained classifier says of samples, and how hard each is for shadow models that were not trained on it."""
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -11,11 +12,102 @@ from torch import Tensor
 
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.data import FederatedDataModule, Split
+from lightning_fed.data.evaluation import num_samples
+from lightning_fed.data.sources import BatchSource
+from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.attack.outputs import Draw, read_outputs
+from lightning_fed.lab.attack.figures import confidences
+from lightning_fed.models.scores import class_scores
 from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.trainer.evaluation import named_loaders
 
-__all__ = ["Build", "shadow_confidences"]
+__all__ = ["Build", "Draw", "Outputs", "read_outputs", "shadow_confidences"]
+
+
+class Draw(NamedTuple):
+    """Which samples are asked about: of a test set (None for the only one), at most so many of either kind, a seed."""
+
+    test_set: str | None
+    samples: int | None
+    seed: int
+
+
+class Outputs(NamedTuple):
+    """Logits, shape (n, C), float64, labels and number of each sample among all of its kind, shape (n,), int64."""
+
+    logits: Tensor
+    labels: Tensor
+    rows: Tensor
+
+    @property
+    def confidences(self) -> Tensor:
+        """The log-odds of each sample's own label, shape (n,)."""
+        return confidences(self.logits, self.labels)
+
+
+def read_outputs(
+    trainer: FederatedTrainer, module: LightningModule, data: Any, checkpoint: Path | None, draw: Draw
+) -> tuple[Outputs, Outputs]:
+    """Runs a trained classifier over as many training samples of all clients as test samples, both drawn at random.
+
+    Training samples are read without augmentation; the scores that ``forward`` returns have shape (B, C). Without a
+    checkpoint the weights are those that the classifier has.
+
+    Returns:
+        Members and non-members in random order, the same for the same draw.
+    """
+    generator = torch.Generator().manual_seed(draw.seed)
+    rows: Tensor
+
+    def loaders() -> dict[str, Any]:
+        nonlocal rows
+        others = _test_set(named_loaders(data.test_dataloader()), draw.test_set)
+        source: BatchSource = data.train_source()
+        source = getattr(source, "unaugmented", source)
+        most = num_samples(others) if draw.samples is None else min(draw.samples, num_samples(others))
+        rows = torch.randperm(int(np.sum(source.sizes)), generator=generator)[:most].sort().values
+        return {"members": _batches(source, rows, getattr(data, "eval_batch_size", None)), "others": others}
+
+    def step(batch: Any) -> tuple[Tensor, Tensor]:
+        scores, labels = class_scores(module, batch, ", give another `--ckpt_path`")
+        return scores.cpu().double(), labels.cpu().long()
+
+    vars(data)["predict_dataloader"], vars(module)["predict_step"] = loaders, step
+    try:
+        found = trainer.predict(module, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint))
+    finally:
+        del vars(data)["predict_dataloader"], vars(module)["predict_step"]
+    sides = [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in found]
+    count = min(*(len(labels) for _, labels in sides), draw.samples or 2**63)
+    if count < 2:
+        raise FederatedError(f"Expected at least two training samples and two test samples to compare, got {count}.")
+    numbers = (rows[: len(sides[0][1])], torch.arange(len(sides[1][1])))
+    drawn = []
+    for (logits, labels), number in zip(sides, numbers, strict=True):
+        places = torch.randperm(len(number), generator=generator)[:count]
+        drawn.append(Outputs(logits[places], labels[places], number[places]))
+    return drawn[0], drawn[1]
+
+
+def _test_set(loaders: dict[str, Any], name: str | None) -> Any:
+    if not loaders:
+        raise FederatedError("Expected data with a test set, whose samples the model has never seen, got none.")
+    if name is None and len(loaders) == 1:
+        return next(iter(loaders.values()))
+    if name not in loaders:
+        known = ", ".join(loaders) or "none with a name: leave it out"
+        raise FederatedError(f"Expected `--test_set` to name one of the test sets ({known}), got {name or 'none'}.")
+    return loaders[name]
+
+
+def _batches(source: BatchSource, rows: Tensor, batch_size: int | None) -> Iterator[Any]:
+    """Yields batches of training samples of all clients, by their numbers in ascending order, client after client."""
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(source.sizes))])
+    for client, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+        own = rows[(rows >= start) & (rows < end)] - start
+        if len(own):
+            yield from read_batches(source, client, own, seed=client, batch_size=batch_size)
+
 
 Build: TypeAlias = Callable[[int], tuple[FederatedTrainer, LightningModule]]
 

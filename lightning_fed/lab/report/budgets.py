@@ -29,9 +29,7 @@ def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
     totals = np.array(rounds, dtype=np.float64) if x == "round" else np.zeros(len(rounds))
     for column in columns_of(x):
         if column not in run.columns:
-            raise FederatedError(
-                f"Expected `--x` to name a column that every run measured, got {x!r}, missing in {run.path}."
-            )
+            raise FederatedError(f"Expected `--x` to name a column of every run, got {x!r}, missing in {run.path}.")
         values = list(run.columns[column].values())
         cumulative = [0.0, *(accumulate(values) if x == "time" else values)]
         # Cumulative counts stand still in rounds without training, and start from nothing.

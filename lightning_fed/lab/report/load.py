@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_fed.errors import FederatedError, expect_choice
-from lightning_fed.lab.report.text import one_line
+from lightning_fed.lab.common import one_line
 from lightning_fed.runs.folder import RunFolder, read_rows, read_run
 
 __all__ = ["Columns", "Method", "MeasuredRun", "group_runs", "load_runs", "read_metrics"]

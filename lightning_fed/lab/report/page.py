@@ -1,21 +1,29 @@
 """The report as one HTML page, which needs neither a network nor another file."""
 
+import json
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from html import escape
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import yaml
+
+from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report.budgets import is_measured
-from lightning_fed.lab.report.contents import client_table, config_differences, split_pictures
-from lightning_fed.lab.report.interactive import curves_html, import_plotly
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.plots import AXES
+from lightning_fed.lab.report.plots import AXES, curves_html
 from lightning_fed.lab.report.tables import Row, table_cells
+from lightning_fed.runs.folder import read_rows
 
-__all__ = ["html_table", "report_page", "whole_page"]
+__all__ = ["client_table", "config_differences", "html_table", "report_page", "split_pictures", "whole_page"]
 
 _AGREEMENT = ("agreement/", "mask/")
 _MOST_CLIENTS = 5000
+# What tells runs of one method apart, or where they lie.
+_NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.default_root_dir", "ckpt_path")
 
 # The browser itself refuses whatever a name from a config might make the page fetch.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -73,14 +81,14 @@ def report_page(rows: Sequence[Row], metric: str, x: str, others: Sequence[str],
         _section("Agreement", [*_curves(methods, overall, axes, "agreement"), *_by_layer(methods, layers)]),
         _section("What differs between the methods", [html_table(differences)] if differences else []),
         _section("Clients", _clients(methods)),
-        _section("Split", _split(methods)),
+        _section("Split", [_picture(picture, shown) for picture, shown in split_pictures(methods).items()]),
     )
     return whole_page(metric, body)
 
 
 def whole_page(title: str, body: Iterable[str]) -> str:
     """Makes a page of its parts, with the scripts that sorted tables and curves need."""
-    plotly_js = import_plotly("offline").get_plotlyjs()
+    plotly_js = import_extra("plotly.offline", "html", "`--format html`").get_plotlyjs()
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -134,9 +142,66 @@ def _clients(methods: Sequence[Method]) -> list[str]:
     return parts
 
 
-def _split(methods: Sequence[Method]) -> list[str]:
-    return [
-        f'<figure><img alt="The split over clients" src="data:image/png;base64,{b64encode(picture).decode()}">'
-        f"<figcaption>{escape('; '.join(shown))}</figcaption></figure>"
-        for picture, shown in split_pictures(methods).items()
-    ]
+def _picture(picture: bytes, shown: Sequence[str]) -> str:
+    image = f'<img alt="The split over clients" src="data:image/png;base64,{b64encode(picture).decode()}">'
+    return f"<figure>{image}<figcaption>{escape('; '.join(shown))}</figcaption></figure>"
+
+
+def config_differences(methods: Sequence[Method]) -> list[list[str]]:
+    """Compares saved configs: a header with the methods that have one, and a line for each option that differs.
+
+    Options have their names of the command line. Without differences there are no lines.
+    """
+    configs = {m.label: _flatten(config) for m in methods if (config := _config(m.runs[0].path / "config.yaml"))}
+    lines = []
+    for option in dict.fromkeys(option for config in configs.values() for option in config):
+        values = [config.get(option, "") for config in configs.values()]
+        if len(set(values)) > 1 and option not in _NO_DIFFERENCE:
+            lines.append([option, *values])
+    return [["option", *configs], *lines] if lines else []
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # a run from Python has none, and a device or a pipe may never end
+        return {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # what is damaged says nothing
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _flatten(value: Any, option: str = "") -> dict[str, str]:
+    inner: Mapping[Any, Any] | None = value if isinstance(value, dict) and value else None
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        inner = dict(enumerate(value))
+    if inner is None:
+        return {option: value if isinstance(value, str) else json.dumps(value, default=str)}
+    flat: dict[str, str] = {}
+    for key, item in inner.items():
+        below = option if key in ("class_path", "init_args") else f"{option}.{key}".lstrip(".")
+        flat |= _flatten(item, below)
+    return flat
+
+
+def client_table(path: Path) -> list[list[str]]:
+    """Reads the header and the lines of a run's ``clients.csv``; empty without one."""
+    rows = list(read_rows(path))
+    return [list(rows[0]), *([_shortened(cell) for cell in row.values()] for row in rows)] if rows else []
+
+
+def _shortened(cell: str) -> str:
+    with suppress(ValueError):
+        return f"{float(cell):.4g}" if "." in cell else cell
+    return cell
+
+
+def split_pictures(methods: Sequence[Method]) -> dict[bytes, list[str]]:
+    """Finds the picture of each split, by classes where there are any, with the methods whose first run has it."""
+    pictures: dict[bytes, list[str]] = {}
+    for method in methods:
+        folder = method.runs[0].path
+        path = next((path for name in ("split", "sizes") if (path := folder / f"{name}.png").is_file()), None)
+        if path is not None:
+            pictures.setdefault(path.read_bytes(), []).append(f"{method.label}, seed {method.runs[0].seed}")
+    return pictures

@@ -1,19 +1,19 @@
 """The table of methods: final, best and mean of the last 10 rounds, over seeds."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
 from lightning_fed.core.files import write_atomically
+from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.load import MeasuredRun, Method
-from lightning_fed.lab.report.text import aligned, csv_text, no_formula
-from lightning_fed.runs.statistics import LAST, lower_is_better, run_statistic
+from lightning_fed.runs.statistics import LAST, lower_is_better, missing_rounds, run_statistic
 
 __all__ = [
-    "Row", "Summary", "format_table", "is_share", "method_rows", "summarize", "summarize_found", "table_cells",
-    "write_csv",
+    "Row", "Summary", "format_table", "is_share", "method_rows", "notes_on_ends", "notes_on_window", "summarize",
+    "summarize_found", "table_cells", "write_csv",
 ]  # fmt: skip
 
 _STATISTICS = {"final": "final", "best": "best", f"last{LAST}": f"last {LAST}"}
@@ -114,6 +114,21 @@ def format_table(rows: Sequence[Row], metric: str) -> str:
     return aligned([head, rule, *lines])
 
 
+def notes_on_ends(rounds: Iterable[int]) -> list[str]:
+    """Says at which rounds runs end, given the last one of each, unless it is the same."""
+    ends = sorted({*rounds})
+    if len(ends) < 2:
+        return []
+    return [f"The runs end at different rounds, {ends[0]} to {ends[-1]}: each counts as far as it goes."]
+
+
+def notes_on_window(curves: Iterable[Mapping[int, float]], statistic: str) -> list[str]:
+    """Says how many rounds of a statistic were not evaluated, if any."""
+    missing = max((missing_rounds(curve, statistic) for curve in curves), default=0)
+    note = f"`{statistic}` is the mean of those of its rounds that were evaluated: up to {missing} were not."
+    return [note] if missing else []
+
+
 def write_csv(rows: Sequence[Row], metric: str, path: Path) -> None:
     """Writes the table with values as measured; empty cells for the deviation of one seed, and where seeds lack one."""
     names = [f"{name.replace(' ', '_')}_{part}" for name in rows[0].summaries for part in ("mean", "std")]
@@ -121,7 +136,5 @@ def write_csv(rows: Sequence[Row], metric: str, path: Path) -> None:
     for row in rows:
         found = [(one.mean, one.std) if one.found is None else (None, None) for one in row.summaries.values()]
         cells = [cell for pair in found for cell in pair]
-        lines.append(
-            [no_formula(metric), no_formula(row.method.label), len(row.method.runs), max(row.last_rounds), *cells]
-        )
+        lines.append([metric, row.method.label, len(row.method.runs), max(row.last_rounds), *cells])
     write_atomically(path, csv_text(lines).encode(), "--output")

@@ -3,15 +3,21 @@
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache, partial
 from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import yaml
+
+from lightning_fed.cli.configs_command import find_config
 from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect_count
-from lightning_fed.lab.common import CommandParser
-from lightning_fed.lab.report.text import one_line
-from lightning_fed.lab.runner.estimate import time_needed
+from lightning_fed.lab.common import CommandParser, one_line
+from lightning_fed.lab.report.load import read_metrics
 from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.runner.pool import Outcome, Pool
 from lightning_fed.lab.runner.record import LOG, Guard, done_run
@@ -19,13 +25,16 @@ from lightning_fed.lab.runner.slurm import TASK_LOGS, Task, make_executor, train
 from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
 from lightning_fed.lab.studies.study import Study, tuned_per
+from lightning_fed.runs.folder import read_rows
 
 if TYPE_CHECKING:
     import submitit
 
-__all__ = ["main", "study_folder", "telling_runs"]
+__all__ = ["main", "rounds_of", "study_folder", "telling_runs"]
 
 _RUNS = Path("runs/studies")
+_TRIED, _BY_DEFAULT = 3, 100
+_NAMES = ("max_rounds", "max_epochs")
 
 _Key = tuple[str, ...]
 
@@ -61,7 +70,7 @@ def main(argv: list[str], guard: Guard) -> int:
         print(
             f"{len(missing)} runs are missing, for which {len(tasks)} tasks would be submitted, with {options.slurm}."
             if executor
-            else time_needed(root, planned, missing, options.jobs, guard)
+            else _time_needed(root, planned, missing, options.jobs, guard)
         )
         return 0
     _make_folder(root)
@@ -84,9 +93,7 @@ def _executor(root: Path, options: argparse.Namespace) -> "submitit.SlurmExecuto
     """Returns what submits to SLURM, None if runs are trained here."""
     if options.launcher == "slurm":
         if options.shard is not None:
-            raise FederatedError(
-                "Expected `--shard` without `--launcher slurm`, which makes a share for each of its `--jobs`, got both."
-            )
+            raise FederatedError("Expected `--shard` without `--launcher slurm`, which makes shares itself, got both.")
         return make_executor(root, options.slurm)
     if options.slurm:
         raise FederatedError(f"Expected `--launcher slurm` with `--slurm {options.slurm}`, got `--launcher local`.")
@@ -198,3 +205,69 @@ def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
     runs = "" if options.output == _RUNS else f" {options.output}"
     print(f"\nto see what they came to:\n  lightning-fed report --study {options.file}{runs}{profile}")
     return 1 if outcome.failed else 0
+
+
+def _time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], jobs: int, guard: Guard) -> str:
+    """Says in a sentence how many rounds are missing, and about how long they take.
+
+    Where no run is done, a few rounds of the first one are timed, in a folder that is removed.
+    """
+    if not missing:
+        return "Nothing is missing."
+    pairs = [(rounds_of(cell), _trained(root / cell.folder)) for cell in missing]
+    # Where the newest run in a folder has all rounds it is another one, and all are still needed.
+    rounds = sum(most - trained if trained < most else most for most, trained in pairs)
+    each = _seconds(root, cells)
+    if not each:
+        print(f"Timing {_TRIED} rounds of {missing[0].label}.")
+        with TemporaryDirectory() as folder:
+            words = (*missing[0].words, f"--trainer.max_rounds={_TRIED}")
+            short = replace(missing[0], words=words, watch=None)  # a run that is only timed is none of a trial
+            Pool(Path(folder), 1, guard, say=lambda words: None).train([short])
+            each = _seconds(Path(folder), [short])
+            log = Path(folder) / short.folder / LOG
+            said = (log.read_text() if log.exists() else "").strip().splitlines() or ["it printed nothing"]
+    needed = f"{len(missing)} runs are missing, {rounds} rounds"
+    if not each:
+        return f"{needed}; how long they take is not known, as the first run failed: {said[-1]}"
+    left = timedelta(seconds=round(rounds * fmean(each) / min(jobs, len(missing))))
+    return (
+        f"{needed}: about {left} (h:mm:ss) at {jobs} runs at a time and {fmean(each):.3g} s for each round, and some "
+        "seconds to start each."
+    )
+
+
+def _seconds(root: Path, cells: Sequence[Cell]) -> list[float]:
+    """Returns the mean seconds of a round for each run that is done."""
+    found = (done_run(root, cell) for cell in cells)
+    columns = (read_metrics(run.metrics).get("time/round", {}) for run in found if run is not None)
+    return [fmean(column.values()) for column in columns if column]
+
+
+def _trained(folder: Path) -> int:
+    """Returns the rounds that the newest run in a folder has trained."""
+    tables = sorted(folder.glob("version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
+    return max((int(row["round"]) for row in read_rows(tables[-1])), default=0) if tables else 0
+
+
+def rounds_of(cell: Cell) -> int:
+    """Returns the rounds that a run is to have, as its words say."""
+    rounds, words = _BY_DEFAULT, iter(cell.words)
+    for word in words:
+        option, _, value = word.partition("=")
+        given: dict[str, object] = {}
+        if word == "--config":
+            given = _trainer_of(next(words))
+        elif option == "--trainer":
+            given = yaml.safe_load(value) or {}
+        elif (name := option.removeprefix("--trainer.")) in _NAMES:
+            given = {name: yaml.safe_load(value)}
+        rounds = next((int(str(given[name])) for name in _NAMES if name in given), rounds)
+    return rounds
+
+
+@cache
+def _trainer_of(name: str) -> dict[str, object]:
+    """Returns what a configuration says of the trainer; read once, as a study may have 100,000 runs of it."""
+    config = yaml.safe_load(Path(find_config(name)).read_text()) or {}
+    return config.get("trainer") or {}

@@ -3,7 +3,6 @@
 jsonargparse reads such dataclasses too, but passes over keys that a dataclass within a mapping does not have.
 """
 
-from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -49,8 +48,10 @@ def load_study(name: str, profile: str = "full") -> Study:
     """
     path = _find(name)
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=ConfigLoader)
-        study: Study = _read(Study, _in_long_form({"name": _name(path), **_mapping(raw, "")}), "")
+        raw = _mapping(yaml.load(path.read_text(encoding="utf-8"), Loader=ConfigLoader), "")
+        if isinstance(raw.get("axes"), dict):
+            raw["axes"] = {name: _long_axis(name, axis) for name, axis in raw["axes"].items()}
+        study: Study = _read(Study, {"name": _name(path), **raw}, "")
         for each in ("full", *study.profiles):
             expect_sound(sized := apply_profile(study, each))
             if next(combinations(sized), None) is None:
@@ -82,15 +83,8 @@ def _name(path: Path) -> str:
     return "/".join(parts[len(parts) - parts[::-1].index("studies") :]) if "studies" in parts[:-1] else parts[-1]
 
 
-def _in_long_form(raw: dict[str, Any]) -> dict[str, Any]:
-    """Writes axes of one option as all others are."""
-    axes = raw.get("axes")
-    if not isinstance(axes, dict):
-        return raw
-    return {**raw, "axes": {name: _long_axis(name, axis) for name, axis in axes.items()}}
-
-
 def _long_axis(name: str, axis: Any) -> Any:
+    """Writes an axis of one option as all others are."""
     if not isinstance(axis, dict) or set(axis) != _SHORT:
         return axis
     option, values = _read(str, axis["option"], f"axes.{name}.option"), axis["values"]
@@ -180,14 +174,13 @@ def _wrong(place: str, expected: str, value: Any) -> FederatedError:
 
 def help_on_keys() -> str:
     """Describes every key of the file, from the documentation of the dataclasses."""
-    return "\n".join(line for title, kind in _PARTS.items() for line in _help_on(title, kind))
-
-
-def _help_on(title: str, kind: type) -> Iterator[str]:
-    told = parse(kind.__doc__ or "")
-    texts = {one.arg_name: " ".join((one.description or "").split()) for one in told.params}
-    yield f"\n{title}: {told.short_description}"
-    for one in fields(kind):
-        default = _default(one)
-        shown = "" if is_dataclass(default) or default in ([], {}, None, "") else f" (default: {default})"
-        yield f"  {one.name}: {texts[one.name]}" + (" (required)" if default is MISSING else shown)
+    lines = []
+    for title, kind in _PARTS.items():
+        told = parse(kind.__doc__ or "")
+        texts = {one.arg_name: " ".join((one.description or "").split()) for one in told.params}
+        lines.append(f"\n{title}: {told.short_description}")
+        for one in fields(kind):
+            default = _default(one)
+            shown = "" if is_dataclass(default) or default in ([], {}, None, "") else f" (default: {default})"
+            lines.append(f"  {one.name}: {texts[one.name]}" + (" (required)" if default is MISSING else shown))
+    return "\n".join(lines)

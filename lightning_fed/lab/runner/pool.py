@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import get_context
@@ -133,12 +133,10 @@ class Pool:
 
 def _is_free(folder: Path) -> bool:
     """Whether no process trains in a folder at the moment."""
-    with RunLock() as lock:
-        try:
-            lock.take(folder)
-        except FederatedError:
-            return False
-    return True
+    with RunLock() as lock, suppress(FederatedError):
+        lock.take(folder)
+        return True
+    return False
 
 
 def _work(name: str, *args: object) -> object:

@@ -20,20 +20,14 @@ from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run
 
 __all__ = [
-    "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "has_diverged", "hash_of", "read_run", "write_record",
+    "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "hash_of", "read_run", "write_record",
 ]  # fmt: skip
 
 Guard = Callable[[], None]
 """What restricts the imports of a process, as ``--safe_imports`` asks for."""
 
-HELD = 75
-"""Exit code of a process whose run another process trains."""
-
-PRUNED = 76
-"""Exit code of a process whose run was ended early, as others are better."""
-
-DIVERGED = 77
-"""Exit code of a process whose run has diverged."""
+HELD, PRUNED, DIVERGED = 75, 76, 77
+"""Exit codes of a process whose run another one trains, was ended early as others are better, or has diverged."""
 
 LOG = "log.txt"
 """The file beside a run folder that has what its process printed."""
@@ -60,12 +54,6 @@ def done_run(root: Path, cell: Cell) -> RunFolder | None:
     if record is None or run is None:
         return None
     return run if record == replace(record, words=hash_of(cell), fingerprint=run.fingerprint) else None
-
-
-def has_diverged(root: Path, cell: Cell) -> bool:
-    """Tells whether a run that is done has ended by losses or updates that are not finite."""
-    record = _record(root, cell)
-    return record is not None and record.diverged
 
 
 def read_run(root: Path, cell: Cell) -> Columns | None:
@@ -107,26 +95,23 @@ def hash_of(cell: Cell) -> str:
 
 @cache
 def _values_of(name: str) -> tuple[Any, ...]:
-    """Returns what a file says and those that its values name, () if there is none."""
-    return tuple(_walk(find_config(name), set()))
-
-
-def _walk(path: str, seen: set[str]) -> Iterator[Any]:
-    if path in seen or not os.path.isfile(path):
-        return
-    seen.add(path)
-    content = Path(path).read_bytes()
-    if path.endswith(_WEIGHTS):
-        yield hashlib.sha256(content).hexdigest()
-        return
-    try:
-        values = yaml.safe_load(content)
-    except yaml.YAMLError:  # which the parser of the run will tell
-        values = content
-    yield values
-    for text in _texts(values):
-        if text.endswith(_CONFIGS + _WEIGHTS):
-            yield from _walk(text, seen)
+    """Returns what a file says, then each that its values name with those that it names, () if there is none."""
+    found: dict[str, Any] = {}
+    ahead = [find_config(name)]
+    while ahead:
+        path = ahead.pop(0)
+        if path in found or not os.path.isfile(path):
+            continue
+        content = Path(path).read_bytes()
+        if path.endswith(_WEIGHTS):
+            found[path] = hashlib.sha256(content).hexdigest()
+            continue
+        try:
+            found[path] = yaml.safe_load(content)
+        except yaml.YAMLError:  # which the parser of the run will tell
+            found[path] = content
+        ahead = [text for text in _texts(found[path]) if text.endswith(_CONFIGS + _WEIGHTS)] + ahead
+    return tuple(found.values())
 
 
 def _texts(values: Any) -> Iterator[str]:

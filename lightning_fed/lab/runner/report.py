@@ -1,26 +1,23 @@
 """The command ``lightning-fed report --study FILE [RUNS] [--profile NAME] [--output DIR] [--from DIR]``."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import CommandParser, expect_known
+from lightning_fed.lab.common import CommandParser, csv_text, expect_known
 from lightning_fed.lab.report.budgets import X_SUMS, columns_of
 from lightning_fed.lab.report.plots import png
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.record import done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
-from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
+from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.cells import Cell, cells_of
-from lightning_fed.lab.studies.formats import as_csv, as_latex, as_markdown
-from lightning_fed.lab.studies.picture import study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, read_results, write_results
-from lightning_fed.lab.studies.study import Report, Study, reported_axes
+from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes
 from lightning_fed.lab.studies.table import study_table
 from lightning_fed.runs.statistics import run_statistic
 
@@ -78,15 +75,11 @@ def _from_runs(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
 
 def _from_tables(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
     results = read_results(options.source)
-    if options.profile not in (None, results.profile):
-        raise FederatedError(
-            f"Expected `--profile` to be {results.profile}, which {options.source} holds, got {options.profile!r}."
-        )
     study = load_study(options.study, results.profile)
-    if study.name != results.name:
-        raise FederatedError(
-            f"Expected `--study` to be {results.name}, whose results {options.source} holds, got {study.name!r}."
-        )
+    given = {"--profile": (options.profile or results.profile, results.profile), "--study": (study.name, results.name)}
+    for option, (name, held) in given.items():
+        if name != held:
+            raise FederatedError(f"Expected `{option}` to be {held}, which {options.source} holds, got {name!r}.")
     return study, results, options.output or options.source
 
 
@@ -95,18 +88,18 @@ def _files(study: Study, whole: Study, results: StudyResults, only: str | None) 
     named = study.report.published
     published = read_published(named, reported_axes(whole)) if named else None
     table = study_table(study, results, published)
-    blocks = study_blocks(study, results, table, published.table if published else "")
-    text = heading(study, results)
+    tables = blocks.study_blocks(study, results, table, published.table if published else "")
+    text = blocks.heading(study, results)
     if only in (None, "md"):
-        yield "table.md", as_markdown(text, blocks, table.notes).encode()
+        yield "table.md", blocks.as_markdown(text, tables, table.notes).encode()
     if only in (None, "csv"):
-        yield "table.csv", as_csv(table_lines(table)).encode()
+        yield "table.csv", csv_text(blocks.table_lines(table), end="\n").encode()
     if only in (None, "tex"):
-        yield "table.tex", as_latex(text, blocks, table.notes).encode()
+        yield "table.tex", blocks.as_latex(text, tables, table.notes).encode()
     if only in (None, "png"):
-        yield "curves.png", png(study_figure(table, study.report.x))
+        yield "curves.png", png(blocks.study_figure(table, study.report.x))
     if only == "html":
-        yield "report.html", study_page(text, blocks, table.notes, table, study.report.x).encode()
+        yield "report.html", blocks.study_page(text, tables, table.notes, table, study.report.x).encode()
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
@@ -160,4 +153,4 @@ def _trial(root: Path, cell: Cell, study: Study) -> Trial | None:
 
 
 def _as_words(cell: Cell) -> dict[str, str]:
-    return {option: value if isinstance(value, str) else json.dumps(value) for option, value in cell.options.items()}
+    return {option: name_of(value) for option, value in cell.options.items()}

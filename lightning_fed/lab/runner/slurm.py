@@ -70,10 +70,7 @@ def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
     """Makes what submits to SLURM, with its options as submitit calls them, such as ``time=240,mem=8GB``."""
     module = import_extra("submitit", "study", "`--launcher slurm`")
     if missing := [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]:
-        raise FederatedError(
-            f"Expected a machine from which jobs are submitted to SLURM, but there is no `{missing[0]}`: log in to "
-            "one, or leave out `--launcher slurm`."
-        )
+        raise FederatedError(f"Expected a machine from which jobs are submitted to SLURM, but it has no {missing[0]}.")
     for place, text in (("--slurm", given), ("--output", str(root.absolute()))):
         if not text.isprintable():  # a line of it would be one of the script
             raise FederatedError(f"Expected `{place}` on one line, without control characters, got {text!r}.")
@@ -111,10 +108,7 @@ def train_in_tasks(
 ) -> Outcome:
     """Submits tasks as one job array, unless those of a former start are in the queue, and waits until none is.
 
-    Args:
-        executor: What submits them.
-        tasks: What they do.
-        plan: Returns the runs that there are to be, and those that are not done.
+    ``plan`` returns the runs that there are to be, and those that are not done.
 
     Raises:
         SystemExit: After Ctrl-C, which ends the waiting alone.

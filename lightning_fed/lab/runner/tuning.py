@@ -17,8 +17,9 @@ from filelock import FileLock
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import expect_known, import_extra
 from lightning_fed.lab.runner.pool import Outcome
-from lightning_fed.lab.runner.record import done_run, has_diverged, read_run
+from lightning_fed.lab.runner.record import read_run
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
+from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, tuned_per
 from lightning_fed.runs.statistics import lower_is_better, run_statistic
 
@@ -53,9 +54,7 @@ class Group:
         self._seed, self._tried = _number_of(self._parameters), set[int]()
         self._storage = study.tune.storage or str(root / _JOURNAL)
         if not members:
-            raise FederatedError(
-                f"Expected `tune.at` to leave combinations of {folder_of(values)} that are not in `without`, got none."
-            )
+            raise FederatedError(f"Expected `tune.at` to leave combinations of {folder_of(values)}, got none.")
 
     def asked(self) -> list[Attempt]:
         """Returns the trials that there have been, without those that were ended early or wait to be asked for."""
@@ -82,9 +81,7 @@ class Group:
         tuning, choices = self._study.tune, [v for v in self._parameters.values() if isinstance(v, list)]
         grid = math.prod(map(len, choices)) if len(choices) == len(self._parameters) else None
         if (limit := tuning.trials or grid) is None:
-            raise FederatedError(
-                "Expected `tune.trials` with ranges to draw from, which have no end of their own, got none."
-            )
+            raise FederatedError("Expected `tune.trials` with ranges to draw from, which have no end, got none.")
         lock = FileLock(self._root / _LOCK) if self._writes else nullcontext()
         with lock:  # who starts the study a second time meanwhile would ask for the same ones
             left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)
@@ -235,11 +232,10 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float:
     """Returns the mean over a trial's runs of what decides, NaN if one of them is not done or has diverged."""
     values = []
     for cell in attempt.cells:
-        run = done_run(root, cell)
-        if run is None or has_diverged(root, cell):
+        columns = read_run(root, cell)
+        if not columns or all(map(is_lost, columns.values())):
             return math.nan
-        columns = read_run(root, cell) or {}
-        expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {run.metrics}")
+        expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {cell.folder}")
         values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric))
     return fmean(values)
 

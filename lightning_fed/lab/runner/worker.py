@@ -10,19 +10,26 @@ from io import StringIO
 from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 
 import lightning_fed
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import Diverged, FederatedError
-from lightning_fed.lab.runner.pruning import Pruning
 from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, hash_of, write_record
-from lightning_fed.lab.studies.cells import Cell
+from lightning_fed.lab.runner.tuning import optuna_storage
+from lightning_fed.lab.studies.cells import Cell, Watch
 from lightning_fed.runs.lock import RunLock
 
-__all__ = ["mistake_in", "train_cell"]
+__all__ = ["Pruning", "mistake_in", "train_cell"]
+
+
+_FIRST = 0.2
+_BETWEEN_RUNS = 10**6
 
 
 def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
@@ -79,6 +86,34 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Pruning(FederatedCallback):
+    """Reports a metric to Optuna after each round, and stops where its median pruner says so.
+
+    It compares after a fifth of the rounds, as Dandi et al., AAAI 2022 (appendix B.2), do; ``pruned`` says whether it
+    has stopped the run.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        import optuna
+
+        storage = optuna_storage(watch.storage)
+        study = optuna.load_study(study_name=watch.study, storage=storage, pruner=optuna.pruners.MedianPruner())
+        self._trial = optuna.trial.Trial(study, study.trials[watch.number]._trial_id)
+        self._watch, self.pruned = watch, False
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Compares the newest value with that of other trials at the same round of the same run of theirs."""
+        value = trainer.callback_metrics.get(self._watch.metric)
+        if value is None or trainer.round < _FIRST * trainer.max_rounds:
+            return
+        try:
+            self._trial.report(float(value), self._watch.run * _BETWEEN_RUNS + trainer.round)
+            self.pruned = self._trial.should_prune()
+        except RuntimeError:  # another run of the trial has been ended early
+            self.pruned = True
+        trainer.should_stop = trainer.should_stop or self.pruned
 
 
 class _Watched(FederatedCLI):

@@ -1,21 +1,40 @@
-"""A study's tables as text, in no format yet: cells side by side, differences, rounds to a target."""
+"""A study's table as tables of text and curves, and these as Markdown, LaTeX, a picture and a page."""
+
+from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
+from lightning_fed.lab.common import one_line
+from lightning_fed.lab.report.load import MeasuredRun, Method
+from lightning_fed.lab.report.page import html_table, whole_page
+from lightning_fed.lab.report.plots import curves_html, panels_figure
 from lightning_fed.lab.report.tables import is_share, summarize
-from lightning_fed.lab.studies.comparison import PairedDifference
-from lightning_fed.lab.studies.results import StudyResults, Trial
+from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, is_lost
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 from lightning_fed.runs.statistics import lower_is_better
 
-__all__ = ["Block", "column_head", "heading", "study_blocks", "table_lines"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Block", "as_latex", "as_markdown", "column_head", "heading", "study_blocks", "study_figure", "study_page",
+    "table_lines",
+]  # fmt: skip
 
 _LEVELS = (0.001, 0.01, 0.05)
+_MOST_LINES = 14
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,22 +99,19 @@ def _differences(study: Study, table: StudyTable) -> Block:
     names = ["difference", "95 % interval (t)", "95 % interval (bootstrap)", "p (Holm)", "seeds"]
     lines = [[*table.row_axes, *table.column_axes, *names]]
     for (row, column), cell in table.cells.items():
-        if cell.difference:
-            lines.append([*row, *column, *_difference_cells(cell, cell.difference)])
+        if (found := cell.difference) is None:
+            continue
+        intervals = [
+            "" if math.isnan(low) else f"[{_signed(low, cell.percent)}, {_signed(high, cell.percent)}]"
+            for low, high in (found.t_interval, found.bootstrap)
+        ]
+        p_value = "" if math.isnan(cell.p_holm) else f"{cell.p_holm:.3f}" if cell.p_holm >= 0.001 else "< 0.001"
+        lines.append([*row, *column, _signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs)])
     note = "Paired by seed; the test is a paired t-test, adjusted for all of the table."
     shown = {cell.percent for cell in table.cells.values()}
     unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
     title = f"Difference to {_baseline(study)}{unit}"
     return Block(title, lines, len(lines[0]) - len(names), note)
-
-
-def _difference_cells(cell: TableCell, difference: PairedDifference) -> list[str]:
-    intervals = [
-        "" if math.isnan(low) else f"[{_signed(low, cell.percent)}, {_signed(high, cell.percent)}]"
-        for low, high in (difference.t_interval, difference.bootstrap)
-    ]
-    p_value = "" if math.isnan(cell.p_holm) else f"{cell.p_holm:.3f}" if cell.p_holm >= 0.001 else "< 0.001"
-    return [_signed(difference.mean, cell.percent), *intervals, p_value, str(difference.pairs)]
 
 
 def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], note: str = "") -> Block:
@@ -201,3 +217,111 @@ def _numbers(cell: TableCell, rank: float | None) -> list[str]:
         *((reached.mean, reached.std) if reached else (None, None)),
     ]  # fmt: skip
     return ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
+
+
+def as_markdown(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:
+    """Writes a title, sentences, tables and notes as Markdown."""
+    parts = [f"# {_markdown(text[0])}", *map(_markdown, text[1:])]
+    for block in blocks:
+        rule = ["---"] * block.labels + ["---:"] * (len(block.lines[0]) - block.labels)
+        head, *rows = ([_markdown(cell) for cell in line] for line in block.lines)
+        table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+        parts += [f"## {_markdown(block.title)}", table, *([_markdown(block.note)] if block.note else [])]
+    return "\n\n".join([*parts, *map(_markdown, notes)]) + "\n"
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\|*<])", r"\\\1", one_line(text))
+
+
+def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:
+    r"""Writes each table as an environment ``table`` for a paper that loads ``booktabs``; the sentences as comments."""
+    comments = "".join(f"% {one_line(part)}\n" for part in (*text, *notes))
+    return comments + "% \\usepackage{booktabs}\n\n" + "\n".join(_latex_table(block) for block in blocks)
+
+
+def _latex_table(block: Block) -> str:
+    head = " & ".join(map(_latex_text, block.lines[0])) + r" \\"
+    cells = ([*map(_latex_text, line[: block.labels]), *map(_latex, line[block.labels :])] for line in block.lines[1:])
+    rows = [" & ".join(line) + r" \\" for line in cells]
+    rows = [re.sub(r"^([\[*])", r"{\1}", row) for row in rows]  # which the break of the line before would take
+    columns = "l" * block.labels + "r" * (len(block.lines[0]) - block.labels)
+    caption = f"{block.title}. {block.note}".rstrip() if block.note else f"{block.title}."
+    lines = [
+        r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(caption)}}}", rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in one_line(text))
+
+
+def _latex(text: str) -> str:
+    """Writes a number, whose stars are its significance."""
+    escaped = re.sub(r"(?<=\d)(\*{1,3})", r"$^{\1}$", _latex_text(text))
+    # A hyphen before a number is its sign.
+    return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
+
+
+def study_figure(table: StudyTable, x: str) -> Figure:
+    """Draws a panel for each column of the table and a line with a band for each row, or the other way round."""
+    return panels_figure(_panels(table), x)
+
+
+def study_page(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str], table: StudyTable, x: str) -> str:
+    """Makes a page of a title, sentences, tables as text and notes, and of curves over x to look around in."""
+    curves = []
+    for index, ((title, metric), methods) in enumerate(_panels(table).items()):
+        drawn = curves_html(list(methods.values()), metric, [x], f"curves-{index}")
+        curves.append(f"<div><h3>{escape(title)}</h3>{drawn}</div>")
+    tables = (
+        f"<h2>{escape(block.title)}</h2>\n<p>{escape(block.note)}</p>\n{html_table(block.lines, sortable=True)}"
+        for block in blocks
+    )
+    sentences = (f"<p>{escape(sentence)}</p>" for sentence in (*text[1:], *notes))
+    return whole_page(
+        text[0], [f"<h1>{escape(text[0])}</h1>", *sentences, *tables, '<div class="curves">', *curves, "</div>"]
+    )
+
+
+def _panels(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
+    """By title and metric the methods by number; of several statistics, and seeds, all are on one curve.
+
+    A run that has diverged is left out, as in the table: its last losses would set the scale for all others.
+    """
+    line_axes, panel_axes = _sides(table)
+    runs: dict[tuple[str, str], dict[str, dict[int, StudyRun]]] = {}
+    for cell in table.cells.values():
+        line, panel = (column_head(axes, [cell.names[axis] for axis in axes]) for axes in (line_axes, panel_axes))
+        seeds = runs.setdefault((panel, cell.names["metric"]), {}).setdefault(line, {})
+        seeds.update({run.seed: run for run in cell.runs if not is_lost(run.curves[cell.names["metric"]])})
+    numbers = {line: at for at, line in enumerate(dict.fromkeys(line for lines in runs.values() for line in lines))}
+    panels = {
+        panel: {numbers[line]: _method(line, seeds) for line, seeds in lines.items() if seeds}
+        for panel, lines in runs.items()
+    }
+    return {panel: methods for panel, methods in panels.items() if methods}
+
+
+def _sides(table: StudyTable) -> tuple[list[str], list[str]]:
+    """Returns the axes whose values are lines, and those whose values are panels.
+
+    Methods are lines, and where they are more than colours that tell them apart, those that the baseline names alone.
+    """
+    axes = [axis for axis in (*table.row_axes, *table.column_axes) if axis not in ("seed", "metric", "statistic")]
+    lines = table.column_axes if table.methods_are_columns else table.row_axes
+    if table.baseline and len(table.columns if table.methods_are_columns else table.rows) > _MOST_LINES:
+        lines = table.baseline
+    names = {axis: {cell.names[axis] for cell in table.cells.values()} for axis in axes}
+    panels = [axis for axis in axes if axis not in lines and len(names[axis]) > 1]
+    return [axis for axis in axes if axis in lines], panels
+
+
+def _method(label: str, seeds: dict[int, StudyRun]) -> Method:
+    runs = (
+        MeasuredRun(Path(run.fingerprint), run.fingerprint, "", label, "", seed, "", 0.0, run.curves)
+        for seed, run in sorted(seeds.items())
+    )
+    return Method(label or "all runs", tuple(runs))

@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.text import one_line
-from lightning_fed.lab.studies.study import AxisValue, Name, Study
+from lightning_fed.lab.common import one_line
+from lightning_fed.lab.studies.study import AxisValue, Name, Study, name_of
 
 __all__ = ["Cell", "Watch", "cells_of", "chosen_by", "combinations", "folder_of", "make_cell"]
 
@@ -83,7 +83,7 @@ def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[s
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    return [f"--{option}={value if isinstance(value, str) else json.dumps(value)}" for option, value in options.items()]
+    return [f"--{option}={name_of(value)}" for option, value in options.items()]
 
 
 def folder_of(values: Mapping[str, Any]) -> str:
@@ -109,9 +109,7 @@ def chosen_by(cells: Sequence[Cell], only: str | None) -> list[Cell]:
         axis, equals, pattern = part.partition("=")
         if not equals or any(axis not in {**cell.axes, "seed": 0} for cell in cells):
             known = ", ".join([*cells[0].axes, "seed"])
-            raise FederatedError(
-                f"Expected `--only` as AXIS=PATTERN,... with axes of the study ({known}), got {part!r}."
-            )
+            raise FederatedError(f"Expected `--only` as AXIS=PATTERN,... of axes of the study ({known}), got {part!r}.")
         patterns.setdefault(axis, []).append(pattern)
 
     def fits(cell: Cell) -> bool:

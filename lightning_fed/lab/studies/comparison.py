@@ -92,12 +92,10 @@ def average_ranks(values: NDArray[np.float64], lower_is_better: bool = False) ->
         lower_is_better: Whether a smaller value is better.
 
     Returns:
-        Shape (methods,); NaN without data sets.
+        Shape (methods,).
     """
     from scipy import stats
 
-    if not values.shape[1]:
-        return np.full(len(values), np.nan)
     badness = np.where(np.isnan(values), np.inf, values if lower_is_better else -values)
     ranks: NDArray[np.float64] = stats.rankdata(badness, axis=0).mean(axis=1)
     return ranks

@@ -70,10 +70,10 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
     if "file" not in published:
         raise FederatedError("Expected `report.published` to name a `file` with figures, got none.")
     rows = _read(str(published["file"]))
-    where = _texts("where", published.get("where"))
+    where = _texts("report.published.where", published.get("where"))
     _expect_values("report.published.where", where, rows)
     rows = [row for row in rows if _fits(row, where)]
-    named = _mapping("axes", published.get("axes"))
+    named = _mapping("report.published.axes", published.get("axes"))
     expect_known("report.published.axes", named, axes, "axes of the study")
     meant = {axis: _meant(axis, what, list(axes[axis]), rows) for axis, what in named.items()}
     if "metric" in axes and "metric" not in named:  # one figure is not of an accuracy and of a loss
@@ -119,9 +119,7 @@ def _meant(axis: str, what: Any, values: Sequence[str], rows: Sequence[Row]) -> 
 
 def _mapping(place: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping | None):
-        raise FederatedError(
-            f"Expected `{place}` of `report.published` to be names with what they mean, got {value!r}."
-        )
+        raise FederatedError(f"Expected `{place}` to be names with what they mean, got {value!r}.")
     return value or {}
 
 

@@ -108,8 +108,8 @@ def read_results(folder: Path) -> StudyResults:
 
 def _run_rows(results: StudyResults) -> Iterator[dict[str, str]]:
     for run in results.runs:
-        row = dict(zip(_NAMED, (results.name, results.profile), strict=True))
-        row |= run.axes | {"seed": str(run.seed), "fingerprint": run.fingerprint, "rounds": str(run.rounds)}
+        row = {"study": results.name, "profile": results.profile, **run.axes, "seed": str(run.seed)}
+        row |= {"fingerprint": run.fingerprint, "rounds": str(run.rounds)}
         row |= {_CHOSEN + option: value for option, value in run.chosen.items()}
         # For readers of the file; whoever reads it back takes them from the curves, as they are written.
         for metric, curve in run.curves.items():
@@ -170,9 +170,7 @@ def _read(path: Path, expected: Sequence[str], make: Callable[[_Row], _T]) -> li
 
 
 def _damaged(path: Path, why: object) -> FederatedError:
-    return FederatedError(
-        f"Expected {path} as `lightning-fed report --study` writes it, but it is damaged ({why}): write it anew."
-    )
+    return FederatedError(f"Expected {path} as `lightning-fed report --study` writes it, but it is damaged ({why}).")
 
 
 def _axes(row: _Row) -> dict[str, str]:

@@ -200,23 +200,20 @@ def apply_profile(study: Study, name: str) -> Study:
         axis: {v: _other_parameters(p, profile.parameters) for v, p in values.items() if v in axes[axis]}
         for axis, values in study.tune.by.items()
     }
+    without = [{axis: [v for v in names if v in axes[axis]] for axis, names in one.items()} for one in study.without]
     return replace(
         study,
         configs=[*study.configs, *profile.configs],
         set={**study.set, **profile.set},
         seeds=study.seeds if profile.seeds is None else profile.seeds,
         axes=axes,
-        without=[kept for one in study.without if all((kept := _left(one, axes)).values())],
+        without=[one for one in without if all(one.values())],
         tune=replace(study.tune, parameters=_other_parameters(study.tune.parameters, profile.parameters), by=by),
     )
 
 
 def _over(value: AxisValue, other: AxisValue) -> AxisValue:
     return AxisValue([*value.configs, *other.configs], {**value.set, **other.set})
-
-
-def _left(one: Mapping[str, list[Name]], axes: Mapping[str, Mapping[str, AxisValue]]) -> dict[str, list[Name]]:
-    return {axis: [value for value in values if value in axes[axis]] for axis, values in one.items()}
 
 
 def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
@@ -269,19 +266,15 @@ def _expect_sound_report(study: Study) -> None:
 def _expect_sound_tuning(study: Study) -> None:
     tune = study.tune
     per = tuned_per(study)
+    others = [axis for axis in study.axes if axis not in per]
     expect_known("tune.per", tune.per or [], study.axes, "axes of the study")
     expect_statistic("tune.statistic", tune.statistic)
     _expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
     _expect_values("tune.by", study, tune.by)
-    expect_known(
-        "tune.at", tune.at, [axis for axis in study.axes if axis not in per], "axes that are not in `tune.per`"
-    )
+    expect_known("tune.at", tune.at, others, "axes that are not in `tune.per`")
     expect_known("tune.by", tune.by, per, "axes of `tune.per`")
     if tune.metric.startswith(("test", "train")):
-        raise FederatedError(
-            "Expected `tune.metric` to be of a validation set, as nothing is chosen by test data or those of training, "
-            f"got {tune.metric!r}."
-        )
+        raise FederatedError(f"Expected `tune.metric` to be of a validation set, got {tune.metric!r}.")
     if tune.trials is not None:
         expect_count("tune.trials", tune.trials)
     if tune != Tune() and not any(_all_parameters(tune)):
@@ -301,10 +294,7 @@ def _expect_choices(option: str, choices: list[Any] | Space, sampler: str) -> No
                 f"`log`, got {low} to {high}."
             )
         if sampler == "grid":
-            raise FederatedError(
-                f"{place} list values of {option!r} for `sampler: grid`, got a range: list them, or give another "
-                "`tune.sampler`."
-            )
+            raise FederatedError(f"{place} list values of {option!r} for `sampler: grid`, got a range.")
     elif not choices or len({name_of(value) for value in choices}) < len(choices):
         raise FederatedError(f"{place} list values of {option!r}, at least one and each once, got {choices}.")
 
@@ -319,10 +309,8 @@ def reported_axes(study: Study) -> dict[str, list[str]]:
     """Returns what the rows and columns of a table can be of, with the names of the values of each."""
     report = study.report
     axes = {axis: list[str](values) for axis, values in study.axes.items()}
-    return {
-        **axes, "seed": [str(seed) for seed in study.seeds], "metric": [*report.metric],
-        "statistic": [*report.statistic],
-    }  # fmt: skip
+    seeds = [str(seed) for seed in study.seeds]
+    return {**axes, "seed": seeds, "metric": [*report.metric], "statistic": [*report.statistic]}
 
 
 def tuned_per(study: Study) -> list[str]:

@@ -9,13 +9,13 @@ import numpy as np
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.report.tables import Summary, is_share, summarize_found
+from lightning_fed.lab.report.tables import Summary, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.lab.studies.study import Study, reported_axes
-from lightning_fed.runs.statistics import first_as_good, is_reached, lower_is_better, missing_rounds
+from lightning_fed.runs.statistics import first_as_good, is_reached, lower_is_better
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
 
@@ -182,10 +182,7 @@ def _difference(cell: TableCell, baseline: TableCell) -> PairedDifference:
 
 def _figure(published: PublishedFigures, cell: TableCell) -> Figure | None:
     if missing := [axis for axis in published.axes if axis not in cell.names]:
-        raise FederatedError(
-            f"Expected `report.rows` or `report.columns` to have {missing[0]!r}, by which `report.published` tells "
-            f"figures of {published.table} apart."
-        )
+        raise FederatedError(f"Expected `report.rows` or `report.columns` to have {missing[0]!r}, as `published` has.")
     return published.figure(cell.names)
 
 
@@ -216,9 +213,7 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
             f"Of {len(results.runs)} runs {len(lost)} have diverged. A mean over the seeds that are left says how many "
             "they are: it flatters its method, and is not compared."
         )
-    ends = sorted({run.rounds for run in results.runs if run not in lost})
-    if len(ends) > 1:
-        notes.append(f"The runs end at different rounds, {ends[0]} to {ends[-1]}: each counts as far as it goes.")
+    notes += notes_on_ends(run.rounds for run in results.runs if run not in lost)
     measured = [metric for metric in study.report.metric if any(metric in run.curves for run in results.runs)]
     if absent := [f"`{metric}`" for metric in study.report.metric if metric not in measured]:
         notes.append(f"None of these runs has measured {', '.join(absent)}.")
@@ -227,8 +222,5 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
         reached = [curve for curve in curves if is_reached(curve, statistic)]
         if len(reached) < len(curves):
             notes.append(f"Of {len(curves)} curves {len(reached)} reach `{statistic}`.")
-        if missing := max((missing_rounds(curve, statistic) for curve in reached), default=0):
-            notes.append(
-                f"`{statistic}` is the mean of those of its rounds that were evaluated: up to {missing} were not."
-            )
+        notes += notes_on_window(reached, statistic)
     return notes

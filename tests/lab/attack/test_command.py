@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed.cli import main
 from lightning_fed.data import Augmentation, FederatedDataModule, PowerLaw
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.attack.outputs import Draw, Outputs, read_outputs
-from lightning_fed.lab.attack.shadows import shadow_confidences
+from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
 from lightning_fed.models import Classifier
 from lightning_fed.trainer import FederatedTrainer
 
@@ -216,7 +215,7 @@ CLASSIFIER = (
          "Expected `--ckpt_path` to be the folder of a run, or a checkpoint, got runs: there is no "
          "runs/checkpoints/last.ckpt."),
         (["RUN", "--data.test=0"],
-         "Expected data with a test set, whose samples the model has never seen, got none: give one by `--data`."),
+         "Expected data with a test set, whose samples the model has never seen, got none."),
         (["RUN", "--data.test=1"], "Expected at least two training samples and two test samples to compare, got 1."),
         (["RUN", "--samples=1"], "Expected `--samples` to be an integer of at least 2, got 1."),
         (["RUN", "--shadows=3"], "Expected `--shadows` to be even, for they come in pairs, got 3."),
@@ -248,7 +247,7 @@ def test_a_checkpoint_without_its_run_needs_a_config(
     config = (run / "config.yaml").rename("other.yaml")
     with pytest.raises(SystemExit):
         main(["attack", "--ckpt_path", str(run)])
-    assert "which says what its model and data are, but there is no such file" in capsys.readouterr().err
+    assert "but there is no such file: give one as" in capsys.readouterr().err
     attack("--ckpt_path", str(run), "--config", str(config))
     assert Path("attack.csv").is_file()
 

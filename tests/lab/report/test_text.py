@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import csv_text, no_formula, one_line
 from lightning_fed.lab.report.load import Method, load_runs
 from lightning_fed.lab.report.plots import curves_figure
-from lightning_fed.lab.report.text import no_formula, one_line
-from lightning_fed.lab.studies.blocks import Block
-from lightning_fed.lab.studies.formats import as_csv, as_latex, as_markdown
+from lightning_fed.lab.studies.blocks import Block, as_latex, as_markdown
 
 HOSTILE = ["a\nb", "a | b", "5**", "\x1b[31mred\x1b[0m", "\u202eback", "$x$", "=1+1", "\ud800", "<b>", "100 %"]
 
@@ -53,7 +52,7 @@ def test_a_name_is_one_line_and_one_cell(tmp_path: Path, name: str) -> None:
     ["=1+1", "@x", "+cmd", "-cmd", "-2+3+cmd|' /C calc'!A0", '+1+HYPERLINK("http://x")', " =1+1", "\n=1", "\uff1d1+1"],
 )
 def test_no_cell_is_a_formula(cell: str) -> None:
-    ((first, number),) = csv.reader(io.StringIO(as_csv([[cell, "-0.5"]])))
+    ((first, number),) = csv.reader(io.StringIO(csv_text([[cell, "-0.5"]])))
     assert (first, number) == ("'" + cell, "-0.5")
     kept = ["-1e-3", "+2", "-inf", "a=b", "", "-0.3 ± 0.1", "+0.5 (-0.1 to +0.9)*"]
     assert list(map(no_formula, kept)) == kept

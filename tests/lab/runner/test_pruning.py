@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_fed.lab.runner.pruning import Pruning
 from lightning_fed.lab.runner.record import done_run
 from lightning_fed.lab.runner.tuning import groups_of, tune, with_choices
+from lightning_fed.lab.runner.worker import Pruning
 from lightning_fed.lab.studies.cells import Watch, cells_of
 from lightning_fed.lab.studies.study import Study, Tune
 from tests.lab.runner.test_tuning import trainer as train_of

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.runner import estimate, record, worker
-from lightning_fed.lab.runner.command import main
-from lightning_fed.lab.runner.estimate import rounds_of
+from lightning_fed.lab.runner import command, record, worker
+from lightning_fed.lab.runner.command import main, rounds_of
 from lightning_fed.lab.runner.record import done_run, read_run, write_record
 from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.studies.cells import Cell, cells_of
@@ -40,7 +39,7 @@ def train(root: Path, cell: Cell) -> RunFolder:
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     record._values_of.cache_clear()
-    estimate._trainer_of.cache_clear()
+    command._trainer_of.cache_clear()
 
 
 def test_what_is_done_is_found_while_nothing_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +131,7 @@ def test_rounds_are_what_the_words_say_last(tmp_path: Path) -> None:
 
 def test_the_configuration_of_many_runs_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells, read = cells_of(study(tmp_path, rounds=7)), list[Path]()
-    monkeypatch.setattr(estimate.Path, "read_text", lambda path: read.append(path) or path.read_bytes().decode())
+    monkeypatch.setattr(command.Path, "read_text", lambda path: read.append(path) or path.read_bytes().decode())
     assert [rounds_of(cell) for cell in cells] == [7, 7]
     assert [path.name for path in read] == ["base.yaml"]
 

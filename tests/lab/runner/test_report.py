@@ -98,10 +98,7 @@ def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:
         (["--study", file, "--profile", "x"], "Expected `--profile` to be one of full, cpu, got 'x'"),
         (["--study", file, "elsewhere"], "Expected runs of the study rates .*found none: run `lightning-fed study`"),
         (["--study", file, "--from", root, "--profile", "cpu"], "Expected `--profile` to be full, which runs/"),
-        (
-            ["--study", "quickstart", "--from", root],
-            "Expected `--study` to be rates, whose results runs/.*'quickstart'",
-        ),
+        (["--study", "quickstart", "--from", root], "Expected `--study` to be rates, which runs/.*'quickstart'"),
         (["--study", file, "--from", "elsewhere"], "Expected the results of a study in elsewhere/results.csv"),
         (["--study"], "Expected `lightning-fed report --study FILE` with options"),
         (["--study", file, "--format", "doc"], "Expected `lightning-fed report --study FILE` with options .*'doc'"),

@@ -141,7 +141,7 @@ def test_what_slurm_says_is_passed_on(cluster: Callable[[str, str], None], tmp_p
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FederatedError, match="from which jobs are submitted to SLURM, but there is no `sbatch`"):
+    with pytest.raises(FederatedError, match="from which jobs are submitted to SLURM, but it has no sbatch"):
         make_executor(tmp_path, "time=1")
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(FederatedError, match="pip install 'lightning_fed.study.'"):

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
-from lightning_fed.lab.studies.blocks import Block, column_head, heading, study_blocks, table_lines
-from lightning_fed.lab.studies.formats import as_csv, as_latex, as_markdown
-from lightning_fed.lab.studies.picture import study_figure, study_page
+from lightning_fed.lab.common import csv_text
+from lightning_fed.lab.studies.blocks import (
+    Block,
+    as_latex,
+    as_markdown,
+    column_head,
+    heading,
+    study_blocks,
+    study_figure,
+    study_page,
+    table_lines,
+)
 from lightning_fed.lab.studies.published import Figure
 from lightning_fed.lab.studies.results import StudyResults, Trial
 from lightning_fed.lab.studies.study import AxisValue, Report, Study, Tune
@@ -101,7 +110,7 @@ def test_latex_of_a_study_is_balanced(table: StudyTable, blocks: list[Block]) ->
 
 
 def test_csv_has_the_numbers_as_measured(table: StudyTable) -> None:
-    rows = list(csv.DictReader(io.StringIO(as_csv(table_lines(table)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(table_lines(table)))))
     assert [(row["rule"], row["data set"]) for row in rows[:2]] == [("FedAvg", "mnist"), ("FedAvg", "fmnist")]
     first, last = rows[0], rows[-1]
     assert (first["metric"], first["statistic"], first["seeds"], first["mean"]) == ("test/acc", "best", "2", "0.8065")

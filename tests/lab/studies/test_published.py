@@ -73,7 +73,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"file": "gma_table8", "rows": []}, r"`report.published` to name its keys \(file, where, axes\), got 'rows'."),
         ({"file": "gma_table8", "where": {"clients": 10}}, r"where` to name columns of the file \(num_clients"),
         ({"file": "gma_table8", "where": {"num_clients": 11}}, "published.where.num_clients` to be one of 10, 50"),
-        ({"file": "gma_table8", "where": [1]}, "Expected `where` of `report.published` to be names"),
+        ({"file": "gma_table8", "where": [1]}, "Expected `report.published.where` to be names"),
         ({"file": "gma_table10", "axes": {"rate": "client_lr"}}, r"published.axes` to name axes of the study \(client"),
         ({"file": "gma_table10", "axes": {"rule": "method"}}, r"axes.rule` to name columns of the file \(server_lr"),
         ({"file": "gma_table10", "axes": {"rule": {"GMA": {}}}}, r"to name values of 'rule' \(FedAvg, .*got 'GMA'"),
