@@ -121,12 +121,12 @@ def _without_processes() -> Any:
     """Leaves out what other processes do: the look at each run's words, which is another campaign's, and the times."""
     from lightning_fed.lab.runner import command
 
-    former = command.Pool.mistake, command.time_needed
-    command.Pool.mistake, command.time_needed = lambda *args: "", lambda *args: ""
+    former = command.Pool.mistake, command._time_needed
+    command.Pool.mistake, command._time_needed = lambda *args: "", lambda *args: ""
     try:
         yield
     finally:
-        command.Pool.mistake, command.time_needed = former
+        command.Pool.mistake, command._time_needed = former
 
 
 def run(trials: int, seed: int) -> Counts:
