@@ -22,6 +22,8 @@ __all__ = ["HookGuard", "ModuleWatch"]
 # What torch and Lightning keep in a module themselves, and lend to it.
 _NOT_OF_THE_USER = frozenset({*vars(LightningModule()), "log"})
 _OF_LIBRARIES = ("torch.", "torchvision.")
+# What longer lists and dicts hold is not counted.
+_MOST_ITEMS = 1000
 
 
 class ModuleWatch:
@@ -189,6 +191,7 @@ def _sizes(module: nn.Module) -> dict[Place, int]:
     }
 
 
-def _size(value: Any) -> int:
+def _size(value: Any, depth: int = 3) -> int:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return len(items) + sum(map(_size, items))
+    within = items if depth and len(items) <= _MOST_ITEMS else ()
+    return len(items) + sum(_size(item, depth - 1) for item in within)

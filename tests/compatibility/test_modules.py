@@ -215,6 +215,7 @@ class Remembers(Classifier):
         self.what, self.hidden, self.count, self.seen, self.cache = what, None, 0, [], None
         self.losses: list[Any] = []
         self.by_name: dict[str, Any] = {"train": []}
+        self.by_name["itself"] = self.by_name
         self.register_buffer("kept", torch.zeros(1))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
