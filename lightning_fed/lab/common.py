@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "CommandParser", "aligned", "csv_text", "expect_known", "import_extra", "no_formula", "no_mathematics", "one_line"
+    "CommandParser", "aligned", "csv_text", "expect_known", "import_extra", "no_apostrophe", "no_formula", "no_mathematics",
+    "one_line",
 ]  # fmt: skip
 
 
@@ -62,8 +63,13 @@ def no_mathematics(text: str) -> str:
 
 def no_formula(cell: str) -> str:
     """Writes an apostrophe before a cell that a spreadsheet would compute, but not before a number."""
-    begins = re.match(r"[\t\r]|\s*[-=@+\uff1d\uff0b\uff0d\uff20]", cell)
+    begins = re.match(r"'*([\t\r]|\s*[-=@+\uff1d\uff0b\uff0d\uff20])", cell)
     return f"'{cell}" if begins and not _NUMBERS.fullmatch(cell) else cell
+
+
+def no_apostrophe(cell: str) -> str:
+    """Takes off what ``no_formula`` has written."""
+    return cell[1:] if cell.startswith("'") and no_formula(cell[1:]) == cell else cell
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.common import csv_text, no_apostrophe
 from lightning_fed.runs.statistics import LAST, run_statistic
 
 __all__ = ["RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results", "value_of_run", "write_results"]
@@ -142,12 +143,10 @@ def _write(path: Path, runs: Iterable[StudyRun | Trial], rows: Iterable[_Row]) -
     # Options that only some runs have still stand before what is measured.
     others = dict.fromkeys(name for row in rows for name in row if name not in _NAMED and name not in axes)
     ordered = sorted(others, key=lambda name: 0 if name in RESERVED else 1 if name.startswith(_CHOSEN) else 2)
-    text = io.StringIO()
     named = [name for name in _NAMED if name in rows[0]]
-    writer = csv.DictWriter(text, [*named, *axes, *ordered], restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode(), "--output")
+    header = [*named, *axes, *ordered]
+    lines = [header, *([row.get(name, "") for name in header] for row in rows)]
+    write_atomically(path, csv_text(lines, end="\n").encode(), "--output")
 
 
 def _read(path: Path, expected: Sequence[str], make: Callable[[_Row], _T]) -> list[_T]:
@@ -159,7 +158,8 @@ def _read(path: Path, expected: Sequence[str], make: Callable[[_Row], _T]) -> li
     except (OSError, UnicodeDecodeError) as error:
         raise FederatedError(f"Expected the results of a study in {path}, which cannot be read ({error}).") from error
     try:
-        header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        header, *rows = ([no_apostrophe(cell) for cell in line] for line in lines)
         if missing := [name for name in expected if name not in header]:
             raise ValueError(f"not so that there are columns {', '.join(missing)}")
         if not text.endswith("\n") or any(len(row) != len(header) for row in rows):

@@ -28,6 +28,16 @@ def test_what_is_written_is_read(folder: Path) -> None:
     assert list(read.runs[0].axes) == ["rule", "data set"]
 
 
+@pytest.mark.parametrize("name", ["=1+1", "+GMA", "-mask", "'quoted", "'=1", "\tx"])
+def test_names_that_a_spreadsheet_would_compute_are_themselves_when_read(tmp_path: Path, name: str) -> None:
+    one = some_results()
+    runs = tuple(replace(run, axes={**run.axes, "rule": f"{name}{run.axes['rule']}"}) for run in one.runs)
+    write_results(replace(one, runs=runs, trials=()), tmp_path)
+    assert [run.axes for run in read_results(tmp_path).runs] == [run.axes for run in runs]
+    rules = [row["rule"] for row in csv.DictReader((tmp_path / "results.csv").open(newline=""))]
+    assert all(rule.startswith(("'", '"')) for rule in rules)
+
+
 def test_written_again_the_files_are_the_same(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     again = tmp_path_factory.mktemp("again")
     write_results(read_results(folder), again)
