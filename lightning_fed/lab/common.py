@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "CommandParser", "aligned", "csv_text", "expect_known", "import_extra", "no_apostrophe", "no_formula", "no_mathematics",
-    "one_line",
+    "CommandParser", "aligned", "csv_text", "expect_known", "import_extra", "no_apostrophe", "no_formula",
+    "no_mathematics", "one_line",
 ]  # fmt: skip
 
 
