@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
+from jsonargparse._parameter_resolvers import get_signature_parameters
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import (
     ArgsType,
@@ -30,6 +31,7 @@ import lightning_fed.sampling  # noqa: F401  # loaded for its class names alone
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.cli.data_links import fill_from_data, linked_arguments
 from lightning_fed.cli.exits import exit_with
+from lightning_fed.cli.other_names import Renames
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.cli.suggestions import find_class
 from lightning_fed.client_algorithms import ClientAlgorithm
@@ -133,6 +135,13 @@ class FederatedCLI(LightningCLI):
             "save_config_kwargs": {"overwrite": True},
         }
         super().__init__(args=args, **{**defaults, **kwargs})
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Makes a parser that knows which names the trainer class has itself."""
+        parser = super().init_parser(**kwargs)
+        if isinstance(parser, FederatedArgumentParser) and isinstance(self.trainer_class, type):
+            parser.renames = Renames(one.name for one in get_signature_parameters(self.trainer_class))
+        return parser
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

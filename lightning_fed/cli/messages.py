@@ -23,7 +23,7 @@ _YAML_MISTAKE = re.compile(
     r"(?:.*?(?:Problems parsing config|Parser key \"config\"|sub-config file (?P<file>.+?)): )?"
     r"(?P<what>.* in \"<\w+ string>\", .*?)(?: - Expected .*)?"
 )
-_OF_A_PART = re.compile(r"Parser key \"\w+\":\nUnable to load config '(?P<path>.*?)'\n +- ", re.DOTALL)
+_OF_A_PART = re.compile(r"Parser key \"[\w.]+\":\nUnable to load config '(?P<path>.*?)'\n +- ", re.DOTALL)
 _PLACE = re.compile(
     r"(?:Parser key \"|^--)(?P<key>[^\"]+?)(?:\"(?: element \d+)?|\.help):"
     r"|Problem with given class_path '(?P<class_path>[^']+)':"

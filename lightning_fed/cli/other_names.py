@@ -1,6 +1,6 @@
 """Options under names that are not those of the trainer's signature: Lightning's, and those of groups without these."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -8,59 +8,92 @@ import yaml
 from jsonargparse import Namespace
 
 from lightning_fed.cli.yaml_loader import ConfigLoader
+from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments, same_twice
 
-__all__ = ["own_name", "own_variables", "own_words", "take_lightnings"]
+__all__ = ["Renames"]
+
+_COMMANDS = ("fit", "validate", "test", "predict")
 
 
-def take_lightnings(config: Any, parent: str = "") -> None:
-    """Renames the trainer's options that have other names, in place, and answers those without a meaning."""
-    found = config.get("trainer") if parent != "trainer" and isinstance(config, (dict, Namespace)) else config
-    options = found if isinstance(found, (dict, Namespace)) else {}
-    for name in [name for name in FOREIGN if name in options]:
-        for path, value in own_arguments({name: options.pop(name)}).items():
-            group, _, part = path.rpartition(".")
-            if group and group not in options:
-                options[group] = type(options)()
-            place = options[group] if group else options
-            if not isinstance(place, (dict, Namespace)) or part in place:
-                raise same_twice(path, "it", f"`--trainer.{name}`")
-            place[part] = value
+class Renames:
+    """What options of the trainer are called here, by the names that they may be given under.
 
+    Args:
+        own: Names of the trainer class's own arguments, which keep theirs.
+    """
 
-def own_name(option: str) -> str:
-    """Returns the dotted name of an option of the trainer, or of one below it, whatever it is called."""
-    trainer, _, rest = option.partition(".")
-    name, *below = rest.split(".")
-    return ".".join([trainer, ALIASES[name], *below]) if trainer == "trainer" and name in ALIASES else option
+    def __init__(self, own: Iterable[str] = ()) -> None:
+        self.own = frozenset(own)
+        self._paths = {name: path for name, path in ALIASES.items() if name not in self.own}
 
+    def name(self, option: str) -> str:
+        """Returns the dotted name of an option of the trainer, or of one below it, whatever it is called."""
+        trainer, _, rest = option.partition(".")
+        name, *below = rest.split(".")
+        return (
+            ".".join([trainer, self._paths[name], *below]) if trainer == "trainer" and name in self._paths else option
+        )
 
-def own_words(words: Sequence[str]) -> list[str]:
-    """Does the same for the words of a command line."""
-    kept, rest = [], iter(words)
-    for word in rest:
-        option, equals, value = word.partition("=")
-        name = option.removeprefix("--")
-        if (own := own_name(name)) != name:
-            kept.append(f"--{own}{equals}{value}")
-        elif name.removeprefix("trainer.") in FOREIGN and name.startswith("trainer."):
-            value = value if equals else next(rest, "")
-            with suppress(yaml.YAMLError):
-                value = yaml.load(value, Loader=ConfigLoader)
-            own_arguments({name.removeprefix("trainer."): value})
-        else:
-            kept.append(word)
-    return kept
+    def file(self, config: dict[Any, Any]) -> None:
+        """Renames options in what a file holds, in place, and answers those without a meaning."""
+        for command in _COMMANDS:
+            if isinstance(config.get(command), dict):
+                self.file(config[command])
+        for key in [key for key in config if str(key).startswith("trainer.")]:
+            self._move(config, key, self.name(key))
+        if isinstance(config.get("trainer"), dict):
+            self.options(config["trainer"])
 
+    def options(self, options: dict[Any, Any] | Namespace) -> None:
+        """Does the same for the options of the trainer alone."""
+        for key in [key for key in options if "." in str(key)] if isinstance(options, dict) else ():
+            self._move(options, key, self.name(f"trainer.{key}").removeprefix("trainer."))
+        for name in [name for name in FOREIGN - self.own if name in options]:
+            for path, value in own_arguments({name: options.pop(name)}).items():
+                group, _, part = path.rpartition(".")
+                if group and group not in options:
+                    options[group] = type(options)()
+                place = options[group] if group else options
+                if isinstance(place, str):
+                    raise FederatedError(
+                        f"Expected `--trainer.{name}` in {place}, which is given as `--trainer.{group}` beside it."
+                    )
+                if not isinstance(place, (dict, Namespace)) or part in place:
+                    raise same_twice(path, "it", f"`--trainer.{name}`")
+                place[part] = value
 
-def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Does the same for environment variables."""
-    own: dict[str, str] = {}
-    for variable, value in variables.items():
-        command, trainer, name = variable.partition("__TRAINER__")
-        path = ALIASES.get(name.lower())
-        renamed = variable if path is None else f"{command}{trainer}{path.replace('.', '__').upper()}"
-        if path is not None and renamed in variables:
-            raise same_twice(path, renamed, variable)
-        own[renamed] = value
-    return own
+    def _move(self, config: Any, key: str, own: str) -> None:
+        if own != key:
+            if own in config:
+                raise same_twice(own.removeprefix("trainer."), "it", f"`--{key}`")
+            config[own] = config.pop(key)
+
+    def words(self, words: Sequence[str]) -> list[str]:
+        """Does the same for the words of a command line."""
+        kept, rest = [], iter(words)
+        for word in rest:
+            option, equals, value = word.partition("=")
+            name = option.removeprefix("--")
+            if (own := self.name(name)) != name:
+                kept.append(f"--{own}{equals}{value}")
+            elif name.removeprefix("trainer.") in FOREIGN - self.own and name.startswith("trainer."):
+                value = value if equals else next(rest, "")
+                with suppress(yaml.YAMLError):
+                    value = yaml.load(value, Loader=ConfigLoader)
+                own_arguments({name.removeprefix("trainer."): value})
+            else:
+                kept.append(word)
+        return kept
+
+    def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Does the same for environment variables."""
+        own: dict[str, str] = {}
+        for variable, value in variables.items():
+            command, trainer, name = variable.partition("__TRAINER__")
+            path = self._paths.get(name.lower())
+            renamed = variable if path is None else f"{command}{trainer}{path.replace('.', '__').upper()}"
+            if path is not None and renamed in variables:
+                raise same_twice(path, renamed, variable)
+            own[renamed] = value
+        return own

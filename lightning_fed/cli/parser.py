@@ -22,9 +22,10 @@ from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
-from lightning_fed.cli.other_names import own_name, own_variables, own_words, take_lightnings
+from lightning_fed.cli.other_names import Renames
 from lightning_fed.cli.suggestions import listing
 from lightning_fed.cli.yaml_loader import is_endless
+from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import GROUPS
@@ -74,7 +75,10 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     Attributes:
         open_files: Configuration files being read right now, outermost first.
+        renames: Under which names options of the trainer may be given besides.
     """
+
+    renames = Renames()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what Lightning's parser takes; options must be given by their full names."""
@@ -94,7 +98,10 @@ class FederatedArgumentParser(LightningArgumentParser):
             )
             taken = {parameter.name for parameter in get_signature_parameters(lightning_class)}
             for name, kind in GROUPS.items():
-                added += self.add_class_arguments(kind, f"{nested_key}.{name}", **options) if name in taken else []
+                # A subclass may have one under its flat name.
+                own = {path.split(".")[1] for flat, path in FLAT_NAMES.items() if flat in taken}
+                if name in taken:
+                    added += self.add_class_arguments(kind, f"{nested_key}.{name}", skip=own, **options)
             return added
         added = super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
         if subclass_mode and isinstance(lightning_class, type) and issubclass(lightning_class, LightningModule):
@@ -103,7 +110,9 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def set_defaults(self, *defaults: dict[str, Any], **more: Any) -> None:
         """Sets defaults by the names of options, also those that are not of the trainer's signature."""
-        super().set_defaults(*({own_name(name): value for name, value in each.items()} for each in defaults), **more)
+        super().set_defaults(
+            *({self.renames.name(name): value for name, value in each.items()} for each in defaults), **more
+        )
 
     def add_class_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
         """Adds the arguments of a class; those of a model and its backbone that the data tell are not required."""
@@ -122,7 +131,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]  # passes on what it gets
         """Parses words of the command line; a class that changes takes none of the former one's arguments."""
         try:
-            words = with_found_configs(own_words(sys.argv[1:] if args is None else args))
+            words = with_found_configs(self.renames.words(sys.argv[1:] if args is None else args))
             _expect_no_pipe(words)
             with class_rules():
                 config: Namespace = super().parse_args(words, *more, **kwargs)
@@ -159,12 +168,15 @@ class FederatedArgumentParser(LightningArgumentParser):
         Each file is looked at for itself: a group without options would drop those of the files before it.
         """
         self._expect_options(cfg, f"{parent_key}." if parent_key else "")
-        take_lightnings(cfg, parent_key)
+        if isinstance(cfg, dict) and not parent_key:
+            self.renames.file(cfg)
+        elif isinstance(options := cfg if parent_key == "trainer" else cfg.get("trainer"), dict | Namespace):
+            self.renames.options(options)
         config: Namespace = super()._apply_actions(cfg, parent_key, *args, **kwargs)
         return config
 
     def _load_env_vars(self, env: Mapping[str, str], defaults: bool) -> Namespace:
-        config: Namespace = super()._load_env_vars(own_variables(env), defaults)
+        config: Namespace = super()._load_env_vars(self.renames.variables(env), defaults)
         return config
 
     def _expect_options(self, config: Any, prefix: str) -> None:

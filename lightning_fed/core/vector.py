@@ -25,11 +25,6 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty(tensor.shape, device="meta").stride()
 
 
-def _dense(gradient: Tensor) -> Tensor:
-    gradient = gradient.detach() if gradient.requires_grad else gradient
-    return gradient if gradient.layout == torch.strided else gradient.to_dense()
-
-
 class ParameterVector:
     """Holds a module's trainable parameters, and their gradients, in two contiguous vectors.
 
@@ -186,7 +181,8 @@ class ParameterVector:
                 self._hidden = True
             else:
                 views.append(view)
-                gradients.append(_dense(gradient))
+                gradient = gradient.detach() if gradient.requires_grad else gradient
+                gradients.append(gradient if gradient.layout == torch.strided else gradient.to_dense())
                 p.grad = view
         if views:
             torch._foreach_copy_(views, gradients)

@@ -50,7 +50,8 @@ class Snapshot:
         self.parts = {id(part) for part in named.values()}
         self._values: dict[Place, Any] = {}
         for name, part in named.items():
-            slots = {key: getattr(part, key) for key in _slots(type(part)) if hasattr(part, key)}
+            names: list[str] = copyreg._slotnames(type(part))  # type: ignore[attr-defined]  # what copying asks for
+            slots = {key: getattr(part, key) for key in names if hasattr(part, key)}
             for key, value in {**vars(part), **slots}.items():
                 if key not in _LEFT_OUT:
                     self._values[name, key] = self._value(value)
@@ -121,8 +122,3 @@ def _state(value: Tensor) -> tuple[Any, ...]:
     if is_wrapped(value) or isinstance(value, nn.Parameter):
         return ()
     return value.requires_grad, 0 if value.is_inference() else value._version
-
-
-def _slots(kind: type) -> list[str]:
-    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]  # what copying asks for
-    return names

@@ -56,7 +56,8 @@ class StepProbe:
             except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
                 raise CannotStack(f"its batches cannot be put side by side ({first_sentence(error)})") from error
         in_epoch = -(-client.num_samples // self.group.size)
-        self._read_ahead = 0 if batches.gathers else in_epoch * _bytes(self.group.batch)
+        held = sum(leaf.nbytes for leaf in tree_leaves(self.group.batch) if isinstance(leaf, Tensor))
+        self._read_ahead = 0 if batches.gathers else in_epoch * held
 
     def _streams(self) -> tuple[bytes, ...]:
         return random_states(self.state.vector.device)
@@ -194,7 +195,3 @@ class StepProbe:
 
     def _update_counts(self) -> list[int]:
         return [metric._update_count for metric in self.module.modules() if isinstance(metric, Metric)]
-
-
-def _bytes(batch: Any) -> int:
-    return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))

@@ -97,7 +97,8 @@ class ModuleWatch:
             f"{owner}.{name}".lstrip(".")
             for owner, name in sorted(Snapshot(self._module).differences(before))
             if name not in _NOT_OF_THE_USER
-            and not _is_of_a_library(parts.get(owner))
+            and not isinstance(parts.get(owner), Metric)
+            and not type(parts.get(owner)).__module__.startswith(_OF_LIBRARIES)
             and now.get((owner, name), 0) <= sizes.get((owner, name), 0)
         ]
         if changed:
@@ -177,10 +178,6 @@ class HookGuard:
             state.weights.copy_(state.vector.data)
         state.buffers.take_over(changed)
         follow_first(self.processes, [state.weights, *state.buffers.values.values()], "start")
-
-
-def _is_of_a_library(part: nn.Module | None) -> bool:
-    return isinstance(part, Metric) or type(part).__module__.startswith(_OF_LIBRARIES)
 
 
 def _sizes(module: nn.Module) -> dict[Place, int]:

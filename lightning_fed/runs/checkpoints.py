@@ -121,7 +121,8 @@ def find_to_train(
     """
     runs = find_runs(root, name, fingerprint)
     begun = [run for run in runs if run.kept() or _rows(run) > 1]
-    unknown = [path for path in sorted((root / name).glob("version_*")) if open_run(path) is None and _holds_run(path)]
+    unknown = [path for path in sorted((root / name).glob("version_*")) if open_run(path) is None]
+    unknown = [path for path in unknown if (path / "metrics.csv").exists() or any(path.glob("checkpoints/*.ckpt"))]
     if not begun:
         for path in unknown:
             raise FederatedError(
@@ -150,10 +151,6 @@ def find_to_train(
 def _rows(run: RunFolder) -> int:
     """Counts the rows of a run, whatever has become of them; the first one is there before any training."""
     return run.metrics.read_bytes().count(b"\n") - 1 if run.metrics.is_file() else 0
-
-
-def _holds_run(path: Path) -> bool:
-    return (path / "metrics.csv").exists() or any(path.glob("checkpoints/*.ckpt"))
 
 
 def _newest_whole(run: RunFolder) -> Path:

@@ -10,7 +10,7 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["FORMAT", "expect_layout", "seal_of"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 def expect_layout(checkpoint: dict[str, Any], source: str) -> None:

@@ -1,6 +1,6 @@
 """Runs the command line in this process up to the trainer's methods, which are recorded instead of run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -37,9 +37,9 @@ class CommandLine:
         main([command, *BASE, *words])
         return self.calls[-1]
 
-    def config(self, *words: str, base: bool = True) -> dict[str, Any]:
-        """Returns the resolved config that ``fit`` was run with."""
-        main(["fit", *(BASE if base else []), *words])
+    def config(self, *words: str, base: bool = True, before: Sequence[str] = ()) -> dict[str, Any]:
+        """Returns the resolved config that ``fit`` was run with, after the words ``before`` it."""
+        main([*before, "fit", *(BASE if base else []), *words])
         return self.calls[-1].trainer.run_config
 
     def file(self, name: str, text: str) -> str:

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.runs.folder import fingerprint
+from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import GROUPS
 from tests.cli.conftest import CommandLine
 
@@ -51,6 +54,52 @@ def test_options_of_groups_have_flat_names(cli: CommandLine, monkeypatch: pytest
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_DIVERGED", "0.2")
     monkeypatch.setenv("PL_FIT__TRAINER__FULL_GRADIENT_BATCH_SIZE", "7")
     assert cli.config(*FLAT[:3]) == config
+
+
+DOTTED = "trainer.max_diverged: 0.2\ntrainer.full_gradient_batch_size: 7\ntrainer.sampler.class_path: WeightedSampler\n"
+WITHIN = "trainer: {max_diverged: 0.2, full_gradient_batch_size: 7, sampler.class_path: WeightedSampler}\n"
+
+
+@pytest.mark.parametrize("text", [DOTTED, WITHIN, f"fit:\n  {WITHIN}"])
+def test_flat_names_work_in_every_form_of_a_file(cli: CommandLine, text: str) -> None:
+    file = cli.file("form.yaml", text)
+    before = ["--config", file] if text.startswith("fit") else []
+    trainer = cli.config(*([] if before else ["--config", file]), before=before)["trainer"]
+    assert trainer["participation"]["sampler"]["class_path"].endswith("WeightedSampler")
+    assert (trainer["tolerance"]["max_diverged"], trainer["full_gradients"]["batch_size"]) == (0.2, 7)
+
+
+def test_lightnings_names_work_below_a_command(cli: CommandLine) -> None:
+    file = cli.file("form.yaml", "fit: {trainer: {max_epochs: 6}}\n")
+    assert cli.config(before=["--config", file])["trainer"]["max_rounds"] == 6
+
+
+def test_a_group_in_a_file_of_its_own(cli: CommandLine, mistake: Callable[..., str]) -> None:
+    good, bad = cli.file("good.yaml", "{max_diverged: 0.3}"), cli.file("bad.yaml", "{max_diverged: abc}")
+    said = mistake("fit", *WORDS, "--trainer.tolerance", bad)
+    assert said == f"Expected `--trainer.tolerance.max_diverged` to be of type float, got 'abc' in {bad}."
+    beside = f"trainer: {{tolerance: {good}, on_write_error: continue}}"
+    said = mistake("fit", *WORDS, "--config", cli.file("beside.yaml", beside))
+    assert f"Expected `--trainer.on_write_error` in {good}, which is given as `--trainer.tolerance`" in said
+    assert cli.config("--trainer.tolerance", good)["trainer"]["tolerance"]["max_diverged"] == 0.3
+
+
+class Own(FederatedTrainer):
+    """Names some of the flat options itself."""
+
+    def __init__(self, max_diverged: float = 0.25, max_epochs: int = 3, **rest: Any) -> None:
+        super().__init__(max_diverged=max_diverged, max_rounds=max_epochs, **rest)
+
+
+def test_a_trainer_of_ones_own_may_have_them_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--model", "tests.cli.parts.Plain", "--data", "Digits", "--trainer.logger", "false"]
+    options = {"run": False, "trainer_class": Own, "save_config_callback": None}
+    trainer = FederatedCLI(words, **options).trainer
+    assert (trainer.max_diverged, trainer.max_rounds) == (0.25, 3)
+    more = ["--trainer.max_diverged=0.5", "--trainer.max_epochs=7", "--trainer.tolerance.process_timeout=2"]
+    trainer = FederatedCLI([*words, *more], **options).trainer
+    assert (trainer.max_diverged, trainer.max_rounds) == (0.5, 7)
+    assert trainer.options.tolerance.process_timeout == 2
 
 
 def test_a_run_made_before_there_were_groups_is_found(cli: CommandLine) -> None:

@@ -64,7 +64,12 @@ class FEMNIST(UserDataModule):
     def load_datasets(self) -> Datasets:
         """Reads the files and chooses the writers."""
         place = self.place
-        train, test = _from_json(place) if place.is_dir() else _from_arrays(place)
+        if place.is_dir():
+            train, test = _from_json(place)
+        else:
+            file = ArrayFile(place, "--data.path")
+            has_test = any(name.startswith("test_") for name in file.names)
+            train, test = _part(file, ""), _part(file, "test_") if has_test else None
         if self.digits_only:
             train = train.where((train.labels < 10).numpy())
             test = None if test is None else test.where((test.labels < 10).numpy())
@@ -97,11 +102,6 @@ def _from_json(folder: Path) -> tuple[UserSamples, UserSamples | None]:
     if not (folder / "test").is_dir():
         return train, None
     return train, _checked(read_leaf(folder / "test", "--data.path"), folder / "test")
-
-
-def _from_arrays(path: Path) -> tuple[UserSamples, UserSamples | None]:
-    file = ArrayFile(path, "--data.path")
-    return _part(file, ""), _part(file, "test_") if any(name.startswith("test_") for name in file.names) else None
 
 
 def _part(file: ArrayFile, prefix: str) -> UserSamples:
