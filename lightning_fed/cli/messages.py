@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lightning_fed.cli.configs_command import shipped_configs
 from lightning_fed.cli.suggestions import class_arguments, classes_for, command_options, did_you_mean, listing
-from lightning_fed.core.train_state import FLAT_NAMES
+from lightning_fed.runs.folder import FLAT_NAMES
 
 __all__ = ["explain"]
 

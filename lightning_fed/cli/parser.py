@@ -25,8 +25,8 @@ from lightning_fed.cli.messages import explain
 from lightning_fed.cli.other_names import Renames
 from lightning_fed.cli.suggestions import listing
 from lightning_fed.cli.yaml_loader import is_endless
-from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.folder import FLAT_NAMES
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import GROUPS
 

@@ -52,7 +52,7 @@ def open_atomically(path: Path, option: str = _RUNS) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path, option):
-        if option != _RUNS or (path.parent.parent / "run.json").is_file():
+        if option != _RUNS or any((above / "run.json").is_file() for above in path.parents[1:]):
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "wb") as file:

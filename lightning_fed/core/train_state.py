@@ -22,20 +22,12 @@ from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_number
 
 __all__ = [
-    "FLAT_NAMES", "CompileMode", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance", "TrainState",
+    "CompileMode", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance", "TrainState",
     "names_kept",
 ]  # fmt: skip
 
 # The modes of torch.compile.
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-
-
-# Options of a group by the names that they have without it.
-FLAT_NAMES = {
-    **{name: f"participation.{name}" for name in ("sampler", "availability", "stragglers", "work")},
-    **{f"full_gradient_{name}": f"full_gradients.{name}" for name in ("mode", "batch_size", "weight_decay")},
-    **{name: f"tolerance.{name}" for name in ("max_diverged", "on_client_error", "on_write_error", "process_timeout")},
-}
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lightning_fed.core.files import write_atomically, writing
-from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.runs.lock import RunLock
 
-__all__ = [
+__all__ = ["FLAT_NAMES",
     "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "is_below", "open_run", "read_rows", "read_run",
 ]  # fmt: skip
+
+# Options of a group by the names that they have without it.
+FLAT_NAMES = {
+    **{name: f"participation.{name}" for name in ("sampler", "availability", "stragglers", "work")},
+    **{f"full_gradient_{name}": f"full_gradients.{name}" for name in ("mode", "batch_size", "weight_decay")},
+    **{name: f"tolerance.{name}" for name in ("max_diverged", "on_client_error", "on_write_error", "process_timeout")},
+}
 
 # The checkpoint that a failed run leaves: weights alone, and no state that a run could go on from.
 LAST_GOOD = "last_good"

@@ -9,8 +9,8 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.folder import FLAT_NAMES
 from lightning_fed.trainer.options import GROUPS, TrainerOptions
 
 __all__ = ["ALIASES", "FOREIGN", "INSTEAD", "WITHOUT_EFFECT", "make_options", "own_arguments", "same_twice"]

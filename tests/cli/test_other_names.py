@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_fed.cli.federated_cli import FederatedCLI
-from lightning_fed.core.train_state import FLAT_NAMES
-from lightning_fed.runs.folder import fingerprint
+from lightning_fed.runs.folder import FLAT_NAMES, fingerprint
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import GROUPS
 from tests.cli.conftest import CommandLine

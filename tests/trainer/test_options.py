@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvg
-from lightning_fed.core.train_state import FLAT_NAMES
 from lightning_fed.errors import FederatedError
+from lightning_fed.runs.folder import FLAT_NAMES
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork, UniformSampler
 from lightning_fed.trainer import Tolerance
 from lightning_fed.trainer.options import GROUPS, TrainerOptions, batch_limit
