@@ -41,8 +41,8 @@ class Attributes:
         self._variables = [(live, name, live[name]) for name, live in (variables or {}).items()]
         if variables is not None:
             values = [v for _, before in self._held for v in before.values()] + [v for *_, v in self._variables]
-            objects = {id(value): value for value in values if _has_own_attributes(value)}
-            self._held += [(vars(value), dict(vars(value))) for value in objects.values()]
+            objects = {id(v): v for v in values if is_own(type(v)) and not isinstance(v, (type, nn.Module))}
+            self._held += [(vars(v), dict(vars(v))) for v in objects.values() if hasattr(v, "__dict__")]
         self._trained = [(p, p.requires_grad) for p in module.parameters()]
         self.values = [v for _, before in self._held for v in before.values()] + [v for *_, v in self._variables]
         self.containers = [(value, value.copy()) for value in self.values if isinstance(value, (list, dict, set))]
@@ -74,11 +74,6 @@ def _stream(generator: Any) -> tuple[Callable[[Any], Any], Any]:
         return generator.set_state, generator.get_state()
     bits = generator.bit_generator
     return partial(setattr, bits, "state"), bits.state
-
-
-def _has_own_attributes(value: Any) -> bool:
-    """Says whether a value is an object of a class of the user's own, and no module."""
-    return is_own(type(value)) and not isinstance(value, (type, nn.Module)) and hasattr(value, "__dict__")
 
 
 @contextmanager

@@ -115,10 +115,6 @@ class HookGuard:
 
     Buffers that it writes are the global model's from then on. Parameters are refused: clients start from
     ``trainer.weights``.
-
-    Args:
-        state: What ``fit`` works on.
-        processes: The processes of the run.
     """
 
     def __init__(self, state: TrainState, processes: Processes) -> None:

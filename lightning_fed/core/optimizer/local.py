@@ -46,8 +46,9 @@ class LocalOptimizer:
         except FederatedError:  # is a sentence already, with the options that help
             raise
         except (ValueError, TypeError) as error:  # what torch says of a bad option, such as a negative learning rate
-            if isinstance(error, TypeError) and not _is_of_torch(error):
-                raise
+            *_, (frame, _) = walk_tb(error.__traceback__)
+            if isinstance(error, TypeError) and not str(frame.f_globals.get("__name__")).startswith("torch.optim"):
+                raise  # a defect in the user's code
             raise FederatedError(
                 f"Expected `{type(module).__name__}.configure_optimizers` to build an optimizer, but it refuses: "
                 f"{error}; change `--model.optimizer`, `--model.lr_scheduler`, `--optimizer` or `--lr_scheduler`."
@@ -246,9 +247,3 @@ def _placed(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         key: value.to(own[key].device) if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) else value
         for key, value in saved.items()
     }
-
-
-def _is_of_torch(error: BaseException) -> bool:
-    """Whether torch.optim raised it, as for an option that is None, and no defect in the user's code did."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).startswith("torch.optim")

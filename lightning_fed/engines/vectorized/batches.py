@@ -172,18 +172,15 @@ class LaneBatches:
         orders = send_orders(self._source, [self._shuffled(lane) for lane in lanes])
         for lane, order in zip(lanes, orders, strict=True):
             client = self.clients[lane]
-            at = (client.round, client.id, step // int(self._steps_in_epoch[lane]))
-            seed = self._read_seed(*at) if self._source.reads_are_seeded else 0
+            purpose = Purpose.GRADIENT if self._whole else Purpose.READ
+            epoch = None if self._whole else step // int(self._steps_in_epoch[lane])
+            seeded = self._source.reads_are_seeded
+            seed = seed_for(self._seed, purpose, client.round, client.id, epoch) if seeded else 0
             # Read at once: a data loader has the batches of one client at a time under way.
             batches = read_batches(self._source, client.id, order, seed, self._size)
             if (left := self.steps[lane] - step) < self._steps_in_epoch[lane]:
                 batches = islice(batches, left * self._window)
             self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
-
-    def _read_seed(self, round: int, client: int, epoch: int) -> int:
-        if self._whole:
-            return seed_for(self._seed, Purpose.GRADIENT, round, client)
-        return seed_for(self._seed, Purpose.READ, round, client, epoch)
 
 
 def _kind(batch: Any) -> Any:

@@ -12,6 +12,7 @@ from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import explained_batches
+from lightning_fed.engines.vectorized.allocator import keep_freed_memory
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.lanes import Lanes
@@ -36,6 +37,8 @@ class VectorizedEngine(Engine):
     def __init__(self, *args: Any, chunk_size: int, stack_full_gradients: bool = True) -> None:
         super().__init__(*args)
         self.chunk_size = chunk_size
+        if self.state.vector.device.type == "cpu":
+            keep_freed_memory()
         self.step = StackedStep(self.state)
         self.stacked_gradient: StackedFullGradient | None = None
         if stack_full_gradients and self.full_gradient.over == "data":
