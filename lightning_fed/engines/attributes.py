@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copyreg
 import pickle
 from collections.abc import Mapping
-from hashlib import blake2b
 from io import BytesIO
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,9 +47,7 @@ class Snapshot:
         self.parts = {id(part) for part in named.values()}
         self._values: dict[Place, Any] = {}
         for name, part in named.items():
-            names: list[str] = copyreg._slotnames(type(part))  # type: ignore[attr-defined]  # what copying asks for
-            slots = {key: getattr(part, key) for key in names if hasattr(part, key)}
-            for key, value in {**vars(part), **slots}.items():
+            for key, value in vars(part).items():
                 if key not in _LEFT_OUT:
                     self._values[name, key] = self._value(value)
         for key, held in (variables or {}).items():
@@ -66,8 +61,6 @@ class Snapshot:
     def _value(self, value: Any) -> Any:
         if isinstance(value, _PLAIN):
             return type(value), repr(value)  # NaN equals itself
-        if isinstance(value, (dict, list, set)) and not value:  # as most of a module's own are
-            return type(value), ""
         file = _Bounded()
         try:
             _Writer(file, self).dump(value)
@@ -102,8 +95,6 @@ class _Writer(pickle.Pickler):
             return snapshot.identity(value), *_state(value)
         if isinstance(value, torch.Generator):
             return snapshot.identity(value), value.get_state().numpy().tobytes()
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return value.shape, value.dtype.str, blake2b(value.tobytes()).digest()
         if id(value) in snapshot.parts or isinstance(value, _BY_IDENTITY):
             return snapshot.identity(value)
         return None

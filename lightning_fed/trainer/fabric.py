@@ -71,11 +71,9 @@ def make_fabric(given: TrainerOptions) -> Fabric:
         ) from error
     if isinstance(mixed := fabric.strategy.precision, MixedPrecision):
         # As Lightning's trainer has it: weights that change within a step are cast anew, not taken from a cache.
-        device, dtype = fabric.device.type, torch.bfloat16
-        mixed.forward_context = partial(torch.autocast, device, dtype, cache_enabled=False)  # type: ignore[method-assign]
-    first = fabric.is_global_zero
-    # As the strategies of Lightning's trainer have it, for its checkpoint callbacks.
-    fabric.strategy.remove_checkpoint = lambda path: Path(path).unlink(missing_ok=True) if first else None  # type: ignore[attr-defined]
+        context = partial(torch.autocast, fabric.device.type, torch.bfloat16, cache_enabled=False)
+        mixed.forward_context = context  # type: ignore[method-assign]  # Fabric's plugin has no option for it
+    fabric.strategy.remove_checkpoint = partial(_remove_checkpoint, fabric)  # type: ignore[attr-defined]  # as Trainer's has
     if fabric.world_size > 1 and not isinstance(fabric.strategy, ClientsStrategy):
         raise FederatedError(
             f"Expected `--trainer.strategy` to be auto or {NAME} for {fabric.world_size} processes, got {strategy!r}: "
@@ -95,6 +93,12 @@ def _expect_sizes(devices: Any, num_nodes: int) -> None:
         )
     if num_nodes > _MOST_NODES:
         raise FederatedError(f"Expected `--trainer.num_nodes` to be at most {_MOST_NODES}, got {num_nodes}.")
+
+
+def _remove_checkpoint(fabric: Fabric, path: str) -> None:
+    """Removes a file, as Lightning's checkpoint callbacks ask the strategy to."""
+    if fabric.is_global_zero:
+        Path(path).unlink(missing_ok=True)
 
 
 def _started_by_torchrun() -> tuple[int, int] | None:
