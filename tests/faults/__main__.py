@@ -23,16 +23,16 @@ CAMPAIGNS = {
     "ranks": "processes of a run killed, stopped or raising",
 }
 HEAD = (
-    "| campaign | tried | lost | tracebacks | hangs | wrong successes |",
-    "| --- | --- | --- | --- | --- | --- |",
+    "| campaign | tried | lost | tracebacks | hangs | wrong successes | seconds |",
+    "| --- | --- | --- | --- | --- | --- | --- |",
 )
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
-def row(name: str, counts: Counts) -> str:
+def row(name: str, counts: Counts, seconds: float) -> str:
     """Returns a campaign's line of the table."""
     figures = (counts.of[outcome] for outcome in ("lost", "traceback", "hang", "wrong success"))
-    return f"| {name}: {CAMPAIGNS[name]} | {counts.tried:,} | {' | '.join(map(str, figures))} |"
+    return f"| {name}: {CAMPAIGNS[name]} | {counts.tried:,} | {' | '.join(map(str, figures))} | {seconds:,.0f} |"
 
 
 def write(found: dict[str, str]) -> None:
@@ -63,12 +63,13 @@ def main() -> int:
             traceback.print_exc()
             wrong += 1
             continue
-        for line in counts.wrong:
-            print(f"  {line}", flush=True)
-        print(f"{row(name, counts)} in {time.perf_counter() - started:.0f} s", flush=True)
+        for trial in counts.wrong:
+            print(f"  {trial}", flush=True)
+        line = row(name, counts, time.perf_counter() - started)
+        print(line, flush=True)
         wrong += len(counts.wrong)
         if given.write_docs:
-            write({name: row(name, counts)})
+            write({name: line})
     print(f"{(time.perf_counter() - began) / 60:.0f} minutes in all, seed {given.seed}", flush=True)
     return int(wrong > 0)
 
