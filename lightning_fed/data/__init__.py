@@ -13,6 +13,7 @@ from lightning_fed.data.datasets.femnist import FEMNIST
 from lightning_fed.data.datasets.image_files import ImageDataModule
 from lightning_fed.data.datasets.mnist import MNIST, FashionMNIST
 from lightning_fed.data.datasets.shakespeare import Shakespeare
+from lightning_fed.data.datasets.spurious_mnist import SpuriousMNIST
 from lightning_fed.data.datasets.tiny_imagenet import TinyImageNet
 from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.division import Division, HeldOut
@@ -42,5 +43,5 @@ __all__ = [
     "DirichletBalanced", "DirichletByClass", "DirichletByClient", "Division", "ExactClasses", "HeldOut", "PowerLaw",
     "QuantityDirichlet", "samples_figure", "sizes_figure", "split_figure", "split_figures", "Augmentation",
     "AugmentedSource", "CropFlip", "CIFAR10", "CIFAR100", "EMNIST", "ImageDataModule", "TinyImageNet", "FEMNIST",
-    "Shakespeare", "TextWindows", "UserDataModule", "ClientDatasets",
+    "Shakespeare", "TextWindows", "UserDataModule", "ClientDatasets", "SpuriousMNIST",
 ]  # fmt: skip
