@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data.datasets.mnist import MNIST
+from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.errors import FederatedError, expect_count, expect_number
@@ -92,7 +93,7 @@ class SpuriousMNIST(MNIST):
         train = TensorDataset(inputs, torch.where(few, _CLASSES - 1 - labels, labels))
         return Datasets(train, test=self._tests(test_images, test_labels), class_names=self.names(), users=users)
 
-    def _tests(self, images: Tensor, labels: Tensor) -> TensorDataset | dict[str, TensorDataset]:
+    def _tests(self, images: Tensor, labels: Tensor) -> AnyDataset | dict[str, AnyDataset]:
         draw = numpy_generator_for(self._seed(), Purpose.SKEW, _TEST)
         if self.shared is None:
             return TensorDataset(self._inputs(images, None, None, draw), labels)

@@ -19,6 +19,7 @@ from lightning_fed.lab.report.tables import is_share, summarize
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, is_lost
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
+from lightning_fed.lab.studies.verdict import Verdict, pairs_needed, visible_gain
 from lightning_fed.runs.statistics import lower_is_better
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ def _baseline(study: Study) -> str:
 
 
 def _differences(study: Study, table: StudyTable) -> Block:
-    names = ["difference", "95 % interval (t)", "95 % interval (bootstrap)", "p (Holm)", "seeds"]
+    names = ["difference", "95 % interval (t)", "95 % interval (bootstrap)", "p (Holm)", "seeds", "seen at 80 % power"]
+    judged = any(cell.verdict for cell in table.cells.values())
+    names += ["claimed", "seeds to see it", "verdict"] * judged
     lines = [[*table.row_axes, *table.column_axes, *names]]
     for (row, column), cell in table.cells.items():
         if (found := cell.difference) is None:
@@ -106,12 +109,22 @@ def _differences(study: Study, table: StudyTable) -> Block:
             for low, high in (found.t_interval, found.bootstrap)
         ]
         p_value = "" if math.isnan(cell.p_holm) else f"{cell.p_holm:.3f}" if cell.p_holm >= 0.001 else "< 0.001"
-        lines.append([*row, *column, _signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs)])
-    note = "Paired by seed; the test is a paired t-test, adjusted for all of the table."
+        seen = visible_gain(found.std, found.pairs)
+        line = [*row, *column, _signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs)]
+        line.append(_signed(seen, cell.percent).lstrip("+"))
+        if judged:
+            line += ["", "", ""] if cell.verdict is None else _judged(cell.verdict, found.std, cell.percent)
+        lines.append(line)
+    note = "Paired by seed; the test is a paired t-test, adjusted for all different ones of the table."
     shown = {cell.percent for cell in table.cells.values()}
     unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
     title = f"Difference to {_baseline(study)}{unit}"
     return Block(title, lines, len(lines[0]) - len(names), note)
+
+
+def _judged(verdict: Verdict, std: float, percent: bool) -> list[str]:
+    needed = pairs_needed(verdict.claimed, std)
+    return [_signed(verdict.claimed, percent), f"{needed:,}" if needed else "", verdict.word]
 
 
 def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], note: str = "") -> Block:
@@ -201,7 +214,8 @@ def table_lines(table: StudyTable) -> list[list[str]]:
 
 _COLUMNS = (
     "seeds", "mean", "std", "difference", "t_low", "t_high", "bootstrap_low", "bootstrap_high", "p", "p_holm",
-    "average_rank", "published", "published_std", "rounds_to_target", "rounds_to_target_std",
+    "average_rank", "published", "published_std", "rounds_to_target", "rounds_to_target_std", "std_difference",
+    "visible_gain", "claimed", "seeds_needed", "verdict",
 )  # fmt: skip
 
 
@@ -216,7 +230,14 @@ def _numbers(cell: TableCell, rank: float | None) -> list[str]:
         *((figure.value / scale, figure.std and figure.std / scale) if figure else (None, None)),
         *((reached.mean, reached.std) if reached else (None, None)),
     ]  # fmt: skip
-    return ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
+    if difference:
+        numbers += [difference.std, visible_gain(difference.std, difference.pairs)]
+    verdict, words = cell.verdict, [""]
+    if verdict is not None and difference:
+        numbers += [verdict.claimed, pairs_needed(verdict.claimed, difference.std)]
+        words = [verdict.word]
+    texts = ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
+    return [*texts, *[""] * (len(_COLUMNS) - len(texts) - 1), *words]
 
 
 def as_markdown(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ class PairedDifference:
         t_interval: d̅ ± t(n - 1) s / √n of Student's distribution.
         bootstrap: Percentile interval of d̅ with pairs drawn anew.
         p_value: Of a two-sided paired t-test that the mean is 0.
+        std: Standard deviation s of the differences.
     """
 
     pairs: int
@@ -33,6 +34,7 @@ class PairedDifference:
     t_interval: tuple[float, float]
     bootstrap: tuple[float, float]
     p_value: float
+    std: float = np.nan
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: int = 0) -> PairedDifference:
@@ -57,7 +59,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: 
     rounding = 1e-12 * np.abs([*values, *baseline]).max()
     if np.ptp(differences) <= rounding:
         p_value = 1.0 if np.abs(differences).max() <= rounding else 0.0
-        return PairedDifference(pairs, mean, (mean, mean), (mean, mean), p_value)
+        return PairedDifference(pairs, mean, (mean, mean), (mean, mean), p_value, 0.0)
     test = stats.ttest_1samp(differences, 0.0)
     low, high = test.confidence_interval(_COVERAGE)
     drawn = stats.bootstrap(
@@ -65,7 +67,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: 
         random_state=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
     intervals = (float(low), float(high)), (float(drawn.low), float(drawn.high))
-    return PairedDifference(pairs, mean, *intervals, float(test.pvalue))
+    return PairedDifference(pairs, mean, *intervals, float(test.pvalue), float(differences.std(ddof=1)))
 
 
 def holm_adjusted(p_values: Sequence[float]) -> NDArray[np.float64]:

@@ -109,6 +109,9 @@ class Report:
         target: Value of the first metric, an accuracy as a share of 1; a further table has the rounds to the first
             evaluation as good.
         x: Column that curves are drawn over.
+        gain: The smallest gain of interest, where none is published: in the unit of the first metric, an accuracy as a
+            share of 1, below 0 where less is better. A verdict on each difference says whether it is reproduced.
+        learned: What the baseline must have reached for its cells to be compared, in the same unit.
     """
 
     metric: list[Name] = field(default_factory=lambda: [Name("test/acc")])
@@ -119,6 +122,8 @@ class Report:
     published: dict[str, Any] = field(default_factory=dict)
     target: float | None = None
     x: str = "round"
+    gain: float | None = None
+    learned: float | None = None
 
 
 @dataclass(frozen=True)

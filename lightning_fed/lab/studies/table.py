@@ -1,7 +1,7 @@
 """The cells of a study's table: mean over seeds, difference to a baseline, rank, published figure, rounds to target."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,6 +15,7 @@ from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.lab.studies.study import Study, reported_axes
+from lightning_fed.lab.studies.verdict import Verdict, has_settled, is_near, verdict_on
 from lightning_fed.runs.statistics import first_as_good, is_reached, lower_is_better
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
@@ -36,6 +37,7 @@ class TableCell:
     difference: PairedDifference | None = None  # to the baseline, over the seeds that both have
     p_holm: float = math.nan  # of its test, adjusted for all tests of the table
     published: Figure | None = None
+    verdict: Verdict | None = None  # on the gain that is published, or of interest
 
     @property
     def summary(self) -> Summary:
@@ -84,6 +86,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
     cells = _compared(cells, study.report.baseline, row_axes, column_axes)
     if published is not None:
         cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
+    cells = _judged(cells, study, row_axes, column_axes)
     rows = _in_order({row for row, _ in cells}, row_axes, study)
     columns = _in_order({column for _, column in cells}, column_axes, study)
     cells = {key: cells[key] for key in product(rows, columns) if key in cells}
@@ -164,14 +167,52 @@ def _compared(
     cells: dict[tuple[Key, Key], TableCell], baseline: Mapping[str, str], row_axes: Key, column_axes: Key
 ) -> dict[tuple[Key, Key], TableCell]:
     """Compares each cell with that of the baseline, and adjusts the tests for their number."""
-    compared = dict(cells)
+    compared, tests = dict(cells), dict[tuple[tuple[float, ...], ...], float]()
+    for key, other in _pairs(cells, baseline, row_axes, column_axes):
+        cell = compared[key] = replace(cells[key], difference=_difference(cells[key], cells[other]))
+        assert cell.difference is not None
+        # Equal cells are no test, and the same two cells are one.
+        if cell.difference.std > 0 or cell.difference.p_value < 1:
+            tests[cell.values, cells[other].values] = cell.difference.p_value
+    adjusted = dict(zip(tests, holm_adjusted([*tests.values()]).tolist(), strict=True))
+    for key, other in _pairs(cells, baseline, row_axes, column_axes):
+        p_holm = adjusted.get((cells[key].values, cells[other].values), math.nan)
+        compared[key] = replace(compared[key], p_holm=p_holm)
+    return compared
+
+
+def _pairs(
+    cells: Mapping[tuple[Key, Key], TableCell], baseline: Mapping[str, str], row_axes: Key, column_axes: Key
+) -> Iterator[tuple[tuple[Key, Key], tuple[Key, Key]]]:
+    """Yields the key of each cell that has a baseline other than itself, and that of the baseline."""
     for key, cell in cells.items():
         other = _key({**cell.names, **baseline}, row_axes, column_axes)
         if other != key and other in cells:
-            compared[key] = replace(cell, difference=_difference(cell, cells[other]))
-    p_values = [cell.difference.p_value if cell.difference else math.nan for cell in compared.values()]
-    adjusted = holm_adjusted(p_values).tolist()
-    return {key: replace(cell, p_holm=p_value) for (key, cell), p_value in zip(compared.items(), adjusted, strict=True)}
+            yield key, other
+
+
+def _judged(
+    cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
+) -> dict[tuple[Key, Key], TableCell]:
+    """Says of each difference what it says of the gain that is published, or else of the smallest of interest."""
+    judged, report = dict(cells), study.report
+    for key, other in _pairs(cells, report.baseline, row_axes, column_axes):
+        cell, baseline = cells[key], cells[other]
+        first, difference = cell.names["metric"] == report.metric[0], cell.difference
+        claimed = (report.gain or 0.0) if first else 0.0
+        mean, unit = baseline.summary.mean, 100 if cell.percent else 1
+        scale = 1.0 if cell.percent else abs(mean)
+        level = all(
+            has_settled([run.curves[one.names["metric"]] for run in one.runs], scale) for one in (cell, baseline)
+        )
+        if cell.published is not None and baseline.published is not None:
+            claimed = (cell.published.value - baseline.published.value) / unit
+            level = level or is_near(mean, baseline.published.value / unit, scale)
+        better = min if lower_is_better(cell.names["metric"]) else max
+        learned = not first or report.learned is None or better(mean, report.learned) == mean
+        if difference is not None:
+            judged[key] = replace(cell, verdict=verdict_on(difference, claimed, level, learned))
+    return judged
 
 
 def _difference(cell: TableCell, baseline: TableCell) -> PairedDifference:

@@ -166,7 +166,7 @@ def test_a_run_that_diverged_is_counted_and_ranks_last() -> None:
     assert study_blocks(study(), results(lost), all_lost)[0].lines[1][2] == "diverged"
     assert math.isnan(table.cells[("FedAvg, masked",), ("fmnist",)].difference.p_value)
     differences = study_blocks(study(), results(lost), table)[1]
-    assert differences.lines[2] == ["FedAvg, masked", "fmnist", "", "", "", "", "3"]
+    assert differences.lines[2] == ["FedAvg, masked", "fmnist", "", "", "", "", "3", ""]
 
 
 def test_notes_say_what_is_not_there() -> None:
