@@ -14,6 +14,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed.core.hooks import FederatedCallback
@@ -134,6 +135,18 @@ class Reads(TorchFunctionMode):
         if (name := getattr(function, "__name__", "")) in self.NAMES:
             self.names.append(name)
         return function(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's operations, but for those that make views or empty memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or "empty" in func._schema.name or "_unsafe_view" in func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
 class BySizes(Partitioner):

@@ -7,12 +7,13 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn import functional as F
 from torch.optim import SGD
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.models.backbones import Backbone
+from lightning_fed.models.losses import cross_entropy
 
 __all__ = ["Classifier", "ImageClassifier"]
 
@@ -74,7 +75,7 @@ class Classifier(LightningModule):
         """Returns what validation logs the means of, for each sample of a batch (inputs, labels), shape (B,) each."""
         x, y = batch
         logits = self(x)
-        return {"loss": cross_entropy(logits, y, reduction="none"), "acc": (logits.argmax(dim=1) == y).float()}
+        return {"loss": F.cross_entropy(logits, y, reduction="none"), "acc": (logits.argmax(dim=1) == y).float()}
 
     def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Logs ``test/loss`` and ``test/acc`` of a batch (inputs, labels)."""
@@ -90,7 +91,7 @@ class Classifier(LightningModule):
         x, y = batch
         logits = self(x)
         accuracy.update(logits, y)
-        self.log(f"{stage}/loss", cross_entropy(logits, y), prog_bar=False, batch_size=len(y))
+        self.log(f"{stage}/loss", F.cross_entropy(logits, y), prog_bar=False, batch_size=len(y))
         self.log(f"{stage}/acc", accuracy, prog_bar=True, batch_size=len(y))
 
     def configure_optimizers(self) -> Any:

@@ -1,0 +1,26 @@
+"""Cross-entropy of fewer operations for many clients at once."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["cross_entropy"]
+
+_IGNORED = -100  # the label that torch leaves out of the mean
+
+
+def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    """Returns the mean cross-entropy of scores (B, C) and labels, int64 of shape (B,); see torch's of the same name.
+
+    It is torch's, whatever the arguments, but under ``torch.func.vmap``, which makes 26 operations of that and its
+    gradient: there it is the same numbers by 15.
+    """
+    alone = torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(scores)
+    if alone or labels.shape != scores.shape[:1]:
+        return F.cross_entropy(scores, labels)
+    if scores.itemsize < 4 and torch.is_autocast_enabled(scores.device.type):
+        scores = scores.float()  # as autocast does for torch's
+    column = labels.unsqueeze(1)
+    ignored = column == _IGNORED
+    picked = scores.log_softmax(1).gather(1, column.masked_fill(ignored, 0)).masked_fill(ignored, 0)
+    return picked.sum() / (ignored.sum() - len(labels))
