@@ -1,7 +1,7 @@
 """The state of clients that train at the same time: one row, a lane, of every matrix for each."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal
 
 import torch
@@ -190,11 +190,9 @@ class Lanes:
             self._measured = True
         return deltas
 
-    @contextmanager
-    def of(self, lane: int, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:
-        """Within the block client algorithms work on the vectors of one client."""
-        with _rows(algorithms, self.capacity, lane):
-            yield
+    def of(self, lane: int, algorithms: Sequence[ClientAlgorithm]) -> AbstractContextManager[None]:
+        """Makes a block within which client algorithms work on the vectors of one client."""
+        return _rows(algorithms, self.capacity, lane)
 
     @contextmanager
     def stacked(self, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:

@@ -9,7 +9,9 @@ import torch
 from lightning.fabric.plugins import Precision
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import TrainState
@@ -37,8 +39,7 @@ def refusal(reason: CannotStack) -> FederatedError:
 
 def first_sentence(error: Exception) -> str:
     """Takes from what torch says what fits into a sentence."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].split(". ")[0].rstrip(".")
+    return (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
 
 
 def cause_of(error: Exception) -> str:
@@ -92,17 +93,14 @@ class StackedStep:
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
         self.reads_batch_idx = self.takes_batch_idx and _reads(self.module.training_step, "batch_idx")
         self.parameter_places = _parameter_places(self.module, self.vector.parameters)
-        self.buffer_places = state.buffers.live.places
-        self.further_places = state.buffers.live.further
-        self.sizes = [p.numel() for p in self.vector.parameters]
-        stepped = {id(p) for p in state.optimizer.parameters}
-        named = zip(self.vector.names, self.vector.parameters, strict=True)
-        self.trained = [name for name, parameter in named if id(parameter) in stepped]
-        self.recorder = MetricRecorder()
-        self.touched: set[str] = set()
+        self.buffer_places, self.further_places = state.buffers.live.places, state.buffers.live.further
+        self.starts = [place.start for place in self.vector.places().values()]
+        self.recorder, self.touched = MetricRecorder(), set[str]()
         self.losses = self.vector.data.new_empty(0)
-        gradients = grad_and_value(self._loss, has_aux=True)
-        self._gradients = vmap(gradients, in_dims=(0, 0, 0, None), randomness="different")
+        self._call: tuple[tuple[str, ...], TreeSpec, int]  # names of buffers, what the batch is, its number
+        self._replaced: tuple[str, ...]
+        self._gradients = grad_and_value(self._loss, has_aux=True)
+        self._stacked = vmap(self._flat_gradients, randomness="different")
 
     def __call__(
         self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor
@@ -127,35 +125,50 @@ class StackedStep:
         self.recorder.batch_size = size
         self.touched.clear()
         with recording(self.module, self.recorder), self._restoring():
-            # By parameter: as parts of one vector their gradients would be joined, a matrix larger than the cache.
-            pieces = tuple(self._pieces(weights))
-            gradients, (self.losses, (totals, replaced)) = self._gradients(pieces, buffers, batch, batch_idx)
+            leaves, spec = tree_flatten(batch)
+            self._call = tuple(buffers), spec, batch_idx
+            found = self._stacked(*self._pieces(weights), *buffers.values(), *leaves)
+        gradients, (self.losses, *further) = found[: len(self.starts)], found[len(self.starts) :]
+        logged = self.recorder.series
+        totals = dict(zip(logged, further, strict=False))
         if self.losses.requires_grad:  # of the resident parameters: autograd knows no client's outside of vmap
             raise CannotStack(f"{type(self.module).__name__} reaches its parameters in another way than as attributes")
-        for place, gradient in zip(self._pieces(out), gradients, strict=True):
-            place.copy_(gradient)
-        for name, value in replaced.items():  # by assignment; what is changed in place is in the rows already
+        by_parameter = zip(gradients, self.vector.parameters, strict=True)
+        torch.cat([gradient.permute(0, *_order(p)).flatten(1) for gradient, p in by_parameter], 1, out=out)
+        # By assignment; what is changed in place is in the rows already.
+        for name, value in zip(self._replaced, further[len(totals) :], strict=True):
             buffers[name].copy_(value)
-        if len(self.touched) < len(self.sizes):
-            missing = next(name for name in self.vector.names if name not in self.touched)
-            raise CannotStack(
-                f"its parameter `{missing}` gets no gradient, which vmap cannot tell from a gradient of zero"
-            )
-        for series in self.recorder.series.values():  # nothing of vmap's own tensors may leave it
+        if missing := [name for name in self.vector.names if name not in self.touched]:
+            raise CannotStack(f"its parameter `{missing[0]}` gets no gradient, which vmap cannot tell from one of zero")
+        self.recorder.log_default("train/loss", 0.0)
+        if logged["train/loss"].is_default:  # not under vmap, where each operation costs ten times as much
+            totals["train/loss"] = self.losses.to(wide_dtype(out.device)) * size
+        for series in logged.values():  # nothing of vmap's own tensors may leave it
             series.total, series.last = None, 0.0
-        return self.recorder.series, totals
+        return logged, totals
 
     def _pieces(self, rows: Tensor) -> list[Tensor]:
-        """Views rows of the length of the flat vector as parameters, each of shape (n, ...)."""
-        columns = torch.split(rows, self.sizes, dim=1)
-        return [_shaped(part, like) for part, like in zip(columns, self.vector.parameters, strict=True)]
+        """Views rows of the length of the flat vector as parameters, each of shape (n, ...).
 
-    def _loss(
-        self, pieces: tuple[Tensor, ...], buffers: dict[str, Tensor], batch: Any, batch_idx: int
-    ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
-        """The loss of one client, the totals of what it logged and the buffers that it replaced."""
+        By parameter: as parts of one vector their gradients would be joined in a matrix larger than the cache.
+        """
+        row, first = rows.stride(0), rows.storage_offset()
+        return [
+            rows.as_strided((len(rows), *p.shape), (row, *p.stride()), first + start)
+            for p, start in zip(self.vector.parameters, self.starts, strict=True)
+        ]
+
+    def _flat_gradients(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The gradients and loss of one client, and what ``_loss`` returns besides: vmap is slow with trees."""
+        gradients, (loss, further) = self._gradients(inputs[: len(self.starts)], *inputs[len(self.starts) :])
+        return (*gradients, loss, *further)
+
+    def _loss(self, pieces: tuple[Tensor, ...], *rest: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss of one client; the totals of what it logged and the buffers that it replaced."""
+        names, spec, batch_idx = self._call
+        buffers, batch = dict(zip(names, rest, strict=False)), tree_unflatten(rest[len(names) :], spec)
         for name, places, value in zip(self.vector.names, self.parameter_places, pieces, strict=True):
-            value.register_hook(_note(self.touched, name))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            value.register_hook(lambda _, name=name: self.touched.add(name))  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for owner, key in places:
                 owner._parameters[key] = value  # type: ignore[assignment]  # stands in for a parameter
         for name, value in buffers.items():
@@ -166,15 +179,13 @@ class StackedStep:
         if output is None:
             raise CannotStack("its `training_step` returns None for a batch, which many clients at once cannot skip")
         loss = loss_of(output, self.module)
-        self.recorder.log_default("train/loss", loss)
         if self.recorder.metrics:
             raise CannotStack("it logs torchmetrics objects in `training_step`, whose state vmap cannot keep apart")
-        totals = {key: torch.as_tensor(series.total) for key, series in self.recorder.series.items()}
-        return loss.reshape(()), (totals, self._replaced(buffers))
-
-    def _replaced(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        totals = [torch.as_tensor(series.total) for series in self.recorder.series.values()]
         live = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
-        return {name: b.detach() for name, b in live.items() if b is not None and b is not buffers[name]}
+        replaced = {name: b.detach() for name, b in live.items() if b is not None and b is not buffers[name]}
+        self._replaced = tuple(replaced)
+        return loss.reshape(()) if loss.ndim else loss, (*totals, *replaced.values())
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
@@ -201,23 +212,14 @@ def _parameter_places(module: nn.Module, parameters: tuple[Tensor, ...]) -> list
     ]
 
 
-def _note(touched: set[str], name: str) -> Any:
-    return lambda gradient: touched.add(name)
-
-
-def _shaped(columns: Tensor, like: Tensor) -> Tensor:
-    """Views columns of flat vectors, shape (n, k), with a parameter's shape and memory layout, shape (n, ...)."""
-    order = sorted(range(like.ndim), key=like.stride, reverse=True) if not like.is_contiguous() else range(like.ndim)
-    inverse = sorted(range(like.ndim), key=list(order).__getitem__)
-    viewed = columns.view(len(columns), *(like.shape[dim] for dim in order))
-    return viewed.permute(0, *(dim + 1 for dim in inverse))
+def _order(parameter: Tensor) -> list[int]:
+    """Returns the dimensions of a parameter in the order of memory, counted from 1."""
+    return sorted(range(1, parameter.ndim + 1), key=lambda dim: -parameter.stride(dim - 1))
 
 
 def _reads(function: Any, name: str) -> bool:
     """Says whether a function's own code reads an argument; True where its code cannot be seen."""
     code = getattr(function, "__code__", None)
-    if code is None or hasattr(function, "__wrapped__") or name not in code.co_varnames:
-        return True
-    if name in code.co_cellvars:
+    if code is None or hasattr(function, "__wrapped__") or name not in code.co_varnames or name in code.co_cellvars:
         return True
     return any(name in (i.argval if isinstance(i.argval, tuple) else (i.argval,)) for i in dis.get_instructions(code))
