@@ -7,17 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fed.errors import FederatedError
+
 __all__ = [
-    "copy_into",
-    "device_streams",
-    "same_each",
-    "same_values",
-    "seed_devices",
-    "set_device_streams",
-    "single_at_least",
-    "to_device",
-    "wide_dtype",
-]
+    "copy_into", "data_to", "device_streams", "out_of_memory", "same_each", "same_values", "seed_devices",
+    "set_device_streams", "single_at_least", "to_device", "wide_dtype",
+]  # fmt: skip
 
 
 @cache
@@ -66,6 +61,26 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
         return values
     # Elsewhere what is sent may be freed before it has arrived.
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
+def data_to(values: Tensor, device: torch.device | str) -> Tensor:
+    """Moves a tensor of a data set to a device, and says what to change where it does not fit there."""
+    try:
+        return values.to(device)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise FederatedError(
+            f"Expected the data to fit into the memory of {device}, but {values.nbytes / 2**30:.1f} GiB more do not: "
+            "set `--data.in_memory false`, which sends them batch by batch."
+        ) from error
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Says whether an exception is of memory that does not suffice; a CPU has no class for it."""
+    told = ("not enough memory", "an't allocate memory", "out of memory")
+    by_text = isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+    return by_text or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def copy_into(out: Tensor, values: Tensor) -> None:

@@ -1,12 +1,11 @@
-"""The user's own code: what it overrides of Lightning's, and the names in it. It is read, nothing of it runs."""
+"""The user's own code: what it overrides of Lightning's, the names in it, and where it keeps what it knows."""
 
 import functools
 import inspect
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from lightning.fabric import Fabric
@@ -16,7 +15,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 __all__ = [
-    "OwnCode", "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class", "overrides", "requires",
+    "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class", "overrides", "own_places",
+    "own_uses", "requires",
 ]  # fmt: skip
 
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
@@ -107,58 +107,43 @@ def is_own(kind: type | FunctionType) -> bool:
     return package not in _KNOWN and package not in sys.stdlib_module_names - {"__main__"}
 
 
-class OwnCode:
-    """The functions of the user's own that belong to some objects, and those that they name.
+def own_uses(objects: Iterable[Any], names: Iterable[str]) -> tuple[str, str] | None:
+    """Returns the first of some names in own methods of modules and callbacks, or functions these name, and where."""
+    parts = [part for item in objects for part in (item.modules() if isinstance(item, nn.Module) else (item,))]
+    places = [vars(place) for part in parts for place in (part, *filter(is_own, type(part).__mro__))]
+    todo = [function for place in places for value in place.values() for function in _functions(value)]
+    used: dict[FunctionType, list[str]] = {}
+    while todo:
+        function = todo.pop()
+        if function not in used and is_own(function):
+            used[function] = list(_names(function.__code__))
+            held = function.__globals__
+            todo += [other for name in used[function] if name in held for other in _functions(held[name])]
+    return next(((name, f.__qualname__) for name in sorted(names) for f, found in used.items() if name in found), None)
 
-    Args:
-        objects: Modules, of which all parts count, and callbacks.
-        first: Names of the methods to begin with; None for all of them.
 
-    Attributes:
-        names: Attributes and global variables that are used, each with a function that uses it.
-        variables: The global variables among them, each name with the dict that holds it.
+def own_places(module: nn.Module) -> list[Any]:
+    """Returns where the user's own code keeps what no object holds: classes, and Python modules, of global variables.
+
+    Those of the module's parts, of what is imported there and, within their packages, so on.
     """
-
-    def __init__(self, objects: Iterable[Any], first: Iterable[str] | None = None) -> None:
-        self.names: dict[str, str] = {}
-        self.variables: dict[str, dict[str, Any]] = {}
-        methods = _methods(objects)
-        todo = [function for name in (methods if first is None else first) for function in methods.get(name, ())]
-        seen: set[FunctionType] = set()
-        while todo:
-            function = todo.pop()
-            if function in seen or not is_own(function):
-                continue
-            seen.add(function)
-            for name in _names(function.__code__):
-                self.names.setdefault(name, function.__qualname__)
-                todo += methods.get(name, ())
-                if name in function.__globals__:
-                    self.variables[name] = function.__globals__
-                    todo += _functions(function.__globals__[name])
-
-    def uses(self, names: Iterable[str]) -> tuple[str, str] | None:
-        """Returns the first of these names that is used, and where; None if none is."""
-        return next(((name, self.names[name]) for name in sorted(names) if name in self.names), None)
-
-
-def _methods(objects: Iterable[Any]) -> dict[str, list[FunctionType]]:
-    """Finds functions by the names under which the objects' own classes, and they themselves, have them."""
-    found: dict[str, list[FunctionType]] = defaultdict(list)
-    for item in objects:
-        for part in item.modules() if isinstance(item, nn.Module) else (item,):
-            for held in (vars(part), *(vars(base) for base in type(part).__mro__ if is_own(base))):
-                for name, value in held.items():
-                    found[name] += _functions(value)
-    return found
+    todo: list[Any] = [base for part in module.modules() for base in type(part).__mro__ if is_own(base)]
+    packages, found = {base.__module__.partition(".")[0] for base in todo}, dict[int, Any]()
+    while todo:
+        value = todo.pop()
+        for place in (value, sys.modules.get(value.__module__)):
+            if isinstance(place, (type, ModuleType)) and id(place) not in found:
+                found[id(place)] = place
+                if value.__module__.partition(".")[0] in packages:
+                    todo += [v for v in vars(place).values() if isinstance(v, (type, FunctionType)) and is_own(v)]
+    return list(found.values())
 
 
 def _functions(value: Any) -> list[FunctionType]:
     """Returns the functions that a value stands for."""
-    if isinstance(value, property):
-        return [function for function in (value.fget, value.fset) if isinstance(function, FunctionType)]
-    if isinstance(value, type):
-        return [function for function in vars(value).values() if isinstance(function, FunctionType)]
+    if isinstance(value, (property, type)):
+        held = vars(value).values() if isinstance(value, type) else (value.fget, value.fset)
+        return [function for function in held if isinstance(function, FunctionType)]
     if isinstance(value, (functools.partial, functools.cached_property)):
         value = value.func
     value = inspect.unwrap(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
+from lightning_fed.core.devices import data_to
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.data.collation import CheckedCollate, Collate
 from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, map_tensors
@@ -84,12 +85,11 @@ class TensorSource:
         self.drop_last = drop_last
         self._convert = convert
         self._tensors = tensors
-        self._index = torch.from_numpy(split.index)
-        self._offsets = split.offsets
+        self._index, self._offsets = torch.from_numpy(split.index), split.offsets
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data and the index lists to a device, once."""
-        self._tensors = map_tensors(self._tensors, lambda tensor: tensor.to(device))
+        self._tensors = map_tensors(self._tensors, lambda tensor: data_to(tensor, device))
         self._index = self._index.to(device)
         return self
 
@@ -257,7 +257,7 @@ class EvalBatches:
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the data to a device, once; returns itself."""
-        self._tensors = map_tensors(self._tensors, lambda tensor: tensor.to(device))
+        self._tensors = map_tensors(self._tensors, lambda tensor: data_to(tensor, device))
         return self
 
 

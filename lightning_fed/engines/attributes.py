@@ -1,27 +1,23 @@
-"""What a module's parts hold in their attributes, compared by value."""
-
-from __future__ import annotations
+"""What a module, and the user's own code around it, holds: compared with what it was, and put back."""
 
 import pickle
-from collections.abc import Mapping
-from io import BytesIO
-from types import BuiltinFunctionType, FunctionType, ModuleType
+import random
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-__all__ = ["Place", "Snapshot", "is_wrapped"]
+__all__ = ["Attributes", "is_wrapped", "of_torch"]
 
-# An attribute: the name of its part, and its own. A global variable is of the part "global".
-Place = tuple[str, str]
-
-# What many methods write, and what Lightning lends to a module.
-_LEFT_OUT = frozenset({"_buffers", "log", "_trainer", "_fabric", "_fabric_optimizers"})
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_BY_IDENTITY = (type, FunctionType, BuiltinFunctionType, ModuleType)
-# Larger values are compared by identity: a data set that a module holds is not written out.
-_MOST_BYTES = 1 << 24
+# Of what is followed, longer lists and dicts, and larger arrays, are data, which nobody copies.
+_MOST_ENTRIES, _MOST_BYTES = 10_000, 1 << 16
+_NOTHING: Any = object()
 
 
 def is_wrapped(value: Any) -> bool:
@@ -29,87 +25,117 @@ def is_wrapped(value: Any) -> bool:
     return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
-class Snapshot:
-    """The attributes of a module's parts, each as something that can be compared.
+def of_torch(part: Any) -> bool:
+    """Says whether a part of a module is one of torch's, which knows what it keeps."""
+    return type(part).__module__.startswith("torch.")
 
-    Attributes are compared by value, those within containers and objects too, as ``pickle`` writes them. Compared by
-    identity are tensors, parts of the module, classes, functions, and what is too large; a tensor that was written to
-    counts as another one.
+
+class Attributes:
+    """The attributes of a module and of its parts as they are now, to be compared with later ones and put back.
+
+    They get their objects back, lists, dicts and sets their entries, random generators their states, parameters whether
+    they require a gradient; what other objects hold is not followed.
 
     Args:
         module: The module.
-        variables: Global variables to compare as well, each name with the dict that holds it.
+        places: See ``own_places``: what they hold counts too, and then also what is in lists, dicts, small arrays, and
+            objects of these classes among it all. None for the module alone.
     """
 
-    def __init__(self, module: nn.Module, variables: Mapping[str, dict[str, Any]] | None = None) -> None:
-        self._kept: list[Any] = []  # so that no id is given away meanwhile
-        named = dict(module.named_modules())
-        self.parts = {id(part) for part in named.values()}
-        self._values: dict[Place, Any] = {}
-        for name, part in named.items():
-            for key, value in vars(part).items():
-                if key not in _LEFT_OUT:
-                    self._values[name, key] = self._value(value)
-        for key, held in (variables or {}).items():
-            self._values["global", key] = self._value(held[key])
+    def __init__(self, module: nn.Module, places: Collection[Any] | None = None) -> None:
+        kinds = {p for p in places or () if isinstance(p, type) and not issubclass(p, (nn.Module, Callback))}
+        self._trained = [(p, p.requires_grad) for p in module.parameters()]
+        self._held = [(owner, "", owner, _attributes(owner)) for owner in (*module.modules(), *(places or ()))]
+        self._contents: list[tuple[Any, str, Any, Any, Callable[[Any], Any]]] = []
+        todo = [(owner, key, value) for owner, _, _, held in self._held for key, value in held.items()]
+        seen: set[int] = set()
+        for owner, key, value in todo:  # which grows
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            inner: Collection[Any] = value if isinstance(value, (list, tuple)) else ()
+            if (content := _content(value, places is not None)) is not None:
+                self._contents.append((owner, key, value, *content))
+                inner = value.values() if isinstance(value, dict) and key != "_buffers" else inner
+            elif type(value) in kinds and hasattr(value, "__dict__"):
+                self._held.append((owner, key, value, _attributes(value)))
+                inner = vars(value).values()
+            if places is not None and len(inner) <= _MOST_ENTRIES:
+                todo += [(owner, key, part) for part in inner]
 
-    def differences(self, other: Snapshot) -> set[Place]:
-        """Returns the attributes that differ, or that only one of the two has."""
-        ours, theirs = self._values, other._values
-        return {place for place in ours.keys() | theirs.keys() if ours.get(place) != theirs.get(place)}
+    def changes(self, may_grow: bool = False) -> Iterator[tuple[Any, str]]:
+        """Yields holder and name of what is not what it was, but for lists and dicts that have grown where they may."""
+        for owner, name, holder, before in self._held:
+            now = _attributes(holder)
+            for key in dict.fromkeys((*before, *now)):
+                one, other = before.get(key, _NOTHING), now.get(key, _NOTHING)
+                if not (_same(one, other) or (may_grow and _has_grown(one, other))):
+                    yield owner, name or key
+        for owner, name, value, content, _ in self._contents:
+            if not (_equal(value, content) or (may_grow and _has_grown(content, value))):
+                yield owner, name
 
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, _PLAIN):
-            return type(value), repr(value)  # NaN equals itself
-        file = _Bounded()
-        try:
-            _Writer(file, self).dump(value)
-        except Exception:  # noqa: BLE001  # whatever an object raises that cannot be pickled
-            return self.identity(value)
-        return file.getvalue()
+    def shared(self) -> str | None:
+        """Names what clients at once would share, of which torch knows what its parts keep; None if nothing changed."""
+        return next((name for owner, name in self.changes() if not of_torch(owner)), None)
 
-    def identity(self, value: Any) -> int:
-        """Returns a number that no other object has as long as this snapshot is there."""
-        self._kept.append(value)
-        return id(value)
-
-
-class _Bounded(BytesIO):
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > _MOST_BYTES:
-            raise OverflowError
-        return super().write(data)
-
-
-class _Writer(pickle.Pickler):
-    """Writes a value for comparison alone: nobody reads it back."""
-
-    def __init__(self, file: BytesIO, snapshot: Snapshot) -> None:
-        super().__init__(file, protocol=4)
-        self._snapshot = snapshot
-
-    def persistent_id(self, value: Any) -> Any:
-        """Tells what is compared by identity, and what of its value counts too."""
-        snapshot = self._snapshot
-        if isinstance(value, Tensor):
-            return snapshot.identity(value), *_state(value)
-        if isinstance(value, torch.Generator):
-            return snapshot.identity(value), value.get_state().numpy().tobytes()
-        if id(value) in snapshot.parts or isinstance(value, _BY_IDENTITY):
-            return snapshot.identity(value)
-        return None
-
-    def reducer_override(self, value: Any) -> Any:
-        """Lets an object that cannot be pickled, such as a lock, stand for itself and its attributes."""
-        try:
-            value.__reduce_ex__(4)
-        except Exception:  # noqa: BLE001  # whatever it raises
-            return type(value), (self._snapshot.identity(value),), getattr(value, "__dict__", None)
-        return NotImplemented
+    def put_back(self) -> None:
+        """Makes them what they were."""
+        for _, _, holder, before in self._held:
+            now, kind = _attributes(holder), type if isinstance(holder, type) else object
+            for key in now.keys() - before.keys():
+                kind.__delattr__(holder, key)
+            for key, value in before.items():
+                if now.get(key, _NOTHING) is not value:
+                    kind.__setattr__(holder, key, value)  # not by the holder, which may do more than that
+        for _, _, _, content, put_back in self._contents:
+            put_back(content)
+        for parameter, requires_grad in self._trained:
+            parameter.requires_grad = requires_grad
 
 
-def _state(value: Tensor) -> tuple[Any, ...]:
-    """Says whether a tensor requires a gradient, and, unless it is a parameter, how often it was written to."""
-    if is_wrapped(value) or isinstance(value, nn.Parameter):
-        return ()
-    return value.requires_grad, 0 if value.is_inference() else value._version
+def _attributes(owner: Any) -> dict[str, Any]:
+    return {name: value for name, value in dict(vars(owner)).items() if not name.startswith("__")}
+
+
+def _content(value: Any, follows: bool) -> tuple[Any, Callable[[Any], Any]] | None:
+    """Returns what a value holds, and what puts that back; None of what holds nothing, or what is not followed."""
+    if isinstance(value, (list, dict, set)) and not (follows and len(value) > _MOST_ENTRIES):
+        return value.copy(), partial(_refill, value)
+    if isinstance(value, torch.Generator):  # by its bytes, which can be compared
+        return value.get_state().numpy(), lambda state: value.set_state(torch.from_numpy(state))
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(), value.set_state
+    if isinstance(value, random.Random):
+        return value.getstate(), value.setstate
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state, partial(setattr, value.bit_generator, "state")
+    if follows and isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES:
+        return value.copy(), partial(np.copyto, value)
+    return None
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list) else container.update)(content)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Says whether a value is the same object, or the same number or text, NaN too."""
+    return one is other or (isinstance(one, _PLAIN) and type(one) is type(other) and repr(one) == repr(other))
+
+
+def _has_grown(one: Any, other: Any) -> bool:
+    return isinstance(one, (list, dict)) and type(one) is type(other) and len(other) > len(one)
+
+
+def _equal(value: Any, content: Any) -> bool:
+    """Says whether a value holds what it held."""
+    if isinstance(value, set):
+        return bool(value == content)
+    if isinstance(value, dict):
+        value, content = ([*held, *held.values()] for held in (value, content))
+    if isinstance(value, list):
+        return len(value) == len(content) and any(all(map(same, value, content)) for same in (is_, _same))
+    now = _content(value, follows=True)
+    return now is not None and pickle.dumps(now[0]) == pickle.dumps(content)

@@ -19,7 +19,7 @@ from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.engines.vectorized.step import CannotStack, first_sentence, refusal
+from lightning_fed.engines.vectorized.refusals import CannotStack, first_sentence, refusal
 from lightning_fed.engines.watch import ModuleWatch
 
 __all__ = ["make_engine"]
@@ -67,8 +67,9 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
     automatic = options.engine == "auto"
     try:
         _expect_hooks_that_stack(state, options, hooks)
-        variables = expect_quicker_and_the_same(state, options, hooks) if automatic else None
-        probe = StepProbe(state, options, variables)
+        if automatic:
+            expect_quicker_and_the_same(state, options, hooks)
+        probe = StepProbe(state, options)
         if probe.expect_stackable() and automatic:
             raise CannotStack("the model draws random numbers, which would be others for many clients at once")
         # A resumed run goes on with its chunks: other ones would draw other random numbers.

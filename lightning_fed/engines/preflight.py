@@ -1,9 +1,8 @@
 """Finds out, before a run, whether many clients can take a step at once, and for how many there is room."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import torch
@@ -14,12 +13,14 @@ from torchmetrics import Metric
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
+from lightning_fed.core.user_code import own_places
 from lightning_fed.distributed.strategy import processes_of
-from lightning_fed.engines.attributes import Snapshot
+from lightning_fed.engines.attributes import Attributes
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import agree, holds_stacked_tensors, random_states, without_trace
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, first_sentence
+from lightning_fed.engines.vectorized.refusals import CannotStack, first_sentence
+from lightning_fed.engines.vectorized.step import StackedStep
 
 __all__ = ["StepProbe"]
 
@@ -32,35 +33,30 @@ class StepProbe:
 
     Args:
         state: What ``fit`` works on; batches of the largest client are taken.
-        options: How clients train.
-        variables: Where nobody asked for many clients at once: the global variables that their training uses, see
-            ``OwnCode``. A step that changes these, or attributes, is refused then, as clients would share them.
+        options: How clients train. Where nobody asked for many clients at once, a step is refused that uses what is of
+            one client alone, or changes what clients would share: attributes and global variables.
     """
 
-    def __init__(
-        self, state: TrainState, options: LocalOptions, variables: Mapping[str, dict[str, Any]] | None = None
-    ) -> None:
-        self._variables = variables
+    def __init__(self, state: TrainState, options: LocalOptions) -> None:
+        unasked = options.engine == "auto"
+        self._places = own_places(state.module) if unasked else None
         self.state, self.module, source = state, state.module, state.source
         self.processes = processes_of(state.fabric)
-        self.step = StackedStep(state)
+        self.step = StackedStep(state, unasked)
         largest = int(source.sizes.argmax())
         client = Client(largest, int(source.sizes[largest]), 1)
         one_step = replace(options, local_epochs=None, local_steps=1, accumulate_grad_batches=1)
-        self._before = self._streams()
+        self._before = random_states(state.vector.device)
         with without_trace(self.module):
             try:
                 batches = LaneBatches(state, one_step, (client,), by_index=False)
                 (self.group,) = list(batches.groups(0))
-                self._draws = self._streams() != self._before
+                self._draws = random_states(state.vector.device) != self._before
             except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
                 raise CannotStack(f"its batches cannot be put side by side ({first_sentence(error)})") from error
         in_epoch = -(-client.num_samples // self.group.size)
         held = sum(leaf.nbytes for leaf in tree_leaves(self.group.batch) if isinstance(leaf, Tensor))
         self._read_ahead = 0 if batches.gathers else in_epoch * held
-
-    def _streams(self) -> tuple[bytes, ...]:
-        return random_states(self.state.vector.device)
 
     def expect_stackable(self, in_eval: bool = False) -> bool:
         """Takes the gradients of two clients, and of one of them alone.
@@ -75,27 +71,27 @@ class StepProbe:
             CannotStack: If that fails, gives other gradients or buffers, or leaves something behind that vmap cannot
                 keep apart.
         """
-        name, counts = type(self.module).__name__, self._update_counts()
+        name = type(self.module).__name__
         with self._moving_nothing(), self._on_trial(in_eval):
-            before = Snapshot(self.module, self._variables)
+            before = Attributes(self.module, self._places)
             try:
                 gradients, buffers = self._take(2)
             except CannotStack:
                 raise
             except Exception as error:  # whatever vmap, or the module under it, raises
-                self._expect_metrics_untouched(counts)
+                self._expect_metrics_untouched(before)
                 if "expected scalar type" in str(error) and "mixed" in str(self.step.precision.precision):
                     raise CannotStack(
                         f"under {self.step.precision.precision} torch.func.vmap takes no gradient of layers such as "
                         "BatchNorm and LayerNorm, whose weights stay in single precision"
                     ) from error
                 raise CannotStack(f"{name} does not go through torch.func.vmap ({first_sentence(error)})") from error
-            self._expect_metrics_untouched(counts)
+            self._expect_metrics_untouched(before)
             if kept := holds_stacked_tensors(self.module):
                 raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
-            if self._variables is not None and (changed := self._changed(before)):
+            if self._places is not None and (changed := before.shared()):
                 raise CannotStack(f"{name} changes `{changed}` in training, which clients at once would share")
-            ours, theirs = self._streams(), self._before
+            ours, theirs = random_states(self.state.vector.device), self._before
             if ours[1:3] != theirs[1:3]:
                 raise CannotStack(f"{name} draws from NumPy's or Python's random stream, once for all clients")
             draws = self._draws or ours != theirs
@@ -107,17 +103,11 @@ class StepProbe:
     @contextmanager
     def _on_trial(self, in_eval: bool) -> Iterator[None]:
         """Leaves no trace of a step, not even of its warnings."""
-        with without_trace(self.module, variables=self._variables), catch_warnings():
+        with without_trace(self.module, places=self._places), catch_warnings():
             simplefilter("ignore")
             if in_eval:
                 self.module.eval()
             yield
-
-    def _changed(self, before: Snapshot) -> str | None:
-        """Names an attribute or global variable that is another one than before; torch knows those of its own parts."""
-        parts = dict(self.module.named_modules())
-        changed = Snapshot(self.module, self._variables).differences(before)
-        return min((n for at, n in changed if not type(parts.get(at)).__module__.startswith("torch.")), default=None)
 
     @contextmanager
     def _moving_nothing(self) -> Iterator[None]:
@@ -145,8 +135,8 @@ class StepProbe:
         if not same:
             raise CannotStack(f"{type(self.module).__name__} gives another gradient, or other buffers, under vmap")
 
-    def _expect_metrics_untouched(self, counts: list[int]) -> None:
-        if self._update_counts() != counts:
+    def _expect_metrics_untouched(self, before: Attributes) -> None:
+        if any(isinstance(owner, Metric) for owner, _ in before.changes()):
             raise CannotStack("it updates torchmetrics objects in training, whose state vmap cannot keep apart")
 
     def lanes_that_fit(self) -> int:
@@ -158,10 +148,7 @@ class StepProbe:
             kept[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        with (
-            without_trace(self.module),
-            torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        ):
+        with without_trace(self.module), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self._loss_alone()
         vectors = 8 * self.state.vector.numel * self.state.weights.element_size()
         device = self.state.vector.device
@@ -177,21 +164,11 @@ class StepProbe:
         with recording(self.module, MetricRecorder()), self.step.precision.forward_context():
             return loss_of(self.module.training_step(*args), self.module)
 
-    def _inputs(self, count: int) -> tuple[Tensor, dict[str, Tensor], Any]:
-        """Returns weights and buffers of ``count`` clients, and the same batch for each."""
-        live = self.state.buffers.live.tensors()
-        return (
-            self.state.vector.data.expand(count, -1).clone(),
-            {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()},
-            tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), self.group.batch),
-        )
-
     def _take(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the gradients of ``count`` clients, all on the same batch; returns their buffers after it too."""
-        weights, buffers, batch = self._inputs(count)
+        weights, live = self.state.vector.data.expand(count, -1).clone(), self.state.buffers.live.tensors()
+        buffers = {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()}
+        batch = tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), self.group.batch)
         gradients = torch.empty_like(weights)
         self.step(weights, buffers, batch, self.group.batch_idx, self.group.size, gradients)
         return gradients, buffers
-
-    def _update_counts(self) -> list[int]:
-        return [metric._update_count for metric in self.module.modules() if isinstance(metric, Metric)]

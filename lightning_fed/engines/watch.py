@@ -6,15 +6,14 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import nn
 from torchmetrics import Metric
 
 from lightning_fed.core.devices import same_values
 from lightning_fed.core.train_state import TrainState, names_kept
-from lightning_fed.core.user_code import is_ours
+from lightning_fed.core.user_code import is_ours, own_places
 from lightning_fed.distributed.consistency import follow_first
 from lightning_fed.distributed.processes import Processes
-from lightning_fed.engines.attributes import Place, Snapshot
+from lightning_fed.engines.attributes import Attributes
 from lightning_fed.errors import FederatedError
 
 __all__ = ["HookGuard", "ModuleWatch"]
@@ -22,8 +21,6 @@ __all__ = ["HookGuard", "ModuleWatch"]
 # What torch and Lightning keep in a module themselves, and lend to it.
 _NOT_OF_THE_USER = frozenset({*vars(LightningModule()), "log"})
 _OF_LIBRARIES = ("torch.", "torchvision.")
-# What longer lists and dicts hold is not counted.
-_MOST_ITEMS = 1000
 
 
 class ModuleWatch:
@@ -42,7 +39,7 @@ class ModuleWatch:
         self._parameters = dict(zip(vector.names, vector.parameters, strict=True))
         self._known = state.known
         self._clients = 0
-        self._before: tuple[Snapshot, dict[Place, int]] | None = None
+        self._before: Attributes | None = None
 
     def expect_parameters(self) -> None:
         """Refuses other parameters and buffers than ``fit`` began with: nobody would train or average them.
@@ -85,22 +82,20 @@ class ModuleWatch:
         """Notes what attributes the second client finds."""
         self._clients += 1
         if self._clients == 2:
-            self._before = Snapshot(self._module), _sizes(self._module)
+            self._before = Attributes(self._module, own_places(self._module))
 
     def end_client(self) -> None:
         """Says once which of them it leaves changed; lists and dicts may grow, as those that wait for a round's end."""
         if self._before is None:
             return
-        (before, sizes), self._before = self._before, None
-        parts, now = dict(self._module.named_modules()), _sizes(self._module)
-        changed = [
-            f"{owner}.{name}".lstrip(".")
-            for owner, name in sorted(Snapshot(self._module).differences(before))
-            if name not in _NOT_OF_THE_USER
-            and not isinstance(parts.get(owner), Metric)
-            and not type(parts.get(owner)).__module__.startswith(_OF_LIBRARIES)
-            and now.get((owner, name), 0) <= sizes.get((owner, name), 0)
-        ]
+        before, self._before = self._before, None
+        own = {
+            part: name
+            for name, part in self._module.named_modules()
+            if not (isinstance(part, Metric) or type(part).__module__.startswith(_OF_LIBRARIES))
+        }
+        found = {(own[owner], name) for owner, name in before.changes(may_grow=True) if owner in own}
+        changed = sorted(".".join(place).lstrip(".") for place in found if place[1] not in _NOT_OF_THE_USER)
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             rank_zero_warn(
@@ -174,17 +169,3 @@ class HookGuard:
             state.weights.copy_(state.vector.data)
         state.buffers.take_over(changed)
         follow_first(self.processes, [state.weights, *state.buffers.values.values()], "start")
-
-
-def _sizes(module: nn.Module) -> dict[Place, int]:
-    """Counts the items of what each attribute holds: lists and dicts, and those within them."""
-    parts = module.named_modules()
-    return {
-        (name, key): _size(v) for name, part in parts for key, v in vars(part).items() if isinstance(v, list | dict)
-    }
-
-
-def _size(value: Any, depth: int = 3) -> int:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    within = items if depth and len(items) <= _MOST_ITEMS else ()
-    return len(items) + sum(_size(item, depth - 1) for item in within)

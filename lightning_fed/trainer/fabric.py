@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fed.core.devices import wide_dtype
-from lightning_fed.core.user_code import OwnCode, lightning_class
+from lightning_fed.core.user_code import lightning_class, own_uses
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError, expect_variables
 from lightning_fed.trainer.options import TrainerOptions
@@ -203,6 +203,6 @@ def _layout(
     if made := [p for p in module.modules() if isinstance(p, (ScriptModule, GraphModule))]:
         return "preserve", f"the code of {type(made[0]).__name__}, a part of the module, cannot be read"
     for objects, names in (([module], _OF_MODULES), (callbacks, _OF_CALLBACKS)):
-        if found := OwnCode(objects).uses(names):
+        if found := own_uses(objects, names):
             return "preserve", f"{found[1]} uses `{found[0]}`, which may need torch's usual layout"
     return "channels_last", "the module has 2-D convolutions"

@@ -1,13 +1,17 @@
 """What is found by reading the user's own code."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
-from lightning_fed.core.user_code import OwnCode, is_own
+from lightning_fed.core.user_code import is_own, own_places, own_uses
+from tests.data.partitioners import parts as others
+from tests.parts import BySizes
 
 STEPS: list[int] = []
 
@@ -69,24 +73,32 @@ USES = {
 }  # fmt: skip
 
 
-def reading(body: Callable[[Any], Any]) -> OwnCode:
-    return OwnCode([nn.Sequential(type("Own", (Base,), {"forward": body, "__module__": __name__})())], ("forward",))
-
-
 @pytest.mark.parametrize("body", USES)
-def test_what_a_step_comes_to_is_found(body: Callable[[Any], Any]) -> None:
-    code = reading(body)
-    assert USES[body] in code.names
-    assert "never" not in code.names, "nothing calls it"
-    assert ("STEPS" in code.variables) == (USES[body] in ("append", "count"))
+def test_what_own_code_comes_to_is_found(body: Callable[[Any], Any]) -> None:
+    part = type("Own", (nn.Module,), {**{k: v for k, v in vars(Base).items() if k in KEPT}, "forward": body})
+    assert own_uses([nn.Sequential(part())], {USES[body]})
 
 
-def test_all_methods_count_where_no_first_is_given() -> None:
-    code = OwnCode([Base()])
-    assert code.names["never"] == "Base.unused"
-    assert code.uses({"first", "never", "other"}) == ("first", "Base.early")
-    assert code.uses({"other"}) is None
-    assert OwnCode([nn.Linear(2, 2)]).names == {}
+# What a class with one of the functions above must have for it.
+KEPT = ("early", "fixed", "__module__")
+
+
+def test_the_first_name_that_is_used_is_told_with_its_place() -> None:
+    assert own_uses([Base()], {"never"}) == ("never", "Base.unused")
+    assert own_uses([Base()], {"first", "never", "other"}) == ("first", "Base.early")
+    assert own_uses([Base()], {"other"}) is None
+    assert own_uses([nn.Linear(2, 2)], {"weight"}) is None
+
+
+def test_own_code_keeps_global_variables_in_its_modules_and_in_those_that_it_takes_functions_from() -> None:
+    places = own_places(nn.Sequential(Base(), nn.Linear(2, 2)))
+    assert Base in places
+    assert sys.modules[__name__] in places
+    assert sys.modules[BySizes.__module__] in places
+    assert others not in places, "nothing here comes from there"
+    assert nn.Module not in places
+    assert torch not in places
+    assert own_places(nn.Linear(2, 2)) == []
 
 
 def test_what_is_the_users_own() -> None:

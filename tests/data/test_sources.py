@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from lightning_fed.data import BatchSource, FederatedDataModule, Split, TensorSource
 from lightning_fed.data.sources import EvalBatches, LoaderSource
+from lightning_fed.errors import FederatedError
 from tests.parts import OneByOne, same
 
 N = 41
@@ -53,6 +54,26 @@ def sources(dataset: Dataset[Any], **options: Any) -> tuple[BatchSource, BatchSo
         for in_memory in (True, False)
     ]
     return made[0].train_source(), made[1].train_source()
+
+
+@pytest.mark.parametrize("make", [lambda split: TensorSource((X, Y), split, 3), lambda _: EvalBatches((X, Y), 3, None)])
+def test_data_larger_than_the_device_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    def full(tensor: Tensor, device: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90.00 GiB.")
+
+    source = make(Split.of([np.arange(N)]))
+    monkeypatch.setattr(Tensor, "to", full)
+    with pytest.raises(FederatedError, match=r"memory of cuda:1, .*: set `--data.in_memory false`, .*\.$"):
+        source.to("cuda:1")
+
+
+def test_what_else_a_device_says_of_data_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(tensor: Tensor, device: Any) -> Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Tensor, "to", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        EvalBatches((X, Y), 3, None).to("cuda")
 
 
 def test_the_right_source_is_chosen(dataset: Dataset[Any]) -> None:

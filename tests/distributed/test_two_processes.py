@@ -93,9 +93,9 @@ def test_processes_train_disjoint_clients_on_the_batches_of_one(pair: Pair) -> N
 
 
 def test_matrices_have_the_rows_of_a_share(pair: Pair) -> None:
-    """Half of the six clients' at first, and more in the process that gets five small ones."""
+    """One in the process that gets the large client, five in that of the small ones."""
     alone, everyone = pair.alone("uneven"), [found["uneven"] for found in pair.everyone]
-    assert [each.pop("own") for each in everyone] == [[3], [3, 5]]
+    assert [each.pop("own") for each in everyone] == [[1], [5]]
     assert alone["own"] == [6]
     assert same(*everyone)
     assert distance({name: found for name, found in alone.items() if name != "own"}, everyone[0]) < DOUBLE

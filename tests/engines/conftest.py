@@ -8,4 +8,4 @@ from lightning_fed.engines.automatic import rule
 @pytest.fixture
 def few_lanes_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets ``auto`` train few clients at once, which would be slower."""
-    monkeypatch.setattr(rule, "_FEWEST_LANES", 1)
+    monkeypatch.setattr(rule, "FEWEST_LANES", 1)

@@ -3,8 +3,8 @@
 import logging
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from lightning_fed.client_algorithms import FedGA
-from lightning_fed.core import seeding
+from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.engines import trial
-from lightning_fed.engines.automatic import engine as automatic_engine
 from lightning_fed.engines.automatic import rule
+from lightning_fed.engines.vectorized.lanes import Lanes
 from lightning_fed.errors import FederatedError
-from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train, vectors
-from tests.engines.pretended_device import DEVICE
+from tests.engines.parts import CLASSES, FEATURES, HEARD, Model, agree, count_calls, data, train, vectors
 from tests.parts import BySizes
 
 TEN = (16,) * 10
@@ -136,16 +133,6 @@ class Prints(Model):
         return super().training_step(batch, batch_idx)
 
 
-class Writes(Model):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.note()
-        return super().training_step(batch, batch_idx)
-
-    def note(self) -> None:
-        with Path("steps.txt").open("a") as file:
-            file.write("a step\n")
-
-
 class CountsGlobally(Model):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         count()
@@ -193,6 +180,100 @@ class ReadsTrainer(Model):
         return super().training_step(batch, batch_idx) / (1 + self.trainer.is_last_batch)
 
 
+class Late(Model):
+    """Does nothing but compute until the second round."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.current_epoch > 1:
+            self.use()
+        return super().training_step(batch, batch_idx)
+
+    def use(self) -> None:
+        raise NotImplementedError
+
+
+class ReadsStep(Late):
+    def use(self) -> None:
+        assert self.trainer.global_step >= 0
+
+
+class ReadsOwnStep(Late):
+    def use(self) -> None:
+        assert self.global_step >= 0
+
+
+class Logs(Late):
+    def use(self) -> None:
+        if self.logger is not None:
+            self.logger.log_metrics({"own": 1.0})
+
+
+class LooksAtOptimizer(Late):
+    def use(self) -> None:
+        self.optimizers()
+
+
+class LooksAtSchedules(Late):
+    def use(self) -> None:
+        self.lr_schedulers()
+
+
+class Stops(Late):
+    def use(self) -> None:
+        self.trainer.should_stop = True
+
+
+class LooksInVain(Late):
+    """Catches whatever is raised."""
+
+    def use(self) -> None:
+        try:
+            print("a step", self.trainer.sanity_checking)
+        except Exception:
+            return
+
+
+class PrintsLate(Late):
+    def use(self) -> None:
+        print("a step")
+
+
+class CountsOnClass(Late):
+    steps = 0
+
+    def use(self) -> None:
+        CountsOnClass.steps += 1
+
+
+class CountsInArray(Late):
+    def use(self) -> None:
+        COUNTS[0] += 1
+
+
+class CountsWithin(Late):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, Any] = {"train": [0]}
+
+    def use(self) -> None:
+        self.counts["train"][0] += 1
+
+
+class CountsElsewhere(Late):
+    """By a function of another file."""
+
+    def use(self) -> None:
+        count_calls()
+
+
+class CountsTotal(Late):
+    def use(self) -> None:
+        count()
+
+
+COUNTS = np.zeros(2)
+
+
 class Measures(Model):
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +297,8 @@ class ReadsConstants(Model):
         self.scale, self.activate, self.loss_function = 0.5, torch.tanh, nn.CrossEntropyLoss()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss_function(self.activate(self.net(batch[0])), batch[1]) * SCALE * self.scale
+        share = self.current_epoch / self.trainer.max_epochs
+        loss = self.loss_function(self.activate(self.net(batch[0])), batch[1]) * SCALE * self.scale * share
         self.log("train/scaled", halved(loss), prog_bar=True)
         return loss
 
@@ -250,29 +332,55 @@ class Stores(Model):
 
 SEEN = {
     "tensor": (AddsToTensor, "mutate a captured Tensor"), "dict": (Stores, "`outs`"),
-    "prints": (Prints, "`print`"), "writes": (Writes, "`open`"), "global": (CountsGlobally, "`total`"),
+    "prints": (Prints, "`print`"), "global": (CountsGlobally, "`total`"),
     "list": (Appends, "`calls`"), "attribute": (Counts, "`calls`"), "object": (Notes, "`record`"),
-    "trainer": (ReadsTrainer, "`trainer`"), "metric": (Measures, "`seen`"),
+    "trainer": (ReadsTrainer, "`trainer.is_last_batch`"), "metric": (Measures, "data-dependent"),
+    "trainer later": (ReadsStep, "`trainer.global_step`"), "step later": (ReadsOwnStep, "`trainer.global_step`"),
+    "logger later": (Logs, "`trainer.logger`"), "optimizer later": (LooksAtOptimizer, "`trainer.strategy`"),
+    "schedules later": (LooksAtSchedules, "`trainer.lr_scheduler_configs`"),
+    "stops later": (Stops, "`trainer.should_stop`"), "in vain": (LooksInVain, "`trainer.sanity_checking`"),
+    "prints later": (PrintsLate, "`print`"), "class later": (CountsOnClass, "`steps`"),
+    "array later": (CountsInArray, "`COUNTS`"), "nested later": (CountsWithin, "`counts`"),
+    "elsewhere later": (CountsElsewhere, "`HEARD`"), "global later": (CountsTotal, "`total`"),
 }  # fmt: skip
 
 
+def trace(module: Any, printed: str) -> list[Any]:
+    """Returns what steps have left behind."""
+    own = {"record": lambda: module.record.steps, "counts": lambda: str(module.counts)}
+    held = [read() for name, read in own.items() if hasattr(module, name)]
+    metric = module.seen._update_count if hasattr(module, "seen") else 0
+    return [*held, metric, printed.count("a step"), total, list(calls), list(HEARD), CountsOnClass.steps, COUNTS[0]]
+
+
 @pytest.mark.parametrize("name", SEEN)
-def test_what_is_seen_from_outside_happens_once_for_each_step(tmp_path, monkeypatch, capsys, name) -> None:
+def test_what_is_seen_from_outside_happens_once_for_each_step(tmp_path, capsys, name) -> None:
     make, what = SEEN[name]
-    monkeypatch.chdir(tmp_path)
     outcomes, traces = [], []
     for engine in ("sequential", "auto"):
-        globals()["total"] = 0
+        globals()["total"] = CountsOnClass.steps = COUNTS[0] = 0
         calls.clear()
-        Path("steps.txt").unlink(missing_ok=True)
+        HEARD.clear()
         outcomes.append(run(tmp_path, make, engine))
-        text = Path("steps.txt").read_text() if Path("steps.txt").exists() else ""
-        module = outcomes[-1].trainer.lightning_module
-        steps = module.record.steps if name == "object" else 0
-        traces.append((capsys.readouterr().out.count("a step"), text, total, list(calls), steps))
+        traces.append(trace(outcomes[-1].trainer.lightning_module, capsys.readouterr().out))
     assert what in outcomes[1].trainer.engine_choice["reason"]
     assert traces[0] == traces[1]
-    agree(*outcomes, rtol=0)
+    agree(*outcomes, rtol=1e-4 if "later" in name or name in ("metric", "in vain") else 0)
+
+
+class PrintsFromAThread(Late):
+    """As the bar of a run does, whose thread has no part in the step."""
+
+    def use(self) -> None:
+        thread = Thread(target=print, args=("a step",))
+        thread.start()
+        thread.join()
+
+
+def test_what_other_threads_print_is_heard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(tmp_path, PrintsFromAThread)
+    assert found.trainer.engine_choice["engine"] == "vectorized"
+    assert "a step" in capsys.readouterr().out
 
 
 class Fails(Model):
@@ -380,23 +488,74 @@ def test_a_chunk_that_fails_later_trains_one_after_another(tmp_path, name, chunk
     assert found.trainer.engine_choice == {"engine": "sequential", "reason": second.partition(" as ")[2][:-1]}
 
 
-ON_DEVICE = torch.Generator()
+class RunsOut:
+    """Stands for the optimizer of many clients at once, of which memory holds only so many."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int, error: Exception) -> None:
+        self.tried: list[int] = []
+        step = Lanes.step
+
+        def bounded(lanes: Lanes) -> None:
+            if lanes.active > most:
+                self.tried.append(lanes.active)
+                raise error
+            step(lanes)
+
+        monkeypatch.setattr(Lanes, "step", bounded)
 
 
-class DrawsOnDevice(Later):
-    def later(self, batch: Any, loss: Tensor) -> Tensor:
-        return loss * (1 + torch.rand((), generator=ON_DEVICE))
+ON_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of ...")
+ON_CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: you tried")
 
 
-def test_draws_from_the_stream_of_a_device_are_noticed_later(tmp_path, monkeypatch) -> None:
-    """A generator of its own stands for the stream of an accelerator that trains."""
-    monkeypatch.setattr(seeding, "seed_devices", ON_DEVICE.manual_seed)
-    monkeypatch.setattr(trial, "device_streams", lambda: [ON_DEVICE.get_state()])
-    looks = partial(trial.next_numbers, DEVICE)
-    monkeypatch.setattr(automatic_engine, "next_numbers", lambda device: looks())
-    alone, found = (run(tmp_path, DrawsOnDevice, engine, max_rounds=3) for engine in ("sequential", "auto"))
-    assert "draws random" in found.trainer.engine_choice["reason"]
-    agree(alone, found, rtol=1e-4)
+@pytest.mark.parametrize("error", [ON_GPU, ON_CPU, MemoryError()], ids=["GPU", "CPU", "Python"])
+def test_fewer_at_once_are_tried_where_memory_runs_out(tmp_path, monkeypatch, error, caplog) -> None:
+    forty = {"datamodule": data(sizes=(16,) * 40), "enable_checkpointing": True, "logger": [], "name": "run"}
+    alone = run(tmp_path / "alone", Model, "sequential", SCAFFOLD(option="I"), max_rounds=3, **forty)
+    memory = RunsOut(monkeypatch, 12, error)
+    found = run(tmp_path, Model, "auto", SCAFFOLD(option="I"), **forty).trainer
+    assert memory.tried == [40, 20]
+    assert {k: found.engine_choice[k] for k in ("engine", "chunk_size")} == {"engine": "vectorized", "chunk_size": 10}
+    assert said(caplog)[1:] == [
+        f"Engine: vectorized in chunks of {size} from round 1 on, as memory does not hold {2 * size} clients at once."
+        for size in (20, 10)
+    ]
+    resumed = run_on(found, 3, SCAFFOLD(option="I"), sizes=(16,) * 40)
+    assert memory.tried == [40, 20], "a resumed run has what fits"
+    assert resumed.engine_choice["chunk_size"] == 10
+    for name, value in alone.state.items():
+        torch.testing.assert_close(resumed.lightning_module.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    assert alone.logged["gradients"] > alone.logged["samples"]
+    for name in ("samples", "gradients"):
+        assert resumed.logged_metrics[name] == alone.logged[name]
+
+
+def test_one_after_another_where_memory_does_not_hold_the_fewest_that_pay(tmp_path, monkeypatch, caplog) -> None:
+    alone = run(tmp_path, Model, "sequential")
+    memory = RunsOut(monkeypatch, 7, ON_GPU)
+    found = run(tmp_path, Model)
+    assert memory.tried == [10, 8]
+    assert said(caplog)[-1] == "Engine: sequential from round 1 on, as memory does not hold 8 clients at once."
+    agree(alone, found, rtol=0)
+
+
+def test_matrices_that_memory_does_not_hold_are_made_smaller(tmp_path, monkeypatch) -> None:
+    made = Lanes.__init__
+
+    def bounded(lanes: Lanes, state: Any, capacity: int) -> None:
+        if capacity > 8:
+            raise ON_GPU
+        made(lanes, state, capacity)
+
+    monkeypatch.setattr(Lanes, "__init__", bounded)
+    assert run(tmp_path, Model).trainer.engine_choice["chunk_size"] == 8
+
+
+@pytest.mark.parametrize("error", [ON_GPU, ON_CPU], ids=["GPU", "CPU"])
+def test_who_asked_for_many_at_once_is_told_in_a_sentence_that_memory_ran_out(tmp_path, monkeypatch, error) -> None:
+    RunsOut(monkeypatch, 7, error)
+    with pytest.raises(FederatedError, match=r"^Expected memory for 10 clients .*`--trainer.chunk_size` to fewer\."):
+        run(tmp_path, Model, "vectorized")
 
 
 class Noise(FederatedCallback):
@@ -419,7 +578,7 @@ def test_a_resumed_run_keeps_its_engine(tmp_path, monkeypatch, engine, caplog) -
     first = run(tmp_path, Model, engine, max_rounds=1, **kept).trainer
     used = first.engine_choice["engine"]
     # The other one is what would be chosen now.
-    monkeypatch.setattr(rule, "_FEWEST_LANES", 1 if used == "sequential" else 100)
+    monkeypatch.setattr(rule, "FEWEST_LANES", 1 if used == "sequential" else 100)
     caplog.clear()
     resumed = run_on(first, 3, engine="auto")
     assert resumed.engine_choice["engine"] == used
@@ -429,14 +588,14 @@ def test_a_resumed_run_keeps_its_engine(tmp_path, monkeypatch, engine, caplog) -
     assert run_on(first, 4, engine="sequential").engine_choice == {"engine": "sequential"}
 
 
-def run_on(first: Any, rounds: int, **options: Any) -> Any:
+def run_on(first: Any, rounds: int, *callbacks: Any, sizes: tuple[int, ...] = TEN, **options: Any) -> Any:
     from lightning_fed import FederatedTrainer
 
     trainer = FederatedTrainer(
         "cpu", default_root_dir=str(first.default_root_dir), name="again", seed=1, max_rounds=rounds, logger=[],
-        enable_progress_bar=False, **options,
+        enable_progress_bar=False, callbacks=list(callbacks), **options,
     )  # fmt: skip
-    trainer.fit(Model(), data(sizes=TEN), ckpt_path=str(first.run.checkpoints / "last.ckpt"))
+    trainer.fit(Model(), data(sizes=sizes), ckpt_path=str(first.run.checkpoints / "last.ckpt"))
     return trainer
 
 

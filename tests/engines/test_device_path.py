@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
+from lightning_fed.core import seeding
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, seeds_for
 from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.engines import client_batches
+from lightning_fed.engines import client_batches, trial
+from lightning_fed.engines.automatic import rule
 from lightning_fed.engines.client_batches import ClientOrders
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import ImageClassifier, LeNet, LogisticRegression
@@ -241,6 +244,49 @@ def test_orders_are_those_of_clients_on_the_cpu(
             assert torch.equal(order, torch.randperm(SIZES[number], generator=stream))
     assert len(sent) == {1: len(SIZES), 1 << 22: 1}.get(most, len(sent))
     assert sum(sent) < 6 * sum(SIZES)
+
+
+STREAM = SimpleNamespace(of_device=torch.Generator())
+
+
+class DrawsOnDevice(ImageClassifier):
+    """Draws from the stream of the device from the second round on; a generator stands for it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if self.current_epoch > 1:
+            loss = loss * (1 + torch.rand((), generator=STREAM.of_device).to(DEVICE))
+        return loss
+
+
+@pytest.mark.usefixtures("few_lanes_pay")
+def test_draws_from_the_stream_of_a_device_are_noticed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rule._MOST_WEIGHTS, DEVICE.type, 10_000)
+    monkeypatch.setattr(seeding, "seed_devices", STREAM.of_device.manual_seed)
+    monkeypatch.setattr(trial, "device_streams", lambda: [STREAM.of_device.get_state()])
+    found = []
+    for engine in ("sequential", "auto"):
+        torch.manual_seed(0)
+        module = DrawsOnDevice(LogisticRegression(64), optimizer=partial(torch.optim.SGD, lr=0.1))
+        with PretendedDevice():
+            trainer = fit(tmp_path, partial(LogisticRegression, 64), engine, [FedAvg()], clients=5, module=module)
+            found.append((trainer.engine_choice, trainer.weights.cpu()))
+    assert "draws random" in found[1][0]["reason"]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("few_lanes_pay")
+@pytest.mark.parametrize(
+    ("net", "reason"), [(normed, "Conv2d is not known to be quicker"), (partial(LogisticRegression, 64), "small")]
+)
+def test_auto_takes_the_same_layers_on_every_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, net: Callable[[], nn.Module], reason: str
+) -> None:
+    monkeypatch.setitem(rule._MOST_WEIGHTS, DEVICE.type, rule._MOST_WEIGHTS["cuda"])
+    with PretendedDevice():
+        choice = fit(tmp_path, net, "auto", [FedAvg()], clients=5).engine_choice
+    assert choice is not None
+    assert reason in choice["reason"]
 
 
 class SinglePrecision(PretendedDevice):

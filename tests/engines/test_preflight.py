@@ -84,7 +84,7 @@ REFUSED = {
     "own list": (OwnList, "reaches its parameters in another way than as attributes"),
     "hook": (Clamped, "has hooks, or another `step`"),
     "step": (OtherStep, "has hooks, or another `step`"),
-    "client": (ReadsClient, r"reads `trainer.client.id`"),
+    "client": (ReadsClient, r"uses `trainer.client.id`"),
     "numpy": (MixesUp, "NumPy's or Python's random stream"),
     "tensor": (KeepsLoss, "keeps tensors in its attribute `last`"),
     "list": (Collects, "keeps tensors in its attribute `outs`"),

@@ -5,14 +5,18 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from lightning_fed.core.devices import out_of_memory
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
+from lightning_fed.core.user_code import own_places
+from lightning_fed.engines.attributes import Attributes
+from lightning_fed.engines.automatic.rule import FEWEST_LANES
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.trial import holds_stacked_tensors, next_numbers
+from lightning_fed.engines.trial import random_states
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.log import LaneLog
-from lightning_fed.engines.vectorized.step import CannotStack, cause_of
+from lightning_fed.engines.vectorized.refusals import CannotStack, cause_of
 
 __all__ = ["AutomaticEngine"]
 
@@ -33,50 +37,73 @@ class AutomaticEngine(VectorizedEngine):
         super().__init__(*args, **kwargs)
         self.make_alone = partial(SequentialEngine, *args)
         self.alone: SequentialEngine | None = None
+        self.places = own_places(self.module)
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains chunk after chunk; see ``Engine.updates``."""
-        for first in range(0, len(clients), self.chunk_size):
-            chunk = clients[first : first + self.chunk_size]
+        while clients:
+            chunk = clients[: self.chunk_size]
             trained = None if self.alone is not None else self._try_chunk(chunk)
-            yield from self._one_by_one(chunk) if trained is None else trained
+            if trained is not None or self.alone is not None:
+                yield from self._one_by_one(chunk) if trained is None else trained
+                clients = clients[len(chunk) :]
 
     def _try_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update] | None:
-        """Lets clients train at once; None if that failed, whatever it was."""
-        logged = self.recorder.series
+        """Lets clients train at once; None if that failed, whatever it was: fewer are next, or one after another."""
+        state, logged, counted = self.state, self.recorder.series, self.start_gradients.samples
         try:
             return self._train_chunk(clients)
         except Exception as error:
-            self.recorder.series = logged
-            self._fall_back(error)
-            return None
-
-    def _run_steps(self, batches: LaneBatches, log: LaneLog) -> list[tuple[float, float]]:
-        options = super()._run_steps(batches, log)
-        first = min(batches.clients, key=lambda client: client.id)
-        seed, device = seed_for(self.state.seed, Purpose.LOCAL, first.round, first.id), self.state.vector.device
-        numbers = next_numbers(device)
-        seed_everywhere(seed)
-        unused = next_numbers(device)
-        seed_everywhere(seed)
-        if numbers != unused:
-            raise CannotStack("its training draws random numbers, which would be others for many clients at once")
-        if name := holds_stacked_tensors(self.module):
-            raise CannotStack(f"{type(self.module).__name__} keeps tensors in its attribute `{name}` during training")
-        return options
-
-    def _fall_back(self, error: Exception) -> None:
-        """Says why, and makes everything what it was before the chunk."""
-        state, reason, start = self.state, cause_of(error), self.start_gradients
-        _log.info(f"Engine: sequential from round {state.round} on, as {reason}.")
-        state.engine_choice = {"engine": "sequential", "reason": reason}
+            reason, fewer = cause_of(error, len(clients)), out_of_memory(error) and len(clients) > FEWEST_LANES
+        # Here, as the exception would keep what the steps had made.
+        self.recorder.series, self.start_gradients.samples = logged, counted
         state.leave_client()
         state.vector.refresh()
+        if fewer:
+            self._shrink(max(FEWEST_LANES, len(clients) // 2), reason)
+        else:
+            self._fall_back(reason)
+        return None
+
+    def _run_steps(self, batches: LaneBatches, log: LaneLog) -> list[tuple[float, float]]:
+        before = Attributes(self.module, self.places)
+        try:
+            options = super()._run_steps(batches, log)
+            self._expect_the_same(batches, before)
+        except Exception:
+            before.put_back()
+            raise
+        return options
+
+    def _expect_the_same(self, batches: LaneBatches, before: Attributes) -> None:
+        """Refuses steps that drew random numbers, or changed what clients share, be it later than in the trial."""
+        first = min(batches.clients, key=lambda client: client.id)
+        seed, device = seed_for(self.state.seed, Purpose.LOCAL, first.round, first.id), self.state.vector.device
+        drawn = random_states(device)
+        seed_everywhere(seed)
+        if random_states(device) != drawn:
+            raise CannotStack("its training draws random numbers, which would be others for many clients at once")
+        if name := before.shared():
+            where = type(self.module).__name__
+            raise CannotStack(f"{where} changes `{name}` in training, which clients at once would share")
+
+    def _shrink(self, size: int, reason: str) -> None:
+        """Lets fewer clients train at once, in a resumed run too."""
+        _log.info(f"Engine: vectorized in chunks of {size} from round {self.state.round} on, as {reason}.")
+        self.chunk_size = size
+        self.state.engine_choice = {**(self.state.engine_choice or {}), "chunk_size": size}
+        self._make_room(0)
+
+    def _fall_back(self, reason: str) -> None:
+        """Says why, and lets clients train alone from here on."""
+        state, start = self.state, self.start_gradients
+        _log.info(f"Engine: sequential from round {state.round} on, as {reason}.")
+        state.engine_choice = {"engine": "sequential", "reason": reason}
         self.alone = self.make_alone()
         state.start_gradients = self.alone.start_gradients = start  # of this round, which has begun
         start.full_gradient = self.full_gradient
         self.alone.divergence, self.at_work = self.divergence, ()
-        del self.lanes, self.kept_gradients  # their matrices are of no more use
+        self._make_room(0)  # their matrices are of no more use
 
     def _one_by_one(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Lets the engine of single clients train them, as a part of this one's round."""

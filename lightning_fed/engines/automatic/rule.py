@@ -1,42 +1,32 @@
 """Where many clients at once are known to be quicker, and the same, without anybody asking for them."""
 
-from typing import Any
-
 import numpy as np
 from torch import nn
-from torchmetrics import Metric
 
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.train_state import LocalOptions, TrainState
-from lightning_fed.core.user_code import OwnCode, is_own
+from lightning_fed.core.user_code import is_own
 from lightning_fed.data import TensorSource
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
-from lightning_fed.engines.vectorized.step import CannotStack
+from lightning_fed.engines.vectorized.refusals import CannotStack
 
-__all__ = ["LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
+__all__ = ["FEWEST_LANES", "LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
 
 # A chunk larger than this is no faster and only takes memory: what a step costs apart from its clients is paid off.
 LARGEST_CHUNK = 128
 # What was measured (docs/engines.md): the step of a larger model or batch is long enough to be worth taking alone, and
 # where fewer clients share a call of it, nothing is won.
 _MOST_WEIGHTS = {"cpu": 2**17, "cuda": 10_000_000}
-_FEWEST_LANES, _LARGEST_BATCH = 8, 300
-# Layers of torch with weights whose step is quicker for many clients at once on a CPU.
+FEWEST_LANES, _LARGEST_BATCH = 8, 300
+# Layers of torch with weights whose step was measured to be quicker for many clients at once, on a CPU.
 _QUICK = (
     nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.PReLU,
     nn.ModuleList, nn.ParameterList, nn.ParameterDict,
 )  # fmt: skip
-# What in a training step is seen from outside, or is of one client.
-_OF_ONE_STEP = frozenset({
-    "print", "input", "open", "write", "trainer", "_trainer", "fabric", "global_step", "logger", "loggers",
-    "optimizers", "lr_schedulers",
-})  # fmt: skip
 
 
-def expect_quicker_and_the_same(
-    state: TrainState, options: LocalOptions, hooks: HookCaller
-) -> dict[str, dict[str, Any]]:
+def expect_quicker_and_the_same(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
     """Refuses, by what the run is, what need not be quicker for many clients at once, or not the same.
 
     Args:
@@ -44,11 +34,8 @@ def expect_quicker_and_the_same(
         options: How clients train.
         hooks: Knows the callbacks.
 
-    Returns:
-        The global variables that a training step uses, for the trial; see ``OwnCode``.
-
     Raises:
-        CannotStack: If the device, the model, the data, a callback or what a training step does is such.
+        CannotStack: If the device, the model, the data or a callback is such; what a step does is found by a trial.
     """
     if state.engine_choice is None:
         _expect_quicker(state, options)
@@ -59,15 +46,9 @@ def expect_quicker_and_the_same(
             owner = getattr(method, "__self__", method)
             if is_own(type(owner)) and not getattr(owner, "stacks", False):
                 raise CannotStack(f"{type(owner).__name__} overrides `{hook}` without saying `stacks = True`")
-    module = state.module
-    for part in module.modules():
+    for part in state.module.modules():
         if any((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)):
             raise CannotStack(f"{type(part).__name__} has hooks on its passes, which are for one client")
-    code = OwnCode([module], ("training_step", "forward"))
-    metrics = {path.partition(".")[0] for path, part in module.named_modules() if isinstance(part, Metric)}
-    if seen := code.uses(_OF_ONE_STEP | metrics):
-        raise CannotStack(f"{seen[1]} uses `{seen[0]}`, which is for one client at a time")
-    return code.variables
 
 
 def own_share(state: TrainState) -> int:
@@ -80,17 +61,16 @@ def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
     most = _MOST_WEIGHTS.get(device, 0)
     if state.vector.numel > most:
         raise CannotStack(f"the model has more than {most:,} weights, up to which it pays on {device}")
-    slow = next((part for part in state.module.modules() if not _is_quick(part)), None)
-    if device == "cpu" and slow is not None:
-        raise CannotStack(f"{type(slow).__name__} is not known to be quicker for many clients at once on a CPU")
+    if (slow := next((part for part in state.module.modules() if not _is_quick(part)), None)) is not None:
+        raise CannotStack(f"{type(slow).__name__} is not known to be quicker for many clients at once")
     if "16" in str(state.fabric.strategy.precision.precision):
         raise CannotStack("it is not known to be quicker in half precision")
     if not (type(source) is TensorSource and state.transfer is None):
         raise CannotStack("samples are read or changed one by one, which takes longer than the step of a small model")
     if (batch := min(source.batch_size, int(np.max(source.sizes)))) > _LARGEST_BATCH:
         raise CannotStack(f"a step on {batch:,} samples is long enough to be taken alone")
-    if (lanes := _lanes_of_a_call(state, options)) < _FEWEST_LANES:
-        raise CannotStack(f"only {lanes:.1f} clients on average would share a step, which pays from {_FEWEST_LANES} on")
+    if (lanes := _lanes_of_a_call(state, options)) < FEWEST_LANES:
+        raise CannotStack(f"only {lanes:.1f} clients on average would share a step, which pays from {FEWEST_LANES} on")
 
 
 def _is_quick(part: nn.Module) -> bool:

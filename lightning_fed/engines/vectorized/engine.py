@@ -17,7 +17,8 @@ from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.lanes import Lanes
 from lightning_fed.engines.vectorized.log import LaneLog
-from lightning_fed.engines.vectorized.step import CannotStack, StackedStep, explained_refusals, refusal
+from lightning_fed.engines.vectorized.refusals import CannotStack, explained_refusals
+from lightning_fed.engines.vectorized.step import StackedStep
 
 __all__ = ["VectorizedEngine"]
 
@@ -39,18 +40,18 @@ class VectorizedEngine(Engine):
         self.chunk_size = chunk_size
         if self.state.vector.device.type == "cpu":
             keep_freed_memory()
-        self.step = StackedStep(self.state)
+        self.step = StackedStep(self.state, self.options.engine == "auto")
         self.stacked_gradient: StackedFullGradient | None = None
         if stack_full_gradients and self.full_gradient.over == "data":
             self.stacked_gradient = StackedFullGradient(self.state, self.options, self.step, chunk_size)
             self.start_gradients.full_gradient = self.stacked_gradient
-        share = -(-self.state.cohort_size // self.processes.size)  # as a rule; of small clients it is more
-        self.lanes = Lanes(self.state, min(chunk_size, share))
+        self.lanes: Lanes  # made with the first chunk
+        self.capacity = 0
+        self.kept_gradients: Tensor | None = None
         self.started: dict[int, dict[str, LoggedValue]] = {}  # what each lane's start has logged
         self.gradient_hooks = self.hooks.bound("on_before_optimizer_step")
         self.client_start_hooks = self.hooks.bound("on_client_start")
         self.clip_val = self.options.gradient_clip_val
-        self.kept_gradients = self.lanes.matrix() if self.gradient_at in ("last_step", "end") else None
         self.ended: dict[int, tuple[Tensor, Tensor]] = {}  # gradient and loss where a client ended, by its id
         # It lends its options alone; a schedule would warn that it steps before its optimizer does.
         self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
@@ -58,7 +59,10 @@ class VectorizedEngine(Engine):
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains chunk after chunk; see ``Engine.updates``."""
         for first in range(0, len(clients), self.chunk_size):
-            yield from self._train_chunk(clients[first : first + self.chunk_size])
+            chunk = clients[first : first + self.chunk_size]
+            with explained_refusals(self.module, len(chunk)):
+                trained = self._train_chunk(chunk)
+            yield from trained
 
     def _train_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Lets the clients take all their steps; what is returned lets them enter the round, one by one."""
@@ -73,17 +77,19 @@ class VectorizedEngine(Engine):
             options = self._run_steps(batches, log)
         self.watch.end_client()
         if moved := self.state.buffers.frozen.moved():
-            raise refusal(CannotStack(f"training moves `{next(iter(moved))}`, which is frozen"))
+            raise CannotStack(f"training moves `{next(iter(moved))}`, which is frozen")
         self.samples += batches.samples
         return self._finish(batches, clients, log, options)
 
     def _make_room(self, count: int) -> None:
-        """Makes the matrices anew, with more rows, where this process has more clients to train than ever before."""
-        if count > self.lanes.capacity:
-            del self.lanes  # first: there may not be room for both
+        """Makes the matrices anew where this process has more clients to train than ever before; of 0 it has none."""
+        if not count or count > self.capacity:
+            self.capacity, self.kept_gradients = 0, None
+            vars(self).pop("lanes", None)  # first: there may not be room for both
+        if count > self.capacity:
             self.lanes = Lanes(self.state, count)
-            if self.kept_gradients is not None:
-                self.kept_gradients = self.lanes.matrix()
+            self.kept_gradients = self.lanes.matrix() if self.gradient_at in ("last_step", "end") else None
+            self.capacity = self.lanes.capacity
 
     def _start_clients(self, batches: LaneBatches, clients: tuple[Client, ...]) -> None:
         """Lets every client start at the global model, or where hooks displace it, in ascending order of id."""
@@ -135,8 +141,7 @@ class VectorizedEngine(Engine):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             out = (lanes.gradients if run.first else lanes.further_gradients)[run.lanes]
-            with explained_refusals(self.module):
-                logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
+            logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
             if not run.first:
                 lanes.gradients[run.lanes].add_(out)
             log.add(run.lanes, logged, totals)

@@ -12,7 +12,8 @@ from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.step import StackedStep, cause_of, explained_refusals
+from lightning_fed.engines.vectorized.refusals import cause_of
+from lightning_fed.engines.vectorized.step import StackedStep
 
 __all__ = ["StackedFullGradient"]
 
@@ -44,7 +45,7 @@ class StackedFullGradient(FullGradient):
         except Exception as error:
             self.failed, self.state.client = True, None
             how = f"one client after another from round {self.state.round} on"
-            _log.info(f"Gradients over a client's full data: {how}, as {cause_of(error)}.")
+            _log.info(f"Gradients over a client's full data: {how}, as {cause_of(error, self.chunk_size)}.")
             return None
 
     def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class StackedFullGradient(FullGradient):
         gradients = weights.new_empty(weights.shape)
         losses: Tensor = samples.new_zeros(len(clients))
         out.zero_()
-        with self._unnoticed(clients), explained_refusals(self.module):
+        with self._unnoticed(clients):
             seed_everywhere(seed_for(self.state.seed, Purpose.GRADIENT, clients[0].round, clients[0].id))
             for step in range(batches.steps[0]):
                 for run in batches.groups(step):

@@ -2,7 +2,8 @@
 
 import dis
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,61 +18,9 @@ from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.user_code import accepts
 from lightning_fed.engines.local_step import loss_of
-from lightning_fed.errors import FederatedError
+from lightning_fed.engines.vectorized.refusals import MANY_CLIENTS, CannotStack, of_one_client
 
-__all__ = [
-    "MANY_CLIENTS", "CannotStack", "StackedStep", "cause_of", "explained_refusals", "first_sentence",
-    "refusal",
-]  # fmt: skip
-
-
-class CannotStack(Exception):
-    """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
-
-
-def refusal(reason: CannotStack) -> FederatedError:
-    """Says to the user why many clients cannot train at once, and what to change."""
-    return FederatedError(
-        f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {reason}: set "
-        "`--trainer.engine sequential`."
-    )
-
-
-def first_sentence(error: Exception) -> str:
-    """Takes from what torch says what fits into a sentence."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
-
-
-def cause_of(error: Exception) -> str:
-    """Says, in a part of a sentence, what ended a step of many clients at once."""
-    cause = error if isinstance(error, CannotStack) else error.__cause__
-    if isinstance(cause, CannotStack):
-        return str(cause)
-    return f"the step does not go through torch.func.vmap each time ({first_sentence(error)})"
-
-
-@contextmanager
-def explained_refusals(module: nn.Module) -> Iterator[None]:
-    """Makes a sentence of what vmap says of a step in the middle of a run."""
-    try:
-        yield
-    except CannotStack as reason:
-        raise refusal(reason) from reason
-    except RuntimeError as error:
-        if "vmap" not in str(error) and "atching rule" not in str(error):
-            raise
-        where = f"{type(module).__name__} does not go through torch.func.vmap in each of its steps"
-        raise refusal(CannotStack(f"{where} ({first_sentence(error)})")) from error
-
-
-class _ManyClients:
-    """Stands for ``trainer.client`` where a step is that of many."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise CannotStack(f"its training reads `trainer.client.{name}`, and there are many clients at once")
-
-
-MANY_CLIENTS: Any = _ManyClients()
+__all__ = ["StackedStep"]
 
 
 class StackedStep:
@@ -81,13 +30,16 @@ class StackedStep:
 
     Args:
         state: What ``fit`` works on; of the module's own parameters only frozen ones are used, and no buffers.
+        unasked: Whether nobody asked for many clients at once: a step that prints or uses the trainer is refused then.
 
     Attributes:
         reads_batch_idx: Whether the training step may depend on the batch's number within its epoch.
         losses: The clients' losses in the last call, shape (n,).
     """
 
-    def __init__(self, state: TrainState) -> None:
+    def __init__(self, state: TrainState, unasked: bool) -> None:
+        knowing = [part for part in state.module.modules() if vars(part).get("_trainer") is not None]
+        self.refusing: Any = partial(of_one_client, knowing) if unasked else nullcontext
         self.state, self.module, self.vector = state, state.module, state.vector
         self.precision: Precision = state.fabric.strategy.precision
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
@@ -193,7 +145,8 @@ class StackedStep:
         self.state.client = MANY_CLIENTS
         kept = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
         try:
-            yield
+            with self.refusing():
+                yield
         finally:
             self.state.client = None
             for places, parameter in zip(self.parameter_places, self.vector.parameters, strict=True):
