@@ -48,11 +48,11 @@ class SkewedRows:
             self._schemes = self._schemes.to(device)
         return self
 
-    def show(self, batch: Any, rows: Tensor | slice, scheme: int | Tensor | None = None) -> Any:
-        """Skews a batch of some rows, int64 of shape (B,) or a slice, in their schemes, or in another one or others."""
-        if scheme is None:
-            scheme = self._schemes if isinstance(self._schemes, int) else _take(self._schemes, rows)
-        return self._skew.apply(batch, scheme, _take(self._draws, rows))
+    def show(self, batch: Any, rows: Tensor | slice, scheme: int | None = None) -> Any:
+        """Skews a batch of some rows, int64 of shape (B,) or a slice, in their schemes or in another one."""
+        schemes = self._schemes if scheme is None else scheme
+        chosen = schemes if isinstance(schemes, int) else _take(schemes, rows)
+        return self._skew.apply(batch, chosen, _take(self._draws, rows))
 
 
 class SkewedSource(WrappedSource):
@@ -61,12 +61,12 @@ class SkewedSource(WrappedSource):
     def __init__(self, source: BatchSource, split: Split, rows: SkewedRows) -> None:
         super().__init__(source)
         self._rows = rows
-        self._index, self._owners = torch.from_numpy(split.index), torch.from_numpy(split.owners)
+        self._index = torch.from_numpy(split.index)
         self._offsets = split.offsets
 
     def to(self, device: torch.device | str) -> Self:
         """Makes the batches live on a device; returns itself."""
-        self._rows, self._index, self._owners = self._rows.to(device), self._index.to(device), self._owners.to(device)
+        self._rows, self._index = self._rows.to(device), self._index.to(device)
         return super().to(device)
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
@@ -77,10 +77,9 @@ class SkewedSource(WrappedSource):
             yield self._rows.show(batch, own[number * size : (number + 1) * size], scheme=client)
 
     def gather(self, rows: Tensor, *drawn: Tensor) -> Any:
-        """Gathers samples of several clients at once, each in its client's scheme; see ``TensorSource``."""
+        """Gathers samples of several clients at once, each in its owner's scheme; see ``TensorSource``."""
         inner: Any = self.inner
-        own, schemes = self._index.index_select(0, rows), self._owners.index_select(0, rows)
-        return self._rows.show(inner.gather(rows, *drawn), own, schemes)
+        return self._rows.show(inner.gather(rows, *drawn), self._index.index_select(0, rows))
 
 
 class SkewedBatches(JoinedBatches):
