@@ -143,11 +143,10 @@ class LaneBatches:
     def _plan(self) -> list[Tensor]:
         """Plans the samples of all batches of all steps, in the order in which they are met, and sends that at once."""
         epochs: list[Tensor] = []
-        parts = []
+        parts, shape = [], (len(self.clients), int(self._trained.max()))
         for step in range(self.steps[0]):
             for lane in self._beginning(step):
                 own = self._source.plan(self.clients[lane].id, self._shuffled(lane), self._read_seed(lane, step))
-                shape = len(self.clients), int(self._trained.max())
                 epochs = epochs or [part.new_zeros(*shape, *part.shape[1:]) for part in own]
                 for all_lanes, part in zip(epochs, own, strict=True):
                     all_lanes[lane, : len(part)] = part
