@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.core.devices import same_each, same_values, single_at_least, wide_dtype
+from lightning_fed.core.devices import copy_each, same_each, same_values, single_at_least, wide_dtype
 from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.errors import FederatedError
 
@@ -50,12 +50,15 @@ class BufferSet:
 
     def copy(self) -> dict[str, Tensor]:
         """Returns clones of the buffers by name."""
-        return {name: buffer.clone() for name, buffer in self.tensors().items()}
+        live = self.tensors()
+        copies = {name: torch.empty_like(buffer) for name, buffer in live.items()}
+        copy_each(copies.values(), live.values())
+        return copies
 
     def load(self, values: dict[str, Tensor]) -> None:
         """Copies values into the live buffers, in place."""
-        for name, buffer in self.tensors().items():
-            buffer.copy_(values[name])
+        live = self.tensors()
+        copy_each(live.values(), (values[name] for name in live))
 
 
 def _held(owner: nn.Module, key: str) -> Tensor | None:
@@ -247,11 +250,9 @@ class GlobalBuffers:
         """Takes over the reduced buffers of a round."""
         places = {name: self.live.places[name] for name in update.buffers}
         loose = [name for name, (owner, key) in places.items() if key in owner._non_persistent_buffers_set]
-        self.unsent = {
-            name for name in loose if same_values(self.values[name], update.buffers[name].to(self.values[name]))
-        }
-        for name, value in update.buffers.items():
-            self.values[name].copy_(value)
+        same = same_each((self.values[name], update.buffers[name].to(self.values[name])) for name in loose)
+        self.unsent = {name for name, is_same in zip(loose, same, strict=True) if is_same}
+        copy_each((self.values[name] for name in update.buffers), update.buffers.values())
 
     def state_dict(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Returns the global buffers, and those that clients keep; ``gather`` returns an object of every process."""

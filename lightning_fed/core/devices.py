@@ -1,5 +1,6 @@
 """What must be said to an accelerator otherwise than to a CPU."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -10,9 +11,15 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "copy_into", "data_to", "device_streams", "out_of_memory", "same_each", "same_values", "seed_devices",
-    "set_device_streams", "single_at_least", "to_device", "wide_dtype",
+    "copy_each", "copy_into", "data_to", "device_streams", "on_each", "out_of_memory", "same_each", "same_values",
+    "seed_devices", "set_device_streams", "single_at_least", "to_device", "wide_dtype",
 ]  # fmt: skip
+
+# Of these every operation of torch on lists of tensors takes several by one kernel; of others CUDA refuses some.
+_LISTED = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.uint8,
+    torch.int8, torch.int16, torch.int32, torch.int64,
+})  # fmt: skip
 
 
 @cache
@@ -87,6 +94,32 @@ def copy_into(out: Tensor, values: Tensor) -> None:
     """Copies a tensor into another one; what goes from the host to a GPU is pinned, and nobody waits for it."""
     is_sent = out.device.type == "cuda" and values.device.type == "cpu"
     out.copy_(values.pin_memory() if is_sent else values, non_blocking=is_sent)
+
+
+def on_each(operation: str, *columns: Iterable[Tensor], args: tuple[Any, ...] = (), **options: Any) -> None:
+    """Calls a method on each tensor of a list, on a device by one kernel for all of the same dtypes.
+
+    Args:
+        operation: Name of a method that changes a tensor in place, such as ``add_``.
+        *columns: The list, and where the method takes further tensors a list of each.
+        args: What it takes after these.
+        **options: The same, by name.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[Tensor, ...]]] = defaultdict(list)
+    for row in zip(*columns, strict=True):
+        listed = all(type(tensor) is Tensor and tensor.dtype in _LISTED for tensor in row)
+        groups[(listed, *((tensor.dtype, tensor.device) for tensor in row))].append(row)
+    for (listed, *_), rows in groups.items():
+        if listed:  # in parts of one dtype each: torch would take a mixed list one by one
+            getattr(torch, f"_foreach_{operation}")(*map(list, zip(*rows, strict=True)), *args, **options)
+            continue
+        for first, *others in rows:
+            getattr(first, operation)(*others, *args, **options)
+
+
+def copy_each(out: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    """Copies tensors into others; see ``on_each``."""
+    on_each("copy_", out, values)
 
 
 def same_each(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[bool]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_fed.core.devices import wide_dtype
+from lightning_fed.core.devices import copy_each, on_each, wide_dtype
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
 
@@ -141,17 +141,25 @@ class RoundReducer:
         squares.addcmul_(deviation, delta - mean)
 
     def _add_buffers(self, update: Update) -> None:
-        for name, buffer in update.buffers.items():
-            so_far = self._buffers.get(name)
-            if not is_averaged(buffer):
-                self._buffers[name] = buffer.clone() if so_far is None else torch.maximum(so_far, buffer, out=so_far)
-                continue
-            if so_far is None:
-                # In double precision the mean of a buffer that all clients agree on is that buffer, to the bit.
-                wide = torch.promote_types(buffer.dtype, wide_dtype(buffer.device))
-                so_far = torch.zeros_like(buffer, dtype=wide)
-                self._buffers[name] = so_far
-            so_far.add_(buffer, alpha=update.weight)
+        averaged = {name: buffer for name, buffer in update.buffers.items() if is_averaged(buffer)}
+        others = {name: buffer for name, buffer in update.buffers.items() if name not in averaged}
+        self._begin_buffers({name: buffer for name, buffer in update.buffers.items() if name not in self._buffers})
+        sums, values = [self._buffers[name] for name in averaged], list(averaged.values())
+        if values and values[0].device.type != "cpu":  # a device adds lists of one dtype alone by one kernel
+            wide = [torch.empty_like(total) for total in sums]
+            copy_each(wide, values)
+            values = wide
+        on_each("add_", sums, values, alpha=update.weight)
+        on_each("clamp_min_", (self._buffers[name] for name in others), others.values())
+
+    def _begin_buffers(self, values: dict[str, Tensor]) -> None:
+        """Begins the sums of buffers, 0, and maxima, what the first client has."""
+        for name, value in values.items():
+            # In double precision the mean of a buffer that all clients agree on is that buffer, to the bit.
+            wide = torch.promote_types(value.dtype, wide_dtype(value.device)) if is_averaged(value) else value.dtype
+            self._buffers[name] = torch.empty_like(value, dtype=wide)
+        copy_each((self._buffers[name] for name in values), values.values())
+        on_each("zero_", (self._buffers[name] for name, value in values.items() if is_averaged(value)))
 
     def begin_buffer(self, name: str, value: Tensor) -> None:
         """Counts a buffer that a later client is the first to change for those that have entered."""
@@ -169,6 +177,7 @@ class RoundReducer:
         named = {(need.name or "").lower(): value for need, value in kept.items()}
         if self._moments:
             named["variance"] = torch.div(self._moments[1], max(count - 1, 1), out=self._scratch)
+        on_each("div_", filter(is_averaged, self._buffers.values()), args=(total,))
         if self._losses:
             named["losses"] = torch.stack(self._losses).cpu().double()
         return ReducedUpdate(
@@ -177,7 +186,7 @@ class RoundReducer:
             num_registered=self.num_registered,
             weights=torch.tensor([weight / total for weight in self._weights], dtype=torch.float64),
             mean_distance=sum(w * a for w, a in zip(self._weights, self._distances, strict=True)) / total,
-            buffers={n: b.div_(total) if is_averaged(b) else b for n, b in self._buffers.items()},
+            buffers=self._buffers,
             **named,
         )
 

@@ -17,15 +17,9 @@ from lightning_fed.core.devices import device_streams, seed_devices, set_device_
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "Purpose",
-    "generator_for",
-    "isolated_streams",
-    "numpy_generator_for",
-    "run_seed",
-    "seed_everywhere",
-    "seed_for",
+    "Purpose", "generator_for", "isolated_streams", "numpy_generator_for", "run_seed", "seed_everywhere", "seed_for",
     "seeds_for",
-]
+]  # fmt: skip
 
 
 class Purpose(IntEnum):

@@ -18,6 +18,7 @@ from lightning_fed.core.logged_values import TOTALS
 from lightning_fed.core.optimizer.local import LocalOptimizer
 from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.core.updates import Client, StartGradients
+from lightning_fed.core.user_code import BatchTransfer
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_number
 
@@ -163,7 +164,7 @@ class TrainState:
     optimizer: LocalOptimizer
     client_states: ClientStates
     source: Any
-    transfer: Callable[[Any, int], Any] | None
+    transfer: BatchTransfer | None
     cohort_size: int
     seed: int
     origin: Tensor

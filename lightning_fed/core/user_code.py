@@ -4,6 +4,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from inspect import signature
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -15,8 +16,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 __all__ = [
-    "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class", "overrides", "own_places",
-    "own_uses", "requires",
+    "BatchTransfer", "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class", "overrides",
+    "own_places", "own_uses", "requires",
 ]  # fmt: skip
 
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
@@ -58,10 +59,29 @@ def requires(function: Callable[..., Any], name: str) -> bool:
     return parameter is not None and parameter.default is parameter.empty
 
 
+@dataclass(frozen=True)
+class BatchTransfer:
+    """Brings a batch, of the data set of an index, to device and precision.
+
+    Attributes:
+        stages: Functions of batch and index, each of what the one before returns.
+        converts: Whether they change numbers one by one alone, so that a batch of several clients may go through them.
+    """
+
+    stages: list[Callable[[Any, int], Any]]
+    converts: bool
+
+    def __call__(self, batch: Any, dataloader_idx: int) -> Any:
+        """Returns the batch as steps get it."""
+        for stage in self.stages:
+            batch = stage(batch, dataloader_idx)
+        return batch
+
+
 def batch_transfer(
     fabric: Fabric, module: LightningModule, datamodule: LightningDataModule | None, resident: bool
-) -> Callable[[Any, int], Any] | None:
-    """Builds the function of (batch, dataloader index) that brings a batch to device and precision.
+) -> BatchTransfer | None:
+    """Builds what brings a batch to device and precision.
 
     Args:
         fabric: Gives device and precision.
@@ -70,13 +90,15 @@ def batch_transfer(
         resident: Whether batches are on the device already.
 
     Returns:
-        The function, None when there is nothing to do.
+        It, None when there is nothing to do.
     """
-    stages = []
+    stages: list[Callable[[Any, int], Any]] = []
+    converts = True
     for hook in _HOOKS:
         parts = (module,) if datamodule is None else (datamodule, module)
         if (owner := next((part for part in parts if overrides(part, hook)), None)) is not None:
             stages.append(_bind(getattr(owner, hook), fabric, hook))
+            converts = False
         elif hook == "transfer_batch_to_device" and not resident:
             stages.append(lambda batch, _: fabric.to_device(batch))
     precision = fabric.strategy.precision
@@ -84,15 +106,8 @@ def batch_transfer(
     # Under autocast Lightning's trainer leaves batches alone: Fabric's would narrow what a loss compares with as well.
     if not isinstance(precision, MixedPrecision) and type(precision).convert_input is not Precision.convert_input:
         stages.append(lambda batch, _: convert(batch))
-    if not stages:
-        return None
-
-    def transfer(batch: Any, dataloader_idx: int) -> Any:
-        for stage in stages:
-            batch = stage(batch, dataloader_idx)
-        return batch
-
-    return transfer
+        converts = converts and is_ours(convert)
+    return BatchTransfer(stages, converts) if stages else None
 
 
 def _bind(method: Callable[..., Any], fabric: Fabric, hook: str) -> Callable[[Any, int], Any]:

@@ -1,7 +1,7 @@
 """Data of a federated run: any data set, a partitioner, and batches of one client at a time."""
 
 from lightning_fed.data.adapters.clients import ClientDatasets
-from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip
+from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip, SampleAugmentation
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.datasets.arrays import Arrays
 from lightning_fed.data.datasets.bundled import BundledDataModule
@@ -43,5 +43,5 @@ __all__ = [
     "DirichletBalanced", "DirichletByClass", "DirichletByClient", "Division", "ExactClasses", "HeldOut", "PowerLaw",
     "QuantityDirichlet", "samples_figure", "sizes_figure", "split_figure", "split_figures", "Augmentation",
     "AugmentedSource", "CropFlip", "CIFAR10", "CIFAR100", "EMNIST", "ImageDataModule", "TinyImageNet", "FEMNIST",
-    "Shakespeare", "TextWindows", "UserDataModule", "ClientDatasets", "SpuriousMNIST",
+    "SampleAugmentation", "Shakespeare", "TextWindows", "UserDataModule", "ClientDatasets", "SpuriousMNIST",
 ]  # fmt: skip

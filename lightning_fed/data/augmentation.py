@@ -14,7 +14,7 @@ from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.data.sources import BatchSource, WrappedSource, map_inputs
 from lightning_fed.errors import FederatedError, expect_count
 
-__all__ = ["AugmentedSource", "Augmentation", "AugmentingCollate", "CropFlip"]
+__all__ = ["AugmentedSource", "Augmentation", "AugmentingCollate", "CropFlip", "SampleAugmentation"]
 
 
 class Augmentation(ABC):
@@ -36,7 +36,39 @@ class Augmentation(ABC):
         """
 
 
-class CropFlip(Augmentation):
+class SampleAugmentation(Augmentation):
+    """Base of those that change each sample by itself, by numbers of its own: many clients' at once as well."""
+
+    @abstractmethod
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """Draws the numbers of a batch, few for each sample, as they go to the device for all batches of a round.
+
+        Args:
+            size: B.
+            generator: The only source of randomness, on the CPU.
+
+        Returns:
+            The numbers of each sample, shape (B, ...).
+        """
+
+    @abstractmethod
+    def change(self, inputs: Tensor, draws: Tensor) -> Tensor:
+        """Changes inputs, each by its numbers alone.
+
+        Args:
+            inputs: What the model would get, shape (B, ...), of one batch or of many; must not be changed in place.
+            draws: What ``draw`` returned for them, on the same device.
+
+        Returns:
+            New inputs, shape (B, ...).
+        """
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Changes the inputs of one batch."""
+        return self.change(inputs, to_device(self.draw(len(inputs), generator), inputs.device))
+
+
+class CropFlip(SampleAugmentation):
     """Crops a random window of the image's own size from the image with a border of zeros, and flips half of them.
 
     The usual augmentation of CIFAR: C.-Y. Lee, S. Xie, P. Gallagher, Z. Zhang, Z. Tu, "Deeply-Supervised Nets",
@@ -53,7 +85,13 @@ class CropFlip(Augmentation):
         self.padding = padding
         self.flip = flip
 
-    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """Draws the window's top and left, and whether it is mirrored, shape (B, 3)."""
+        places = torch.randint(0, 2 * self.padding + 1, (2, size), generator=generator)
+        flips = torch.randint(0, 2, (1, size), generator=generator) * self.flip
+        return torch.cat([places, flips]).T
+
+    def change(self, inputs: Tensor, draws: Tensor) -> Tensor:
         """Changes images of shape (B, C, H, W)."""
         if inputs.ndim != 4:
             raise FederatedError(
@@ -61,10 +99,8 @@ class CropFlip(Augmentation):
                 f"{tuple(inputs.shape)}: set `--data.augmentation null`, or choose other data."
             )
         size, channels, height, width = inputs.shape
-        places = torch.randint(0, 2 * self.padding + 1, (2, size, 1), generator=generator)
-        flips = torch.randint(0, 2, (1, size, 1), generator=generator) * self.flip
-        # Three numbers an image go to the device, which finds the place of each pixel itself.
-        top, left, flip = to_device(torch.cat([places, flips]), inputs.device)
+        # Of three numbers an image the device finds the place of each pixel itself.
+        top, left, flip = draws.unsqueeze(2).unbind(1)
         columns = torch.arange(width, device=inputs.device)
         columns = left + torch.where(flip.bool(), width - 1 - columns, columns)
         rows = top + torch.arange(height, device=inputs.device)
@@ -75,12 +111,18 @@ class CropFlip(Augmentation):
 
 
 class AugmentedSource(WrappedSource):
-    """Batches of another source with augmented inputs, the same whichever source they come from."""
+    """Batches of another source with augmented inputs, the same whichever source they come from.
+
+    Attributes:
+        by_sample: The augmentation if it changes each sample by itself, so that ``gather`` can take several clients'.
+    """
 
     def __init__(self, source: BatchSource, augmentation: Augmentation) -> None:
         super().__init__(source)
         self.reads_are_seeded = True
         self._augmentation = augmentation
+        calls = type(augmentation).__call__
+        self.by_sample: Any = augmentation if calls is SampleAugmentation.__call__ else None
 
     @property
     def unaugmented(self) -> BatchSource:
@@ -89,10 +131,26 @@ class AugmentedSource(WrappedSource):
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields a client's batches; the draws depend on the seed and the batches before alone."""
-        # A stream of its own: samples that are read at random draw from that of the seed itself.
-        generator = torch.Generator().manual_seed(seed_for(seed, Purpose.AUGMENT))
+        generator = _stream(seed)
         for batch in self.read(client, order, seed, batch_size):
             yield map_inputs(batch, lambda inputs: self._augmentation(inputs, generator))
+
+    def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
+        """Says what ``gather`` takes for an epoch of a client: what the other source does, and what is drawn for it."""
+        generator = _stream(seed)
+        drawn = [self.by_sample.draw(len(batch), generator) for batch in torch.split(order, self.batch_size)]
+        return *super().plan(client, order, seed), torch.cat(drawn)
+
+    def gather(self, *planned: Tensor) -> Any:
+        """Gathers samples of several clients at once, changed by what was drawn for each; see ``TensorSource``."""
+        inner: Any = self.inner
+        *others, draws = planned
+        return map_inputs(inner.gather(*others), lambda inputs: self.by_sample.change(inputs, draws))
+
+
+def _stream(seed: int) -> torch.Generator:
+    """Returns a stream of its own: samples that are read at random draw from that of the seed itself."""
+    return torch.Generator().manual_seed(seed_for(seed, Purpose.AUGMENT))
 
 
 class AugmentingCollate:

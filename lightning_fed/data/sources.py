@@ -114,21 +114,26 @@ class TensorSource:
     def _select(self, rows: Tensor) -> Any:
         return _batch(self._tensors, lambda tensor: tensor.index_select(0, rows), self._convert)
 
-    def first_row(self, client: int) -> int:
-        """Where a client's samples start in the rows that ``gather`` takes; they lie one after the other."""
-        return int(self._offsets[client])
-
-    def gather(self, rows: Tensor) -> Any:
-        """Gathers a batch of each of several clients, with the values that ``batches`` yields.
+    def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
+        """Says in advance what ``gather`` takes for an epoch of a client: a number of each sample, on the CPU.
 
         Args:
-            rows: ``first_row`` of a client plus places within its samples, shape (m, b), int64.
+            client: See ``batches``, as for the others.
+            order: The same; changed in place.
+            seed: The same.
+        """
+        return (order.add_(int(self._offsets[client])),)
+
+    def gather(self, rows: Tensor) -> Any:
+        """Gathers samples of several clients at once, with the values that ``batches`` yields.
+
+        Args:
+            rows: What ``plan`` says of them, shape (B,), on the device.
 
         Returns:
-            A list or dict of tensors of shape (m, b, ...).
+            A list or dict of tensors of shape (B, ...).
         """
-        batch = self._select(self._index.index_select(0, rows.reshape(-1).to(self._index.device)))
-        return _batch(batch, lambda part: part.reshape(*rows.shape, *part.shape[1:]), None)
+        return self._select(self._index.index_select(0, rows))
 
 
 class LoaderSource:
@@ -215,6 +220,11 @@ class WrappedSource:
         """Where the other source takes orders."""
         device: torch.device = getattr(self.inner, "order_device", torch.device("cpu"))
         return device
+
+    def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
+        """Says in advance what ``gather`` takes for an epoch, if both sources have that; see ``TensorSource``."""
+        inner: Any = self.inner
+        return tuple(inner.plan(client, order, seed))
 
     def read(self, client: int, order: Tensor, seed: int, batch_size: int | None) -> Iterator[Any]:
         """Yields the other source's batches; a user's own source need not know of other sizes than its own."""

@@ -15,14 +15,7 @@ from lightning_fed.core.updates import Client
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 
-__all__ = [
-    "ClientOrders",
-    "explained_batches",
-    "local_steps",
-    "read_batches",
-    "samples_in_epoch",
-    "send_orders",
-]
+__all__ = ["ClientOrders", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_orders"]
 
 # So many row numbers go to a device at once, 32 MiB, and are kept there for clients to come.
 _MOST_SENT = 1 << 22
@@ -46,15 +39,10 @@ def explained_batches(clients: Sequence[Client], batch_size: int, change: str = 
 
 def send_orders(source: BatchSource, orders: Sequence[Tensor]) -> Sequence[Tensor]:
     """Brings orders of samples to where a source takes them, in one copy."""
-    device = _order_device(source)
+    device: torch.device = getattr(source, "order_device", torch.device("cpu"))
     if device.type == "cpu" or not orders:
         return orders
     return torch.split(to_device(torch.cat(list(orders)), device), [len(order) for order in orders])
-
-
-def _order_device(source: BatchSource) -> torch.device:
-    device: torch.device = getattr(source, "order_device", torch.device("cpu"))
-    return device
 
 
 def samples_in_epoch(source: BatchSource, samples: Any) -> Any:
@@ -86,14 +74,8 @@ def read_batches(
 ) -> Iterator[Any]:
     """Yields a client's batches, and makes sure that there are as many as the source's sizes promise.
 
-    Steps, epochs and weights are counted by what it promises: of other batches they would be wrong without a word.
-
-    Args:
-        source: The clients' batches.
-        client: Client id.
-        order: See ``BatchSource.batches``.
-        seed: The same.
-        batch_size: Another number of samples per batch.
+    Steps, epochs and weights are counted by what it promises: of other batches they would be wrong without a word. The
+    arguments are those of ``BatchSource.batches``.
 
     Raises:
         FederatedError: If there are fewer or more.
@@ -132,7 +114,7 @@ class ClientOrders:
         self, source: BatchSource, options: LocalOptions, clients: Sequence[Client], seeds: Sequence[int]
     ) -> None:
         self._source, self._options, self._clients, self._seeds = source, options, clients, seeds
-        self._sends = _order_device(source).type != "cpu"
+        self._sends = getattr(source, "order_device", torch.device("cpu")).type != "cpu"
         # One generator for all clients: to seed it is half the time of making one.
         self._stream = torch.Generator()
         self._sent: dict[int, list[Tensor]] = {}

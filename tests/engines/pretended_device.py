@@ -21,11 +21,13 @@ class PretendedDevice(TorchDispatchMode):
 
     Attributes:
         counts: How often the host copied to the device ("to"), and waited for it ("wait"), as it does to copy back.
+        kernels: How often something was computed, by operation: of lists of tensors of one dtype at once, as on a GPU.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.kernels: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -33,7 +35,7 @@ class PretendedDevice(TorchDispatchMode):
         device = kwargs.get("device")
         if device != DEVICE and all(tensor.device != DEVICE for tensor in given):
             return func(*args, **kwargs)
-        self._look(func, given, device)
+        self._look(func, given, device, args)
         twins = {id(tensor): (tensor, _twin(tensor)) for tensor in given if tensor.device == DEVICE}
         args, kwargs = tree_map(lambda leaf: twins.get(id(leaf), (leaf, leaf))[1], (args, kwargs))
         result = func(*args, **(kwargs if device is None else {**kwargs, "device": _CPU}))
@@ -45,7 +47,7 @@ class PretendedDevice(TorchDispatchMode):
         kept = {id(tensor) for tensor in given} - twins.keys()
         return tree_map(lambda leaf: leaf if id(leaf) in kept else _sent(leaf, list(twins.values())), result)
 
-    def _look(self, func: Any, given: list[Tensor], device: torch.device | None) -> None:
+    def _look(self, func: Any, given: list[Tensor], device: torch.device | None, args: Any) -> None:
         """Counts, and refuses what a device refuses."""
         name = func._schema.name.removeprefix("aten::")
         if name in ("copy_", "_to_copy"):
@@ -57,6 +59,19 @@ class PretendedDevice(TorchDispatchMode):
                 f"Expected all tensors on one device, but {name} got one of {foreign[0].shape} on the CPU"
             )
         self.counts["wait"] += name in _WAITS
+        self.kernels[name] += _kernels(func, name, args)
+
+
+def _kernels(func: Any, name: str, args: Any) -> int:
+    """Returns how many kernels compute an operation: none where it makes a view or room for numbers."""
+    aliased = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
+    if "empty" in name or not all(alias.is_write for alias in aliased):
+        return 0
+    if not name.startswith("_foreach_"):
+        return 1
+    lists = [{tensor.dtype for tensor in part} for part in args if isinstance(part, (list, tuple))]
+    together = all(len(dtypes) == 1 for dtypes in lists) and (name == "_foreach_copy_" or len(set().union(*lists)) == 1)
+    return 1 if together else len(args[0])
 
 
 def _twin(tensor: Tensor) -> Tensor:

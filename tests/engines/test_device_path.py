@@ -22,7 +22,7 @@ from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, seeds_for
 from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
-from lightning_fed.data import FederatedDataModule
+from lightning_fed.data import ClientRotation, CropFlip, FederatedDataModule
 from lightning_fed.engines import client_batches, trial
 from lightning_fed.engines.automatic import rule
 from lightning_fed.engines.client_batches import ClientOrders
@@ -79,13 +79,15 @@ def fit(
     epochs: int = 1,
     side: int = 8,
     module: ImageClassifier | None = None,
+    of_data: dict[str, Any] | None = None,
+    sizes: tuple[int, ...] = SIZES,
     **options: Any,
 ) -> FederatedTrainer:
     """Trains two rounds of clients with batches of 5 samples and less."""
     torch.manual_seed(0)
-    sizes, make = SIZES[:clients], partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    sizes, make = sizes[:clients], partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     module = module or ImageClassifier(net(), optimizer=make)
-    data = TensorDataset(torch.randn(sum(sizes), 1, side, side), torch.randint(10, (sum(sizes),)))
+    data = TensorDataset(torch.rand(sum(sizes), 1, side, side), torch.randint(10, (sum(sizes),)))
     options = {
         "logger": False,
         "enable_checkpointing": False,
@@ -98,14 +100,14 @@ def fit(
         enable_progress_bar=False, **options,
     )  # fmt: skip
     place(trainer)
-    trainer.fit(module, FederatedDataModule(data, BySizes(*sizes), clients, batch_size=5))
+    trainer.fit(module, FederatedDataModule(data, BySizes(*sizes), clients, batch_size=5, **(of_data or {})))
     return trainer
 
 
-def a_round(folder: Path, *args: Any, **options: Any) -> tuple[Counter[str], Tensor]:
-    """Returns what the second round asked of the device, and the weights that the run ends with."""
+def a_round(folder: Path, *args: Any, kernels: bool = False, **options: Any) -> tuple[Counter[str], Tensor]:
+    """Returns what the second round asked of the device, or its kernels, and the weights that the run ends with."""
     with PretendedDevice() as device:
-        rounds = Rounds(device.counts)
+        rounds = Rounds(device.kernels if kernels else device.counts)
         *first, callbacks = args
         trainer = fit(folder, *first, [rounds, *callbacks], **options)
         _, before, after = rounds.marks
@@ -134,6 +136,48 @@ def test_no_client_and_no_step_waits_or_copies(
     assert many == few
     expected = fit(tmp_path, net, engine, METHODS[method](), on_cpu, side=side).weights
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+STEPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "CropFlip": ({"augmentation": CropFlip(1)}, {}),
+    "rotation": ({"skew": ClientRotation()}, {}),
+    "bf16-true": ({}, {"precision": "bf16-true"}),
+    "CropFlip, bf16-true": ({"augmentation": CropFlip(1)}, {"precision": "bf16-true"}),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_of_more_clients_takes_no_more_kernels_and_copies(tmp_path: Path, case: str) -> None:
+    of_data, options = STEPS[case]
+    options = {"of_data": of_data, "sizes": (10,) * 6, **options}
+
+    def count(clients: int, epochs: int, kernels: bool) -> int:
+        given = {"clients": clients, "epochs": epochs, "kernels": kernels, **options}
+        found, _ = a_round(tmp_path, partial(LogisticRegression, 64), "vectorized", [FedAvg()], **given)
+        return sum(found.values()) if kernels else found["to"]
+
+    two, six = (count(clients, 2, True) - count(clients, 1, True) for clients in (2, 6))
+    assert two == six
+    assert two <= 2 * 62, "of a local epoch of two steps"
+    assert count(6, 2, False) == count(2, 1, False) <= 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_with_ten_norms_takes_few_kernels(tmp_path: Path, engine: str) -> None:
+    """Those of its steps apart: of the buffers they are five."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), *(nn.BatchNorm1d(64) for _ in range(10)), nn.Linear(64, 10))
+
+    def count(clients: int, epochs: int) -> int:
+        given = {"clients": clients, "epochs": epochs, "sizes": (10,) * clients}
+        found, _ = a_round(tmp_path, net, engine, [FedAvg()], kernels=True, **given)
+        return sum(found.values())
+
+    # A round less its steps, which are those that a second epoch adds.
+    two, four = (2 * count(clients, 1) - count(clients, 2) for clients in (2, 4))
+    assert four - two <= 2 * {"sequential": 15, "vectorized": 7}[engine]
 
 
 def test_what_is_not_on_the_device_is_refused() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric.plugins import DoublePrecision
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -213,6 +214,29 @@ def test_resident_batches_are_handed_over_as_they_are(tmp_path):
     transfer = batch_transfer(double, Classifier(), None, resident=True)
     assert transfer is not None
     assert transfer([torch.ones(1), torch.ones(1, dtype=torch.int64)], 0) == [torch.ones(1, dtype=torch.float64), 1]
+
+
+def test_what_only_converts_numbers_is_known(tmp_path):
+    class Hooks(Classifier):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch
+
+    class Own(DoublePrecision):
+        def convert_input(self, data: Any) -> Any:
+            return [part - part.mean() for part in data]
+
+    def converts(model: Classifier, own: Any = None, **options: Any) -> Any:
+        fabric = federated_trainer(tmp_path, **options).fabric
+        if own is not None:
+            fabric.strategy.precision = own
+        transfer = batch_transfer(fabric, model, None, resident=True)
+        return transfer and transfer.converts
+
+    assert converts(Classifier()) is None
+    assert converts(Classifier(), precision="bf16-true") is True
+    assert converts(Hooks()) is False
+    assert converts(Hooks(), precision="64-true") is False
+    assert converts(Classifier(), own=Own()) is False
 
 
 def test_batch_transfer_hooks(tmp_path):

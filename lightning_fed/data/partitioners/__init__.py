@@ -8,14 +8,6 @@ from lightning_fed.data.partitioners.shards import Shards
 from lightning_fed.data.partitioners.users import ByUser
 
 __all__ = [
-    "IID",
-    "ByUser",
-    "DirichletBalanced",
-    "DirichletByClass",
-    "DirichletByClient",
-    "ExactClasses",
-    "Partitioner",
-    "PowerLaw",
-    "QuantityDirichlet",
-    "Shards",
-]
+    "IID", "ByUser", "DirichletBalanced", "DirichletByClass", "DirichletByClient", "ExactClasses", "Partitioner",
+    "PowerLaw", "QuantityDirichlet", "Shards",
+]  # fmt: skip

@@ -8,14 +8,6 @@ from lightning_fed.data.skews.rotation import ClientRotation
 from lightning_fed.data.skews.views import SkewedBatches, SkewedRows, SkewedSets, SkewedSource
 
 __all__ = [
-    "BinaryColors",
-    "ClassColors",
-    "ClientColors",
-    "ClientRotation",
-    "DataFacts",
-    "FeatureSkew",
-    "SkewedBatches",
-    "SkewedRows",
-    "SkewedSets",
-    "SkewedSource",
-]
+    "BinaryColors", "ClassColors", "ClientColors", "ClientRotation", "DataFacts", "FeatureSkew", "SkewedBatches",
+    "SkewedRows", "SkewedSets", "SkewedSource",
+]  # fmt: skip

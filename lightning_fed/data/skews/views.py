@@ -76,6 +76,11 @@ class SkewedSource(WrappedSource):
         for number, batch in enumerate(self.read(client, order, seed, batch_size)):
             yield self._rows.show(batch, own[number * size : (number + 1) * size], scheme=client)
 
+    def gather(self, rows: Tensor, *drawn: Tensor) -> Any:
+        """Gathers samples of several clients at once, each in its owner's scheme; see ``TensorSource``."""
+        inner: Any = self.inner
+        return self._rows.show(inner.gather(rows, *drawn), self._index.index_select(0, rows))
+
 
 class SkewedBatches(JoinedBatches):
     """The batches of a central set under a skew, computed where they are; several views may share the batches."""

@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import default_collate
 
 from lightning_fed.core.devices import to_device
 from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
-from lightning_fed.data import TensorSource
+from lightning_fed.data import AugmentedSource, TensorSource
+from lightning_fed.data.skews import SkewedSource
 from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch, send_orders
 
 __all__ = ["BatchGroup", "LaneBatches"]
@@ -73,7 +74,6 @@ class LaneBatches:
         if whole is not None:
             source = getattr(source, "unaugmented", source)
         self._seed, self._source, self._transfer, self._by_index = state.seed, source, transfer, by_index
-        self._taken = 0
         self._whole, self._size = whole is not None, whole or source.batch_size
         sizes = np.array([client.num_samples for client in clients])
         samples = sizes if self._whole else samples_in_epoch(source, sizes)
@@ -90,10 +90,9 @@ class LaneBatches:
         self._in_epoch, self._last, self._trained = in_epoch[order], last[order], samples[order]
         self._steps_in_epoch = -(-self._in_epoch // self._window)
         if not self._whole:
-            ids = [client.id for client in self.clients]
-            seeds = seeds_for(self._seed, Purpose.SHUFFLE, clients[0].round, ids)
+            seeds = seeds_for(self._seed, Purpose.SHUFFLE, clients[0].round, [client.id for client in self.clients])
             self._orders = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.gathers = type(source) is TensorSource and transfer is None  # a subclass may read otherwise
+        self.gathers = _gathers(source) and (transfer is None or transfer.converts)
         self._epochs: list[list[Any]] = [[] for _ in clients]
         self._planned = self._plan() if self.gathers else None
         self.samples = 0
@@ -112,10 +111,15 @@ class LaneBatches:
                 lane_batches = zip(self._epochs[lanes], index.tolist(), strict=True)
                 batch = default_collate([batches[at] for batches, at in lane_batches])
             else:
-                batch = self._source.gather(self._planned[self._taken : self._taken + count].view(-1, size))
-                self._taken += count
+                now = slice(self.samples, self.samples + count)
+                batch = self._side_by_side(self._source.gather(*(part[now] for part in self._planned)), size)
             self.samples += count
             yield BatchGroup(lanes, batch, int(index[0]), size, first=part == 0)
+
+    def _side_by_side(self, samples: Any, size: int) -> Any:
+        """Makes batches of a size of samples, as ``training_step`` gets them."""
+        batch = tree_map(lambda part: part.reshape(-1, size, *part.shape[1:]), samples)
+        return batch if self._transfer is None else self._transfer(batch, 0)
 
     def _bounds(self, step: int) -> Iterator[tuple[int, slice, npt.NDArray[np.int64], int]]:
         """Yields place in the step, lanes, number of the batch within each one's epoch, and size of its batches."""
@@ -136,23 +140,19 @@ class LaneBatches:
                 if sizes[a]:
                     yield part, slice(a, b), index[a:b], int(sizes[a])
 
-    def _plan(self) -> Tensor:
-        """Draws the rows of all batches of all steps, in the order in which they are met, and sends them at once."""
-        orders = torch.zeros(len(self.clients), int(self._trained.max()), dtype=torch.int64)
-        parts = []
+    def _plan(self) -> list[Tensor]:
+        """Plans the samples of all batches of all steps, in the order in which they are met, and sends that at once."""
+        epochs: list[Tensor] = []
+        parts, shape = [], (len(self.clients), int(self._trained.max()))
         for step in range(self.steps[0]):
             for lane in self._beginning(step):
-                samples = int(self._trained[lane])
-                orders[lane, :samples] = self._shuffled(lane).add_(self._source.first_row(self.clients[lane].id))
+                own = self._source.plan(self.clients[lane].id, self._shuffled(lane), self._read_seed(lane, step))
+                epochs = epochs or [part.new_zeros(*shape, *part.shape[1:]) for part in own]
+                for all_lanes, part in zip(epochs, own, strict=True):
+                    all_lanes[lane, : len(part)] = part
             for _, lanes, index, size in self._bounds(step):
-                at = index * self._size
-                rows = orders[lanes]
-                if (at == at[0]).all():
-                    rows = rows[:, int(at[0]) : int(at[0]) + size].clone()  # the next epoch is written in its place
-                else:
-                    rows = rows.gather(1, torch.from_numpy(at)[:, None] + torch.arange(size))
-                parts.append(rows.reshape(-1))
-        return to_device(torch.cat(parts), self._source.device)
+                parts.append([_batches(part[lanes], index * self._size, size) for part in epochs])
+        return [to_device(torch.cat(part), self._source.order_device) for part in zip(*parts, strict=True)]
 
     def _beginning(self, step: int) -> list[int]:
         """Returns the lanes that begin an epoch with a step."""
@@ -171,16 +171,32 @@ class LaneBatches:
         lanes = self._beginning(step)
         orders = send_orders(self._source, [self._shuffled(lane) for lane in lanes])
         for lane, order in zip(lanes, orders, strict=True):
-            client = self.clients[lane]
-            purpose = Purpose.GRADIENT if self._whole else Purpose.READ
-            epoch = None if self._whole else step // int(self._steps_in_epoch[lane])
-            seeded = self._source.reads_are_seeded
-            seed = seed_for(self._seed, purpose, client.round, client.id, epoch) if seeded else 0
             # Read at once: a data loader has the batches of one client at a time under way.
-            batches = read_batches(self._source, client.id, order, seed, self._size)
+            batches = read_batches(self._source, self.clients[lane].id, order, self._read_seed(lane, step), self._size)
             if (left := self.steps[lane] - step) < self._steps_in_epoch[lane]:
                 batches = islice(batches, left * self._window)
             self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
+
+    def _read_seed(self, lane: int, step: int) -> int:
+        """Returns the seed of what is random in reading the epoch that a lane begins with a step; tensors need none."""
+        client, epoch = self.clients[lane], step // int(self._steps_in_epoch[lane])
+        purpose, index = (Purpose.GRADIENT, None) if self._whole else (Purpose.READ, epoch)
+        return seed_for(self._seed, purpose, client.round, client.id, index) if self._source.reads_are_seeded else 0
+
+
+def _gathers(source: Any) -> bool:
+    """Says whether a source takes samples of several clients at once; a subclass may read otherwise."""
+    if type(source) is SkewedSource or (type(source) is AugmentedSource and source.by_sample is not None):
+        return _gathers(source.inner)
+    return type(source) is TensorSource
+
+
+def _batches(epochs: Tensor, starts: npt.NDArray[np.int64], size: int) -> Tensor:
+    """Takes a batch of a size of each lane's epoch, shape (m, samples, ...), as one list of samples."""
+    if (starts == starts[0]).all():  # copied, as the next epoch is written in its place
+        return epochs[:, int(starts[0]) : int(starts[0]) + size].clone().flatten(0, 1)
+    places = torch.from_numpy(starts)[:, None] + torch.arange(size)
+    return epochs[torch.arange(len(epochs))[:, None], places].flatten(0, 1)
 
 
 def _kind(batch: Any) -> Any:

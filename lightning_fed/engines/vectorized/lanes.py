@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.devices import copy_each
 from lightning_fed.core.optimizer.flat import FlatOptimizer
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Client
@@ -79,8 +80,8 @@ class Lanes:
         for kept in (self._origins, self._shifts):
             kept.clear()
         self.weights[:count].copy_(weights)
-        for name, value in self.state.buffers.values.items():
-            self.buffers[name][:count].copy_(value)
+        values = self.state.buffers.values
+        copy_each((self.buffers[name][:count] for name in values), values.values())
 
     @property
     def further_gradients(self) -> Tensor:
@@ -115,8 +116,8 @@ class Lanes:
             self._origins[lane] = state.origin
         if state.displacement is not None:
             self._shifts[lane] = state.displacement
-        for name, value in state.buffers.live.tensors().items():
-            self.buffers[name][lane].copy_(value)
+        live = state.buffers.live.tensors()
+        copy_each((self.buffers[name][lane] for name in live), live.values())
 
     def close_start(self, start: Tensor) -> None:
         """Arranges origins and displacements as matrices, where clients have any."""
