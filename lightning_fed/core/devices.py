@@ -8,16 +8,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "copy_into",
-    "device_streams",
-    "same_each",
-    "same_values",
-    "seed_devices",
-    "set_device_streams",
-    "single_at_least",
-    "to_device",
-    "wide_dtype",
-]
+    "copy_into", "device_streams", "is_device_fault", "same_each", "same_values", "seed_devices", "set_device_streams",
+    "single_at_least", "to_device", "wide_dtype",
+]  # fmt: skip
 
 
 @cache
@@ -58,6 +51,12 @@ def set_device_streams(states: list[Tensor]) -> None:
         module.set_rng_state_all(states)
     elif states:
         module.set_rng_state(states[0])
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Says whether a device reports a fault: of any work that was queued before, and nothing runs on it any more."""
+    known = isinstance(error, getattr(torch, "AcceleratorError", ()))  # torch 2.6 has none
+    return known or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error"))
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
