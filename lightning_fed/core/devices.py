@@ -11,8 +11,8 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "copy_each", "copy_into", "data_to", "device_streams", "on_each", "out_of_memory", "same_each", "same_values",
-    "seed_devices", "set_device_streams", "single_at_least", "to_device", "wide_dtype",
+    "copy_each", "copy_into", "data_to", "device_streams", "is_device_fault", "on_each", "out_of_memory", "same_each",
+    "same_values", "seed_devices", "set_device_streams", "single_at_least", "to_device", "wide_dtype",
 ]  # fmt: skip
 
 # Of these every operation of torch on lists of tensors takes several by one kernel; of others CUDA refuses some.
@@ -60,6 +60,12 @@ def set_device_streams(states: list[Tensor]) -> None:
         module.set_rng_state_all(states)
     elif states:
         module.set_rng_state(states[0])
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Says whether a device reports a fault: of any work that was queued before, and nothing runs on it any more."""
+    known = isinstance(error, getattr(torch, "AcceleratorError", ()))  # torch 2.6 has none
+    return known or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error"))
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -78,7 +78,7 @@ class LoggedValue:
 
     def add(self, value: Tensor | float, weight: float) -> None:
         """Folds in one value; ``weight`` is the batch size and counts only for means."""
-        self.last = value
+        self.last = value if self.options.both else 0.0  # else nobody asks for it, and graphs may write to its memory
         if isinstance(value, Tensor) and isinstance(self.total, Tensor) and value.device != self.total.device:
             value = value.to(self.total.device)
         if self.reduction in ("mean", "sum"):

@@ -164,13 +164,13 @@ class ParameterVector:
             gradients.append(gradient)
         return gradients
 
-    def collect_gradients(self) -> None:
+    def collect_gradients(self, more: bool = False) -> None:
         """Brings the gradients of all parameters together in the flat vector, of which they become views.
 
         Those that user's code assigned (``p.grad = ...``, or a backward pass with ``create_graph``) are among them;
-        those that are None count as zero, and stay None for the optimizer.
+        those that are None count as zero, and stay None for the optimizer. ``more`` backward passes may follow.
         """
-        self._loose = False
+        self._loose = more
         views, gradients = [], []
         for p, view in zip(self.parameters, self._grads, strict=True):
             gradient = p.grad

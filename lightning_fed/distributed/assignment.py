@@ -16,15 +16,8 @@ def assign_clients(clients: Sequence[Client], size: int, most: int | None = None
     """Divides clients over processes: the largest first, each to the process with the least work so far.
 
     A pure function of its arguments; ties go to the smaller client id and the smaller rank. The busiest process gets at
-    most 4/3 of the work of the busiest one in the best division (Graham, 1969).
-
-    Args:
-        clients: The clients of a round.
-        size: Number of processes.
-        most: Samples that make the most work, where all clients take the same number of steps; None for no bound.
-
-    Returns:
-        The clients of each process, in ascending order of id.
+    most 4/3 of the work of the busiest one in the best division (Graham, 1969). ``most`` samples make the most work,
+    where all clients take the same number of steps. Each process gets its clients in ascending order of id.
     """
 
     def work(client: Client) -> int:

@@ -87,14 +87,11 @@ class Processes:
             self._is_alone = False
 
     def exchange(self, value: _T, what: str = "") -> list[_T]:
-        """Gives every process what each one says.
+        """Gives every process what each one says, in the order of ranks.
 
         Args:
             value: What this one says; it is pickled, tensors should be on the CPU.
             what: What it is about; processes that say it of different things have lost step.
-
-        Returns:
-            What each process says, in the order of ranks.
 
         Raises:
             FederatedError: If a process has failed or died, has lost step, or works for itself now.

@@ -76,10 +76,8 @@ class SharedReducer(RoundReducer):
 
     def _take_maxima(self, live: dict[str, Tensor]) -> None:
         lowest = torch.iinfo(torch.int64).min
-        wide = {}
-        for name, one in live.items():
-            none = torch.full_like(one, lowest, dtype=torch.int64)
-            wide[name] = self._buffers.get(name, none).long()
+        none = {name: torch.full_like(one, lowest, dtype=torch.int64) for name, one in live.items()}
+        wide = {name: self._buffers.get(name, other).long() for name, other in none.items()}
         self._processes.reduce(list(wide.values()), dist.ReduceOp.MAX)
         self._buffers.update((name, value.to(live[name].dtype)) for name, value in wide.items())
 
@@ -107,14 +105,7 @@ class SharedReducer(RoundReducer):
 def gather_rows(processes: Processes, rows: Tensor, places: list[int], total: int) -> Tensor:
     """Brings together a matrix whose rows lie on different processes; an exchange must have come just before.
 
-    Args:
-        processes: The processes of the run.
-        rows: Rows of this process, shape (k, d).
-        places: Where they belong, k integers in [0, total).
-        total: Rows of all processes.
-
-    Returns:
-        The matrix, shape (total, d), the same on all processes.
+    This process has ``rows``, shape (k, d), which belong at ``places``; all get the whole, shape (total, d).
     """
     whole = rows.new_zeros(total, rows.shape[1])
     whole.index_copy_(0, torch.tensor(places, dtype=torch.long, device=rows.device), rows)

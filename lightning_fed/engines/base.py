@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.devices import is_device_fault
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import LocalOptions, TrainState
@@ -134,7 +135,8 @@ class Engine(ABC):
                 self.recorder.position = self.reducer.last_id
         except Exception as error:
             self._note_place(error)
-            self.divergence.read()  # who diverged before is named first
+            if not is_device_fault(error):  # else nothing can be read any more
+                self.divergence.read()  # who diverged before is named first
             raise
         self.divergence.read()
         self.watch.expect_parameters()
@@ -150,6 +152,8 @@ class Engine(ABC):
         if not ids:
             return
         who = f"client {ids[0]}" if len(ids) == 1 else f"one of clients {', '.join(map(str, ids))}"
+        if is_device_fault(error):
+            who += " or of one before it, as a device reports its faults late"
         rank = f", process {self.processes.rank}" if self.processes.size > 1 else ""
         add_note(error, f"In the training of {who}: round {state.round}, local step {state.local_step}{rank}.")
 

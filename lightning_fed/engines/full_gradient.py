@@ -14,7 +14,7 @@ from lightning_fed.core.seeding import Purpose, generator_for, seed_everywhere, 
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import accepts
-from lightning_fed.engines.client_batches import explained_batches, read_batches
+from lightning_fed.engines.client_batches import explained_batches, read_batches, send_orders
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import without_trace
 
@@ -115,13 +115,13 @@ class FullGradient:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
         vector, size = self.state.vector, self.size
         total = torch.zeros((), dtype=self.wide, device=vector.device)
-        samples, device = self.count(client), getattr(self.source, "order_device", "cpu")
+        samples = self.count(client)
         if self.over == "batch":  # the samples, and what is random in reading them, are those of the step
             stream = generator_for(self.state.seed, Purpose.SHUFFLE, client.round, client.id)
-            order = torch.randperm(client.num_samples, generator=stream)[:samples].to(device)
+            (order,) = send_orders(self.source, [torch.randperm(client.num_samples, generator=stream)[:samples]])
             seed = seed_for(self.state.seed, Purpose.READ, client.round, client.id, 0)
         else:
-            order = torch.arange(samples, device=device)
+            order = torch.arange(samples, device=getattr(self.source, "order_device", "cpu"))
         for index, batch in enumerate(read_batches(self.source, client.id, order, seed, size)):
             share = min(size, samples - index * size)
             if self.transfer is not None:

@@ -46,6 +46,7 @@ class LocalStep:
         self.plain_backward = type(self.precision).backward is Precision.backward
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
         self.training_step: Callable[..., Any] = module.training_step
+        self.replays = options.compile_mode in ("reduce-overhead", "max-autotune")
         if options.compile_mode:
             recorder.log = outside_graphs(recorder.log)  # type: ignore[method-assign]  # shared by all clients
             self.training_step = torch.compile(module.training_step, mode=options.compile_mode)
@@ -85,6 +86,8 @@ class LocalStep:
         gradient = self._gradient if self.state.displacement is None else self._displaced_gradient
         if not (closes and self.with_closure):
             output, _ = gradient(batch, batch_idx, first)
+            if self.replays and not closes:  # out of the memory of CUDA graphs, which the next batch writes to
+                self.vector.collect_gradients(more=True)
             if closes and self.taken:
                 self._before_step()
                 self.local.step()
@@ -205,15 +208,10 @@ class LocalStep:
         if "configure_gradient_clipping" in self.own:
             self.own["configure_gradient_clipping"](self.optimizer, self.clip_val, self.options.gradient_clip_algorithm)
         elif self.clip_val:
-            self._clip(self.clip_val)
-
-    def _clip(self, clip_val: float) -> None:
-        # What the optimizer trains, in its order, as Lightning does.
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if self.options.gradient_clip_algorithm == "value":
-            torch.nn.utils.clip_grad_value_(parameters, clip_val)
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+            by_value = self.options.gradient_clip_algorithm == "value"
+            clip: Any = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
+            # What the optimizer trains, in its order, as Lightning does.
+            clip([p for group in self.optimizer.param_groups for p in group["params"]], self.clip_val)
 
 
 def loss_of(output: Any, module: LightningModule) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lightning_fed.core.devices import is_device_fault
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seeds_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import overrides
@@ -30,8 +31,7 @@ class SequentialEngine(Engine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         module = self.module
-        kind = LocalStep if module.automatic_optimization else ManualStep
-        self.step = kind(self.state, self.options, self.hooks)
+        self.step = (LocalStep if module.automatic_optimization else ManualStep)(self.state, self.options, self.hooks)
         self.delta = torch.empty_like(self.state.weights)
         self.client_start_hooks = self.hooks.bound("on_client_start")
         self.batch_start_hooks = self.hooks.bound("on_train_batch_start")
@@ -71,7 +71,7 @@ class SequentialEngine(Engine):
             self.watch.end_client()
             self._leave_client()
         except Exception as error:
-            if before is None:
+            if before is None or is_device_fault(error):
                 raise
             self.divergence.leave_out(client, error)
             before.put_back()

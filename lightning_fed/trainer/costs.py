@@ -14,11 +14,7 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
     Each client that entered gets the model and sends its update, which says its bytes: one communication round. Vectors
     that methods send besides have the model's length d; buffers travel with the model if they are averaged. An exchange
     before training (gradients up, their mean down) is a communication round of its own, however many methods use it.
-    Reductions, losses and counts are scalars and not counted.
-
-    Returns:
-        ``samples`` seen in local steps; ``gradients``, the samples whose gradient was computed, passes over a client's
-        full data included; ``comm/rounds``; ``comm/bytes_down`` to and ``comm/bytes_up`` from the clients.
+    Reductions, losses and counts are scalars and not counted. ``gradients`` are samples whose gradient was computed.
     """
     aggregator = trainer.aggregator
     algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]

@@ -188,8 +188,7 @@ def run_batches(
     processes shuffle alike, and the results are those of one.
     """
     module = trainer.lightning_module
-    resident = hasattr(loader, "to")
-    if hasattr(loader, "to"):
+    if resident := hasattr(loader, "to"):
         loader = loader.to(trainer.fabric.device)
     transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident)
     step = getattr(module, f"{name}_step") if step is None else step

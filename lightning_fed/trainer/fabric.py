@@ -142,6 +142,8 @@ def set_determinism(deterministic: Any, benchmark: bool | None = None) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
         torch.backends.cudnn.benchmark = False
+        # Each new tensor would be filled with NaN first, to find code that reads what nobody wrote.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property
 
 
 def announce_device(fabric: Fabric, module: LightningModule) -> None:
@@ -153,6 +155,13 @@ def announce_device(fabric: Fabric, module: LightningModule) -> None:
 
 def move_to_device(fabric: Fabric, module: LightningModule) -> None:
     """Brings a module to the device and precision of Fabric, without wrapping it."""
+    recurrent = [type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)]
+    on_cudnn = fabric.device.type == "cuda" and torch.backends.cudnn.enabled
+    if recurrent and on_cudnn and isinstance(fabric.strategy.precision, MixedPrecision):
+        raise FederatedError(
+            f"Expected {type(module).__name__} to have one precision on a GPU, as cuDNN computes its {recurrent[0]} in "
+            "float16 under bf16-mixed, and nothing scales the loss for it: set `--trainer.precision 32-true`."
+        )
     fabric.strategy.precision.convert_module(module)
     doubles = any(tensor.dtype == torch.float64 for tensor in (*module.parameters(), *module.buffers()))
     if doubles and wide_dtype(fabric.device) != torch.float64:

@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.logged_values import scalar
+from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.errors import FederatedError
 from tests.parts import CLASSES, Classifier, federated_data, federated_trainer, points
 
@@ -276,3 +277,14 @@ def test_logging_where_nothing_is_collected(tmp_path):
 def test_integers_are_summed_in_what_the_device_has(device: str, dtype: torch.dtype) -> None:
     with FakeTensorMode():  # on a device that need not be there
         assert scalar("train/hits", torch.ones((), dtype=torch.int64, device=device)).dtype == dtype
+
+
+def test_nothing_of_a_loss_is_kept_that_a_graph_may_write_to():
+    recorder, memory = MetricRecorder(), torch.zeros(())
+    for value in (1.0, 3.0):
+        recorder.log_default("train/loss", memory.fill_(value))
+    held = [value for value in vars(recorder.series["train/loss"]).values() if isinstance(value, Tensor)]
+    assert held
+    assert all(value.data_ptr() != memory.data_ptr() for value in held)
+    recorder.read()
+    assert recorder.compute().logged == {"train/loss": 2.0}

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_fed.distributed import consistency
 from lightning_fed.distributed.consistency import Standing, checksum, expect_same_standing, follow_first, plain_options
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
+from tests.engines.pretended_device import DEVICE, PretendedDevice
 
 
 def optimizer(**of_second: Any) -> torch.optim.Optimizer:
@@ -48,8 +50,12 @@ LIKE = {
 UNLIKE = {
     "one bit": lambda t: torch.nextafter(t, t + 1),
     "one bit up, one down": lambda t: torch.stack([torch.nextafter(t[0], t[0] + 1), torch.nextafter(t[1], t[1] - 1)]),
+    "two swapped": lambda t: t[:, [1, 0, 2]],
     "another order": lambda t: t.flip(0),
     "another sign of zero": lambda t: torch.where(t == 0, -t, t),
+    "two other signs": lambda t: torch.cat([-t[:, :2], t[:, 2:]], 1),
+    "all signs": torch.neg,
+    "another shape": lambda t: t.reshape(3, 2),
 }
 
 
@@ -70,6 +76,48 @@ def test_tensors_of_any_kind_have_one(dtype: torch.dtype) -> None:
     assert checksum(torch.ones(3, dtype=dtype)) != checksum(torch.zeros(3, dtype=dtype))
     assert checksum(torch.ones((), dtype=dtype)) != checksum(torch.zeros((), dtype=dtype))
     assert checksum(torch.empty(0, dtype=dtype)) == checksum(torch.empty(0, dtype=dtype))
+
+
+@pytest.mark.parametrize("bit", [0, 1, 30, 31, 32, 62, 63])
+def test_each_bit_counts(bit: int) -> None:
+    tensor = torch.arange(5.0, dtype=torch.float64)
+    changed = tensor.clone()
+    changed.view(torch.int64)[3] ^= 1 << bit if bit < 63 else -(1 << 63)
+    both = changed.clone()
+    both.view(torch.int64)[1] ^= 1 << bit if bit < 63 else -(1 << 63)
+    assert len({checksum(tensor), checksum(changed), checksum(both)}) == 3
+
+
+def test_no_value_and_no_swap_is_without_weight() -> None:
+    weights = consistency._weights(torch.device("cpu"))
+    assert (weights % 2 == 1).all()
+    assert len(weights.unique()) == len(weights)
+
+
+def test_differences_that_add_up_to_nothing_are_found() -> None:
+    counts = torch.arange(100, dtype=torch.int32)
+    other = counts.clone()
+    other[10:14] += torch.tensor([1, -3, 3, -1], dtype=torch.int32)  # of no weight that is a square of its place
+    assert checksum(counts) != checksum(other)
+
+
+def test_large_tensors_are_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "_PART", 4)
+    tensor = torch.arange(10.0)
+    changed, moved = tensor.clone(), torch.cat([tensor[4:8], tensor[:4], tensor[8:]])
+    changed[9] = 8.0
+    assert len({checksum(tensor), checksum(changed), checksum(moved), checksum(tensor[:8])}) == 4
+
+
+def test_a_device_is_waited_for_once() -> None:
+    tensors = [torch.randn(7), torch.arange(3), *[torch.randn(4).bfloat16()] * 20]
+    held = {"momentum": tensors[0], "steps": torch.tensor(3.0)}  # some optimizers count their steps on the CPU
+    with PretendedDevice() as device:
+        there = [tensor.to(DEVICE) for tensor in tensors]
+        before = device.counts["wait"]
+        found = checksum(there, {**held, "momentum": there[0]})
+        assert device.counts["wait"] == before + 1
+    assert found == checksum(tensors, held)
 
 
 class Two(Processes):

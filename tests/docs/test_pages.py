@@ -11,12 +11,15 @@ from pathlib import Path
 from pydoc import locate
 
 import pytest
+import torch
 import yaml
 
+from benchmarks.tables import ROWS
 from lightning_fed import FederatedTrainer
+from lightning_fed.engines import SequentialEngine, VectorizedEngine
 from lightning_fed.trainer.lightning_arguments import ALIASES
 from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
-from tests.docs.shell import Shell
+from tests.docs.shell import Shell, command_lines
 
 # Blocks that a test cannot run: they need an account, a network or a browser. A new one must be added here on purpose.
 # Those of docs/results take hours, and have a test of their own.
@@ -25,6 +28,7 @@ NOT_RUN = {
     "docs/engines.md": 2,
     "docs/foundation-models.md": 1,
     "docs/data.md": 3,
+    "docs/gpu.md": 8,
     "docs/logging.md": 4,
     "docs/scaling.md": 1,
     "docs/simulated-faults.md": 1,
@@ -108,6 +112,22 @@ def _expect_columns(page: Path) -> None:
     columns = {column for table in tables for column in table.read_text().splitlines()[0].split(",")}
     explained = set(re.findall(r"`([\w/]+)`", prose(page)))
     assert columns - explained == set()
+
+
+@pytest.mark.slow
+def test_commands_for_a_gpu_run_on_a_cpu(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    for engine in (SequentialEngine, VectorizedEngine):
+        monkeypatch.setattr(engine, "updates", engine.updates)  # so that what a script does to it is taken back
+    for block in blocks(REPOSITORY / "docs" / "gpu.md"):
+        text = block.text.replace("gpu", "cpu")
+        if block.title:
+            Path(block.title).write_text(f"{text}\n")
+        for words in command_lines(text) if block.language == "bash" else ():
+            if words[:3] == ["python", "-m", "benchmarks.profile"]:  # takes minutes
+                assert words[3] in {row.key for row in ROWS}
+            else:
+                shell.run_line(words, block.place)
 
 
 def test_what_is_not_run_is_counted() -> None:

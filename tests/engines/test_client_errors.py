@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD
+from lightning_fed.core.devices import is_device_fault
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import IID, FederatedDataModule
 
@@ -76,6 +77,29 @@ def test_the_users_own_error_says_where_it_was(tmp_path: Path, error: Exception)
     assert raised.value is error
     assert raised.value.__notes__ == ["In the training of client 2: round 1, local step 1."]
     assert raised.traceback[-1].name == "training_step"
+
+
+FAULTS = [
+    RuntimeError("CUDA error: device-side assert triggered"),
+    getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: an illegal memory access was encountered"),
+]
+
+
+@NOTES
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_device_may_be_of_a_client_before(tmp_path: Path, fault: Exception) -> None:
+    """Nor is it skipped: every client after it would fail too."""
+    with pytest.raises(type(fault)) as raised:
+        fit(tmp_path, Failing({2}, fault), on_client_error="skip", max_diverged=0.5)
+    who = "client 2 or of one before it, as a device reports its faults late"
+    assert raised.value.__notes__ == [f"In the training of {who}: round 1, local step 1."]
+
+
+@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="torch 2.6")
+def test_faults_are_known_by_their_type_and_by_their_text() -> None:
+    assert all(map(is_device_fault, [*FAULTS, torch.AcceleratorError("XPU error")]))
+    others = [torch.cuda.OutOfMemoryError("CUDA out of memory"), ValueError("CUDA error"), RuntimeError("a CUDA error")]
+    assert not any(map(is_device_fault, others))
 
 
 class AtEnd(FederatedCallback):

@@ -16,8 +16,9 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA
-from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
+from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx, GradAlign
 from lightning_fed.core import seeding
+from lightning_fed.core.devices import to_device
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, seeds_for
 from lightning_fed.core.train_state import LocalOptions
@@ -76,7 +77,7 @@ def fit(
     callbacks: list[Any],
     place: Callable[[FederatedTrainer], None] = on_device,
     clients: int = 2,
-    epochs: int = 1,
+    epochs: int | None = 1,
     side: int = 8,
     module: ImageClassifier | None = None,
     of_data: dict[str, Any] | None = None,
@@ -229,6 +230,22 @@ def test_who_diverged_is_said_at_the_rounds_end(tmp_path: Path, engine: str, spo
     assert len(rows.read_text().splitlines()) == 3  # a header, and the rounds before
 
 
+class Faults(Spoils):
+    """Raises what a device says of a fault, after which nothing of it can be read."""
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        try:
+            super().on_client_end(trainer, pl_module, update)
+        except KeyError as error:
+            raise RuntimeError("CUDA error: unspecified launch failure") from error
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_fault_of_the_device_is_what_the_user_sees(tmp_path: Path, engine: str) -> None:
+    with PretendedDevice(), pytest.raises(RuntimeError, match="unspecified launch failure"):
+        fit(tmp_path, partial(LogisticRegression, 64), engine, [Faults(1, fails_for=2), FedAvg()], clients=4)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_that_may_diverge_is_left_out_at_once(tmp_path: Path, engine: str) -> None:
     spoils = Spoils(1)
@@ -254,6 +271,28 @@ def test_a_gradient_that_is_not_finite_is_named_before_what_it_spoils(tmp_path: 
     net = partial(LogisticRegression, 64)
     with PretendedDevice(), pytest.raises(FederatedError, match="client 2 diverged in round 2"):
         fit(tmp_path, net, "sequential", [FedGA(), FedAvg()], clients=3, module=module)
+
+
+def test_rows_of_a_first_batch_are_sent_as_those_of_training_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+
+    def send(rows: Tensor, device: torch.device) -> Tensor:
+        sent.append(len(rows))
+        return to_device(rows, device)
+
+    monkeypatch.setattr(client_batches, "to_device", send)
+    with PretendedDevice():
+        fit(
+            tmp_path,
+            partial(LogisticRegression, 64),
+            "sequential",
+            [GradAlign(over="batch"), FedAvg()],
+            local_steps=1,
+            epochs=None,
+        )
+    assert sorted(sent) == sorted(2 * [5, 5, sum(SIZES[:2])])
 
 
 class Source:

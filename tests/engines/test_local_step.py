@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
+from lightning_fed.client_algorithms import FedProx
+from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, train_both
 
@@ -236,3 +238,59 @@ def test_closure_must_be_called(tmp_path):
 
     with pytest.raises(FederatedError, match=r"Forgetful\.optimizer_step.*closure"):
         federated_trainer(tmp_path).fit(Forgetful(), federated_data())
+
+
+class LateHead(Base):
+    """A head has no gradient in the first batches of some windows."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self.net(x) + (self.head(x) if batch_idx % 3 == 2 else 0), y)
+
+
+def replayed(function: Any, mode: str) -> Any:
+    """Stands for ``torch.compile`` with CUDA graphs: a call writes where gradients were left before it."""
+    module = function.__self__
+
+    def replay(*args: Any) -> Any:
+        own = module.trainer.vector._grad.untyped_storage().data_ptr()
+        for p in module.parameters():
+            if p.grad is not None and p.grad.untyped_storage().data_ptr() != own:
+                p.grad.fill_(torch.nan)
+        return function(*args)
+
+    return replay
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_gradients_are_kept_from_the_memory_of_graphs(tmp_path, monkeypatch, mode, clip):
+    weights = []
+    for options in ({}, {"compile": mode}):
+        monkeypatch.setattr(torch, "compile", replayed)
+        module = LateHead()
+        options |= {"engine": "sequential", "accumulate_grad_batches": 3, "gradient_clip_val": clip}
+        federated_trainer(tmp_path, FedProx(mu=0.5), local_epochs=2, **options).fit(module, federated_data(40))
+        weights.append([p.detach().clone() for p in module.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "window"), [("default", 3), ("max-autotune-no-cudagraphs", 3), ("reduce-overhead", 1)]
+)
+def test_only_windows_of_graphs_pay_for_it(tmp_path, monkeypatch, mode, window):
+    calls = []
+    collect = ParameterVector.collect_gradients
+    monkeypatch.setattr(torch, "compile", lambda function, mode: function)
+    monkeypatch.setattr(
+        ParameterVector, "collect_gradients", lambda self, more=False: (calls.append(more), collect(self, more))[1]
+    )
+    options = {"engine": "sequential", "compile": mode, "accumulate_grad_batches": window}
+    federated_trainer(tmp_path, **options).fit(LateHead(), federated_data(40))
+    assert calls
+    assert not any(calls)

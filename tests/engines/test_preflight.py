@@ -332,3 +332,26 @@ def test_norms_in_mixed_precision_are_refused_by_what_torch_cannot(tmp_path, nor
         train(tmp_path, normed, "vectorized", precision="bf16-mixed")
     outcome = train(tmp_path, normed, "auto", precision="bf16-mixed", datamodule=data(sizes=(16,) * 10))
     assert outcome.trainer.engine_choice["engine"] == "sequential"
+
+
+class Recurrent(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(FEATURES, 4, batch_first=True), nn.Linear(4, CLASSES)
+        self.net = nn.Identity()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.out(self.lstm(batch[0][:, None])[0][:, -1]), batch[1])
+
+
+def test_recurrent_layers_are_refused_where_they_lay_out_their_weights_for_cudnn(tmp_path, monkeypatch):
+    """As on a GPU, where the layer asks for the addresses of its weights whenever it is given others."""
+    assert train(tmp_path, Recurrent, "vectorized").trainer.engine_choice["engine"] == "vectorized"
+
+    def lay_out(self: nn.RNNBase) -> None:
+        assert len({weight.data_ptr() for weight in self._flat_weights}) == 4
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lay_out)
+    with pytest.raises(FederatedError, match=r"Recurrent does not go through torch.func.vmap .*engine sequential`\.$"):
+        train(tmp_path, Recurrent, "vectorized")
+    assert train(tmp_path, Recurrent, "sequential").entered

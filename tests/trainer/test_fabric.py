@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.accelerators import CPUAccelerator
+from lightning.fabric.plugins import MixedPrecision
+from torch import nn
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.trainer.fabric import move_to_device
+from lightning_fed.trainer.fabric import move_to_device, set_determinism
 from tests.parts import Classifier, federated_data, federated_trainer
 
 
@@ -31,3 +33,52 @@ def test_double_precision_is_refused_where_the_device_has_none() -> None:
     fabric: Any = SimpleNamespace(device=torch.device("mps"), strategy=SimpleNamespace(precision=precision))
     with pytest.raises(FederatedError, match="Classifier to be in single precision on mps.*`--trainer.precision"):
         move_to_device(fabric, Classifier())
+
+
+class Moved(Classifier):
+    """Notes where it is brought, and stays."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.places = layer, list[torch.device]()
+
+    def to(self, device: torch.device) -> "Moved":
+        self.places.append(device)
+        return self
+
+
+def moved(layer: nn.Module, device: str = "cuda", mixed: bool = True) -> Moved:
+    """Brings a module to a device that need not be there."""
+    plain = SimpleNamespace(convert_module=lambda module: module)
+    precision = MixedPrecision("bf16-mixed", device) if mixed else plain
+    fabric: Any = SimpleNamespace(device=torch.device(device), strategy=SimpleNamespace(precision=precision))
+    module = Moved(layer)
+    move_to_device(fabric, module)
+    return module
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_in_mixed_precision_are_refused_on_a_gpu(
+    layer: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        FederatedError, match=f"Moved to .* as cuDNN computes its {layer.__name__} in float16 under bf16"
+    ):
+        moved(nn.Sequential(layer(2, 3)))
+    assert moved(layer(2, 3), "cpu").places == [torch.device("cpu")]
+    assert moved(layer(2, 3), mixed=False).places == [torch.device("cuda")]
+    assert moved(nn.LSTMCell(2, 3)).places == [torch.device("cuda")]
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    assert moved(layer(2, 3)).places == [torch.device("cuda")]
+
+
+def test_determinism_does_not_fill_memory_that_is_written_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    try:
+        set_determinism(True)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch._C._get_deterministic_fill_uninitialized_memory()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch._C._set_deterministic_fill_uninitialized_memory(True)

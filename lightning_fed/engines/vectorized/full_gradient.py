@@ -75,16 +75,9 @@ class StackedFullGradient(FullGradient):
     def compute_at(
         self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor
     ) -> Tensor | None:
-        """Computes the gradients of clients at weights of their own.
+        """Computes ∇f_i of clients at weights of their own, into ``out``; both have the shape (n, d).
 
-        Args:
-            weights: Those of each, shape (n, d).
-            buffers: Their buffers by name, shape (n, ...); left as they are.
-            clients: The clients.
-            out: Receives ∇f_i of each, shape (n, d).
-
-        Returns:
-            f_i of each, shape (n,); None if they cannot be computed at once.
+        Their buffers, shape (n, ...), are left as they are. Returns f_i, shape (n,); None if it cannot be done at once.
         """
         return self._try(lambda: self._compute_at(weights, buffers, clients, out))
 
