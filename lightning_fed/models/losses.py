@@ -18,7 +18,8 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     alone = torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(scores)
     if alone or labels.shape != scores.shape[:1]:
         return F.cross_entropy(scores, labels)
-    if scores.itemsize < 4 and torch.is_autocast_enabled(scores.device.type):
+    device = scores.device.type
+    if scores.itemsize < 4 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         scores = scores.float()  # as autocast does for torch's
     column = labels.unsqueeze(1)
     ignored = column == _IGNORED

@@ -34,6 +34,7 @@ COMPLETE = ("",)
 OTHER_COMPANIONS = {
     "data/emnist47": "model/cnn.yaml",
     "data/shakespeare": "model/char_lstm.yaml",
+    "data/signatures": "model/mlp.yaml",
     "model/char_lstm": "data/shakespeare_134.yaml",
 }
 
