@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +101,12 @@ def test_cells_that_exclude_neither_0_nor_the_papers_gain_are_called_undecided()
             assert not any(
                 word.strip() == "does not hold in our runs" and "mask gains" in claim for claim, word in claims
             )
+
+
+def test_the_words_of_the_tables_are_counted_on_the_index() -> None:
+    rows = [row for path in sorted(RESULTS.rglob("table.csv")) for row in csv.DictReader(path.open())]
+    words = Counter(row["verdict"] for row in rows if row["verdict"] and row["published"])
+    page = " ".join((RESULTS / "index.md").read_text().split())
+    assert f"of {sum(words.values())} differences with a published gain {words['reproduced']} are reproduced" in page
+    assert f"{words['contradicted']} contradicted, {words['undecided']} undecided, and in" in page
+    assert f"and in {words['nothing learned']} nothing was learned" in page
