@@ -530,6 +530,16 @@ def test_fewer_at_once_are_tried_where_memory_runs_out(tmp_path, monkeypatch, er
         assert resumed.logged_metrics[name] == alone.logged[name]
 
 
+def test_a_fault_of_the_device_ends_the_run_at_once(tmp_path, monkeypatch, caplog) -> None:
+    fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+    memory = RunsOut(monkeypatch, 1, fault)
+    with pytest.raises(RuntimeError) as raised:
+        run(tmp_path, Model)
+    assert raised.value is fault
+    assert memory.tried == [10]
+    assert len(said(caplog)) == 1, "it does not go on one client after another"
+
+
 def test_one_after_another_where_memory_does_not_hold_the_fewest_that_pay(tmp_path, monkeypatch, caplog) -> None:
     alone = run(tmp_path, Model, "sequential")
     memory = RunsOut(monkeypatch, 7, ON_GPU)

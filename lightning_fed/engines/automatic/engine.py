@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from lightning_fed.core.devices import out_of_memory
+from lightning_fed.core.devices import is_device_fault, out_of_memory
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import own_places
@@ -54,6 +54,8 @@ class AutomaticEngine(VectorizedEngine):
         try:
             return self._train_chunk(clients)
         except Exception as error:
+            if is_device_fault(error):  # nothing runs there any more
+                raise
             reason, fewer = cause_of(error, len(clients)), out_of_memory(error) and len(clients) > FEWEST_LANES
         # Here, as the exception would keep what the steps had made.
         self.recorder.series, self.start_gradients.samples = logged, counted
