@@ -113,7 +113,7 @@ def train(trainer: Any, stop: StopRequest, ckpt_path: str | None, weights: str |
         with set_detect_anomaly(trainer.options.detect_anomaly):
             RoundLoop(trainer, log, stop).run()
         status = "success"
-    except Exception:
+    except Exception:  # whatever ended the run, it is raised again: rows that wait in memory are written before
         if trainer.processes.size == 1:  # else the others wait for word of the failure
             with suppress(Exception):
                 log.catch_up()

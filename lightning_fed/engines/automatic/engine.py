@@ -72,7 +72,7 @@ class AutomaticEngine(VectorizedEngine):
         try:
             options = super()._run_steps(batches, log)
             self._expect_the_same(batches, before)
-        except Exception:
+        except Exception:  # whatever it was, it is raised again: these clients train again from the same attributes
             before.put_back()
             raise
         return options
