@@ -1,6 +1,7 @@
 """Verdicts by hand, and power by the definition of the noncentral t distribution, integrated."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,3 +150,11 @@ def test_equal_cells_are_no_test_and_the_same_two_cells_are_one() -> None:
     tested = [cell for cell in table.cells.values() if cell.difference]
     assert len(tested) == 2
     assert [cell.p_holm for cell in tested] == [cell.difference and cell.difference.p_value for cell in tested]
+
+
+@pytest.mark.parametrize(("learned", "word"), [(1.0, "reproduced"), (0.5, "nothing learned")])
+def test_less_is_better_of_a_loss(learned: float, word: str) -> None:
+    runs = [replace(run, curves={"val/loss": run.curves["test/acc"]}) for run in results(-0.02).runs]
+    study = some_study(metric=["val/loss"], gain=-0.01, learned=learned)
+    table = study_table(study, StudyResults("two_rules", "cpu", tuple(runs)))
+    assert [cell.verdict.word for cell in table.cells.values() if cell.verdict] == [word, word]
