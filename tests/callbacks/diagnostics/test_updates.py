@@ -74,7 +74,8 @@ def by_hand(keeps: Keeps, threshold: float, lr: float) -> dict[str, dict[int, fl
             "agreement/below": (~agreed).mean(),
             "agreement/below_by_chance": sum(
                 abs(sum(signs)) < threshold * len(rows) - 1e-12 for signs in product((-1, 1), repeat=len(rows))
-            ) / 2 ** len(rows),
+            )
+            / 2 ** len(rows),
             "agreement/mask": masks[-1].mean(),
             "agreement/through": np.linalg.norm(masks[-1] * mean) / np.linalg.norm(mean),
             "agreement/least": np.mean(masks, axis=0).min(),
