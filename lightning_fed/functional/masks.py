@@ -1,12 +1,12 @@
 """Masks computed from how far the clients' updates, or their gradients, agree."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import Binomial
 
 from lightning_fed.errors import FederatedError, expect_choice, is_number
 
@@ -74,7 +74,8 @@ def coin_flip_votes(num_votes: int) -> Tensor:
         Shape (n + 1,), float64: for s = 0, 1, ..., n.
     """
     ups = torch.arange(num_votes + 1, dtype=torch.float64)
-    chances = Binomial(num_votes, ups.new_tensor(0.5)).log_prob(ups).exp()
+    log_ways = ups[-1].add(1).lgamma() - ups.add(1).lgamma() - ups.flip(0).add(1).lgamma()
+    chances = (log_ways - num_votes * math.log(2)).exp()
     return torch.zeros_like(chances).index_add_(0, (2 * ups - num_votes).abs().long(), chances)
 
 
