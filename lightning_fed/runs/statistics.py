@@ -25,7 +25,8 @@ _WINDOW = re.compile(r"last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\
 
 def lower_is_better(metric: str) -> bool:
     """Tells by its name whether a metric is better when smaller."""
-    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std")
+    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std",
+             "attack/")  # fmt: skip
     return any(word in metric.lower() for word in words)
 
 

@@ -222,7 +222,7 @@ def _time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], job
         print(f"Timing {_TRIED} rounds of {missing[0].label}.")
         with TemporaryDirectory() as folder:
             words = (*missing[0].words, f"--trainer.max_rounds={_TRIED}")
-            short = replace(missing[0], words=words, watch=None)  # a run that is only timed is none of a trial
+            short = replace(missing[0], words=words, watch=None, attack=None)  # only timed, it is none of a trial
             Pool(Path(folder), 1, guard, say=lambda words: None).train([short])
             each = _seconds(Path(folder), [short])
             log = Path(folder) / short.folder / LOG

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NewType
 
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
+from lightning_fed.lab.attack.options import AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.studies.results import RESERVED
 from lightning_fed.runs.folder import is_below
@@ -166,6 +167,8 @@ class Study:
         without: Combinations that are left out, such as `{rule: FedAvg, client rate: [0.01]}`.
         seeds: A run for each.
         tune: What is tuned before.
+        attack: Options of a membership inference attack on the model of each run, `{}` for their defaults; its figures
+            are columns such as `attack/loss/auc` (default: no attack).
         report: What is reported.
         profiles: Other sizes of the study, by name.
     """
@@ -180,6 +183,7 @@ class Study:
     without: list[dict[str, list[Name]]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=lambda: [0])
     tune: Tune = field(default_factory=Tune)
+    attack: AttackOptions | None = None
     report: Report = field(default_factory=Report)
     profiles: dict[str, Profile] = field(default_factory=dict)
 
@@ -251,6 +255,8 @@ def expect_sound(study: Study) -> None:
         raise FederatedError("Expected `profiles` under names other than full, which is the file as it stands.")
     for one in study.without:
         _expect_values("without", study, one)
+    if study.attack is not None:
+        expect_sound_attack(study.attack, "attack.")
     _expect_sound_report(study)
     _expect_sound_tuning(study)
 
@@ -278,7 +284,7 @@ def _expect_sound_tuning(study: Study) -> None:
     _expect_values("tune.by", study, tune.by)
     expect_known("tune.at", tune.at, others, "axes that are not in `tune.per`")
     expect_known("tune.by", tune.by, per, "axes of `tune.per`")
-    if tune.metric.startswith(("test", "train")):
+    if tune.metric.startswith(("test", "train", "attack")):
         raise FederatedError(f"Expected `tune.metric` to be of a validation set, got {tune.metric!r}.")
     if tune.trials is not None:
         expect_count("tune.trials", tune.trials)
