@@ -8,6 +8,7 @@ difference to FedAvg, mean and 95 % interval over seeds.
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -15,6 +16,7 @@ matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
 
 DOCS = Path(__file__).resolve().parent
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY = "#808080"  # reads on white and on black
 RULES = {
     "GMA": ("#d55e00", "GMA"),
@@ -27,7 +29,7 @@ PANELS = {"dark": "other blocks dark: no vote at all", "lit at random": "other b
 def main() -> None:
     """Draws the picture."""
     rows = list(csv.DictReader((DOCS / "results/mask/signatures/table.csv").open()))
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+    ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY}):
         figure, axes = subplots(1, len(PANELS), figsize=(7.5, 3.5), sharey=True, layout="constrained")
         for axis, (blocks, title) in zip(axes, PANELS.items(), strict=True):

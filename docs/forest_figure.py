@@ -31,6 +31,7 @@ DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS / "results"
 HEADER = ["| claim | ours, 95 % CI | paper | verdict | page |", "| --- | ---: | ---: | --- | --- |"]
 OTHER = "of other data"  # its gain is printed, its level says nothing of ours
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY = "#808080"  # reads on white and on black
 COLOURS = {"reproduced": "#009e73", "contradicted": "#d55e00", "undecided": GREY}
 PAPER: dict[str, Any] = {"color": "#3b8bd6", "markersize": 9, "markeredgewidth": 2}
@@ -123,7 +124,7 @@ def judged(row: dict[str, str]) -> Claim:
     ours = axes_of(row["ours"])
     sides = [cell(folder, axes) for axes in (ours, ours | axes_of(row["baseline"]))]
     values = [[value(run, metric, statistic) for run in runs] for runs in sides]
-    difference = paired_difference(*values)
+    difference = paired_difference(values[0], values[1])
     if row["published"][:1].isdecimal():
         papers: list[float | None] = [float(one) / 100 for one in row["published"].split("-")]
     else:
@@ -253,7 +254,7 @@ def draw(axis: Axes, cells: list[tuple[float, str, Line]], titles: list[tuple[fl
 def picture() -> tuple[int, int]:
     """Draws the picture; returns how many cells it has, and how many it leaves out."""
     cells, titles, left_out = placed()
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+    ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "font.size": 8}):
         figure, axis = subplots(figsize=(7, 0.145 * cells[-1][0] + 0.8), layout="constrained")
         draw(axis, cells, titles)

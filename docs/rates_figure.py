@@ -8,6 +8,7 @@ of rates the difference of GMA to FedAvg in points, bold where its 95 % interval
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -18,6 +19,7 @@ from matplotlib.pyplot import rc_context, subplots
 __all__ = ["main"]
 
 DOCS = Path(__file__).resolve().parent
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY = "#808080"  # reads on white and on black
 CLIENTS, SERVERS = ("0.001", "0.01", "0.05", "0.1"), ("0.01", "0.1", "1.0", "1.5", "2.0")
 MOMENTUM = {"0.9": "momentum 0.9", "0.0": "no momentum"}
@@ -40,7 +42,7 @@ def draw(axis: Axes, rows: list[dict[str, str]]) -> None:
 def main() -> None:
     """Draws the picture."""
     rows = list(csv.DictReader((DOCS / "results/gma/table10/table.csv").open()))
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+    ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY, "font.size": 9}):
         figure, grid = subplots(1, 2, figsize=(7, 3.4), sharey=True, layout="constrained")
         for axis, (momentum, title) in zip(grid, MOMENTUM.items(), strict=True):

@@ -18,6 +18,7 @@ from matplotlib.pyplot import rc_context, subplots
 __all__ = ["cells", "main"]
 
 DOCS = Path(__file__).resolve().parent
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY, BLUE, ORANGE = "#808080", "#3b8bd6", "#d55e00"  # read on white and on black
 DATA = {"FMNIST": "FashionMNIST", "MNIST": "MNIST"}
 SPLITS = {"non-IID": "2 classes", "IID": "IID"}
@@ -34,7 +35,7 @@ def cells(path: Path, data: str, split: str) -> dict[str, dict[str, str]]:
 def main() -> None:
     """Draws the picture."""
     path = DOCS / "results/gma/table2/table.csv"
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+    ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY, "font.size": 9}):
         figure, grid = subplots(2, 2, figsize=(7, 4), sharex="col", sharey=True, layout="constrained")
         for axis, (data, split) in zip(grid.flat, [(d, s) for d in DATA for s in SPLITS], strict=True):

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import matplotlib
 
@@ -20,6 +21,7 @@ from matplotlib.pyplot import rc_context, subplots
 __all__ = ["main", "seeds"]
 
 DOCS = Path(__file__).resolve().parent
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY, BLUE = "#808080", "#3b8bd6"  # read on white and on black
 
 
@@ -33,7 +35,7 @@ def seeds(path: Path) -> dict[float, list[float]]:
 
 def main() -> None:
     """Draws the picture."""
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+    ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "font.size": 9}):
         figure, axis = subplots(figsize=(7, 3.2), layout="constrained")
         for threshold, every in seeds(DOCS / "results/gma/figure3d/results.csv").items():

@@ -11,6 +11,7 @@ import csv
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import matplotlib
 
@@ -27,6 +28,7 @@ PARTS = {
     "its direction, at that length": (GMA, SHORT),
 }
 COLLAPSED = "0.5"  # the rate
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY = "#808080"  # reads on white and on black
 COLOURS = ("#3b8bd6", "#009e73", "#d55e00")
 
@@ -48,7 +50,7 @@ def parts(path: Path) -> dict[str, dict[str, list[float]]]:
 
 def main() -> None:
     """Draws the picture."""
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+    ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY, "font.size": 9}):
         figure, axes = subplots(1, len(PARTS), figsize=(8, 3.3), sharex=True, sharey=True, layout="constrained")
         found = parts(DOCS / "results/gma/why/results.csv")

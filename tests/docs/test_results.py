@@ -196,7 +196,7 @@ def recomputed(row: dict[str, str]) -> tuple[tuple[float, float, float], float |
     """Difference and interval, the paper's gain, and the verdict, by the protocol from curves."""
     metric, ours = row["metric"], axes_of(row["ours"])
     sides = [curves(row["folder"], axes, metric) for axes in (ours, ours | axes_of(row["baseline"]))]
-    sent = [
+    sent: list[Curves] = [
         curves(row["folder"], axes, "comm/rounds") if row["statistic"].startswith("communication") else [{}] * len(side)
         for axes, side in zip((ours, ours | axes_of(row["baseline"])), sides, strict=True)
     ]
