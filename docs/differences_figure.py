@@ -24,7 +24,10 @@ DOCS = Path(__file__).resolve().parent
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY, BLUE, ORANGE = "#808080", "#3b8bd6", "#d55e00"  # read on white and on black
 PAPER: dict[str, Any] = {"color": BLUE, "markersize": 12, "markeredgewidth": 2.5}
-SHORT = {"per_client/acc_in": "in the round", "per_client/acc_out": "the others"}
+SHORT = {
+    "per_client/acc_in": "in the round", "per_client/acc_out": "the others", "test/acc": "test",
+    "per_client/acc_weighted": "train",
+}  # fmt: skip
 SPLITS = {"non-IID": "2 classes", "IID": "IID"}
 
 
@@ -77,6 +80,9 @@ PICTURES = {
             Panel("local epochs, a tenth of each", "gma/table9", "{epochs}"),
         ],
         2.5,
+    ),
+    "gma-convex": Picture(
+        [Panel(split, "gma/convex", "{metric}", {"split": key}) for key, split in reversed(SPLITS.items())], 1.7
     ),
     "gma-participation": Picture(
         [
