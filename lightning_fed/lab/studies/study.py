@@ -12,8 +12,8 @@ from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.statistics import expect_statistic
 
 __all__ = [
-    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "apply_profile", "expect_sound", "name_of",
-    "reported_axes", "tuned_per",
+    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "all_parameters", "apply_profile",
+    "expect_sound", "name_of", "reported_axes", "tuned_per",
 ]  # fmt: skip
 
 # Twice as much is still a number, as the width of a range has to be.
@@ -78,6 +78,9 @@ class Tune:
             after a fifth of the rounds.
         storage: URL of the database that Optuna keeps the trials in, as `postgresql://user@host/name` (default: a
             journal in the folder of the runs).
+        stages: Lists of tuned options. One after the other each is searched, the others as the stage before has chosen
+            them (default: one stage of all). A choice passes over a stage that has none of its options.
+        start: Values of axes whose choice the first stage of all others starts from, such as `{rule: FedAvg}`.
     """
 
     parameters: Parameters = field(default_factory=dict)
@@ -91,6 +94,8 @@ class Tune:
     trials: int | None = None
     pruner: Literal["none", "median"] = "none"
     storage: str | None = None
+    stages: list[list[Name]] = field(default_factory=list)
+    start: dict[str, Name] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,8 @@ class Profile:
         by: What it lays over the runs of some values of an axis, after all else that the value does, as in
             `{epochs: {10: {set: {trainer.local_steps: 100}}}}`.
         parameters: Other values, or ranges, of some tuned options.
+        stages: Other stages of the tuning.
+        start: Another start of its first stage.
     """
 
     why: str = ""
@@ -148,6 +155,8 @@ class Profile:
     axes: dict[str, list[Name]] = field(default_factory=dict)
     by: dict[str, dict[str, AxisValue]] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=dict)
+    stages: list[list[Name]] = field(default_factory=list)
+    start: dict[str, Name] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -192,7 +201,7 @@ def apply_profile(study: Study, name: str) -> Study:
     profile = study.profiles[name]
     _expect_values(f"profiles.{name}.axes", study, profile.axes)
     _expect_values(f"profiles.{name}.by", study, profile.by)
-    tuned = sorted({option for parameters in _all_parameters(study.tune) for option in parameters})
+    tuned = sorted({option for parameters in all_parameters(study.tune) for option in parameters})
     expect_known(f"profiles.{name}.parameters", profile.parameters, tuned, "tuned options")
     axes = {
         axis: {
@@ -213,7 +222,13 @@ def apply_profile(study: Study, name: str) -> Study:
         seeds=study.seeds if profile.seeds is None else profile.seeds,
         axes=axes,
         without=[one for one in without if all(one.values())],
-        tune=replace(study.tune, parameters=_other_parameters(study.tune.parameters, profile.parameters), by=by),
+        tune=replace(
+            study.tune,
+            parameters=_other_parameters(study.tune.parameters, profile.parameters),
+            by=by,
+            stages=profile.stages or study.tune.stages,
+            start=profile.start or study.tune.start,
+        ),
     )
 
 
@@ -225,7 +240,8 @@ def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
     return {option: others.get(option, values) for option, values in parameters.items()}
 
 
-def _all_parameters(tune: Tune) -> list[Parameters]:
+def all_parameters(tune: Tune) -> list[Parameters]:
+    """Returns what is tuned, and what for some values of axes besides."""
     return [tune.parameters, *(parameters for values in tune.by.values() for parameters in values.values())]
 
 
@@ -282,9 +298,11 @@ def _expect_sound_tuning(study: Study) -> None:
         raise FederatedError(f"Expected `tune.metric` to be of a validation set, got {tune.metric!r}.")
     if tune.trials is not None:
         expect_count("tune.trials", tune.trials)
-    if tune != Tune() and not any(_all_parameters(tune)):
+    if tune != Tune() and not any(all_parameters(tune)):
         raise FederatedError("Expected `tune.parameters`, or `tune.by`, to name options to choose, got none.")
-    for parameters in _all_parameters(tune):
+    _expect_values("tune.start", study, {axis: [value] for axis, value in tune.start.items()})
+    expect_known("tune.start", tune.start, per, "axes of `tune.per`")
+    for parameters in all_parameters(tune):
         for option, choices in parameters.items():
             _expect_choices(option, choices, tune.sampler)
 
