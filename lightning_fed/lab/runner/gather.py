@@ -76,7 +76,7 @@ def _of_another_version(count: int) -> str:
 def in_order(study: Study, trials: Iterable[Trial]) -> tuple[Trial, ...]:
     """Returns trials choice after choice, and stage after stage, without those of combinations that there are not."""
     per = tuned_per(study)
-    order = list(dict.fromkeys(tuple(axes[axis] for axis in per) for axes in combinations(study)))
+    order = list(dict.fromkeys(tuple(str(axes[axis]) for axis in per) for axes in combinations(study)))
     known = [trial for trial in trials if _choice(trial, per) in order]
     return tuple(sorted(known, key=lambda trial: (order.index(_choice(trial, per)), trial.stage)))
 

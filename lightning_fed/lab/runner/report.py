@@ -16,6 +16,7 @@ from lightning_fed.lab.runner.record import RECORD, done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
 from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.cells import Cell, cells_of
+from lightning_fed.lab.studies.levels import level_columns
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, read_results, write_results
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes
@@ -173,6 +174,7 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     for key, wanted, there in (
         ("metric", ", ".join(report.metric), kept & {*report.metric}),
         ("x", report.x, kept.issuperset(columns_of(report.x))),
+        ("statistic", ", ".join(level_columns(report)), kept.issuperset(level_columns(report))),
     ):
         if runs and not there:
             columns = {"round", *X_SUMS, *(name for cell in tuned for name in read_run(root, cell) or ())}
@@ -185,7 +187,7 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
     if run is None or columns is None:
         return None
     last = max((at for column in columns.values() for at in column), default=0)
-    kept = [name for name in (*report.metric, *columns_of(report.x)) if name in columns]
+    kept = [name for name in (*report.metric, *columns_of(report.x), *level_columns(report)) if name in columns]
     curves = {name: columns[name] for name in kept}
     return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves, run.created)
 

@@ -14,12 +14,15 @@ from lightning_fed.lab.common import csv_text, no_apostrophe
 from lightning_fed.runs.statistics import LAST, run_statistic
 
 __all__ = [
-    "RESERVED", "StudyResults", "StudyRun", "Trial", "as_text", "is_lost", "read_results", "value_of_run",
+    "AT_EQUAL", "RESERVED", "StudyResults", "StudyRun", "Trial", "as_text", "is_lost", "read_results", "value_of_run",
     "write_results",
 ]  # fmt: skip
 
 RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic", "stage")
 """Names that no axis can have, as columns of tables have them."""
+
+AT_EQUAL = "at equal "
+"""What a statistic begins with that is read at a level of the loss behind it."""
 
 _NAMED = ("study", "profile")
 _CHOSEN, _VALUE = "chosen ", "value "
@@ -40,6 +43,8 @@ class StudyRun:
     chosen: dict[str, str] = field(default_factory=dict)  # options that were tuned, as on the command line
     curves: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric and evaluated round, in order
     created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 where a table alone is known
+    at_equal: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict, compare=False)
+    """By metric and statistic the round and the value at a level of the loss; see ``with_levels``."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NewType
 
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.studies.results import RESERVED
+from lightning_fed.lab.studies.results import AT_EQUAL, RESERVED
 from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.statistics import expect_statistic
 
@@ -104,7 +104,8 @@ class Report:
 
     Args:
         metric: Column of metrics.csv, or several.
-        statistic: What of its rounds, or several: `best`, `final`, `last 10` or `rounds 171-200` (the mean over those).
+        statistic: What of its rounds, or several: `best`, `final`, `last 10`, `rounds 171-200` (the mean of those), or
+            `at equal train/loss`, where all that is compared has first fallen to one level of that loss.
         rows: Axes that the rows of the table are of (default: those that are not columns); `seed`, `metric` and
             `statistic` are such axes too.
         columns: Axes that its columns are of.
@@ -117,6 +118,7 @@ class Report:
         gain: The smallest gain of interest, where none is published: in the unit of the first metric, an accuracy as a
             share of 1, below 0 where less is better. A verdict on each difference says whether it is reproduced.
         learned: What the baseline must have reached for its cells to be compared, in the same unit.
+        plateau: Whether a note says how many runs still improve over the last fifth of their rounds.
     """
 
     metric: list[Name] = field(default_factory=lambda: [Name("test/acc")])
@@ -129,6 +131,7 @@ class Report:
     x: str = "round"
     gain: float | None = None
     learned: float | None = None
+    plateau: bool = False
 
 
 @dataclass(frozen=True)
@@ -280,7 +283,10 @@ def _expect_sound_report(study: Study) -> None:
         if len(set(names)) < len(names):
             raise FederatedError(f"Expected `report.{key}` to name each once, got {', '.join(names)}.")
     for statistic in report.statistic:
-        expect_statistic("report.statistic", statistic)
+        if not statistic.startswith(AT_EQUAL):
+            expect_statistic("report.statistic", statistic)
+        elif not report.baseline:
+            raise FederatedError(f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
     _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
 
 

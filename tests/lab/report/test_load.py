@@ -52,7 +52,7 @@ def test_runs_group_over_seeds_and_the_newest_of_a_seed_counts(tmp_path: Path) -
     first = next(m for m in methods if m.label == "FedAvg").runs[0]
     assert first.path == newest
     assert first.columns["test/acc"] == {0: 0.1, 1: 0.3}
-    assert notes == ["Left out 1 older run(s) of the same configuration and seed."]
+    assert notes == ["Left out older runs of the same configuration and seed: 1."]
 
 
 def test_an_unfinished_newer_run_without_the_metric_does_not_hide_an_older_one(tmp_path: Path) -> None:
