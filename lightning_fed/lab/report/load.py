@@ -64,7 +64,8 @@ def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], 
     """
     columns = sorted({column for run in runs for column in run.columns})
     if metric not in columns and (meant := did_you_mean(metric, columns)):
-        raise FederatedError(f"Expected `--metric` to be a measured column, got {metric!r}: did you mean {meant}?")
+        there = ", ".join(columns)
+        raise FederatedError(f"Expected `--metric` to be one of {there}, got {metric!r}: did you mean {meant}?")
     expect_choice("--metric", metric, columns)
     usable = [run for run in runs if metric in run.columns]
     notes = [f"Left out {run.path}, which did not measure {metric}." for run in runs if metric not in run.columns]

@@ -102,5 +102,7 @@ def test_nothing_to_report_on_is_one_sentence(tmp_path: Path) -> None:
 def test_an_unknown_metric_names_the_columns(tmp_path: Path) -> None:
     write_run(tmp_path, "a", 0, [0.5])
     write_run(tmp_path, "b", 0, [0.5], metric="val/acc")
-    with pytest.raises(FederatedError, match="--metric.* one of test/acc, val/acc, got 'acc'"):
-        group_runs(load_runs([tmp_path])[0], "acc")
+    with pytest.raises(FederatedError, match="--metric.* one of test/acc, val/acc, got 'x'.$"):
+        group_runs(load_runs([tmp_path])[0], "x")
+    with pytest.raises(FederatedError, match=r"one of test/acc, val/acc, got 'val/ac': did you mean val/acc\?$"):
+        group_runs(load_runs([tmp_path])[0], "val/ac")
