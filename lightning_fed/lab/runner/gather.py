@@ -1,7 +1,7 @@
 """What one study came to in several folders, of several machines or times, joined by the fingerprints of its runs."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +41,18 @@ def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResul
             differing.append(f"{', '.join(key[:-1])}, seed {run.seed} ({', '.join([str(folder), *wrong])})")
     others.update(str(place) for key, several in found.items() if key not in order for place, _ in several)
     notes = [f"{place} holds {_of_another_version(count)}" for place, count in others.items()]
+    notes += _on_several(taken, differing)
+    first = next(iter(parts.values()))
+    trials: dict[tuple[object, ...], Trial] = {}
+    for part in parts.values():
+        for trial in part.trials:
+            trials.setdefault((*_key(trial), *trial.options.items()), trial)
+    return replace(first, runs=tuple(runs), trials=in_order(study, trials.values())), notes
+
+
+def _on_several(taken: Counter[str], differing: Sequence[str]) -> list[str]:
+    """Says how many runs stand in several folders, from which each is taken, and which have other numbers elsewhere."""
+    notes = []
     if twice := taken.total():
         from_where = ", ".join(f"{count} of {place}" for place, count in taken.items() if count)
         notes.append(
@@ -52,12 +64,7 @@ def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResul
             f"{counted(len(differing), 'run')} of them {'has' if len(differing) == 1 else 'have'} other numbers in "
             f"one folder than in another: {'; '.join(differing)}."
         )
-    first = next(iter(parts.values()))
-    trials: dict[tuple[object, ...], Trial] = {}
-    for part in parts.values():
-        for trial in part.trials:
-            trials.setdefault((*_key(trial), *trial.options.items()), trial)
-    return replace(first, runs=tuple(runs), trials=in_order(study, trials.values())), notes
+    return notes
 
 
 def unknown_runs(root: Path, results: StudyResults) -> str:
