@@ -70,9 +70,9 @@ def is_reached(curve: Mapping[int, float], statistic: str) -> bool:
 
 
 def missing_rounds(curve: Mapping[int, float], statistic: str) -> int:
-    """Counts the rounds of a statistic's window that were not evaluated; 0 for ``best`` and ``final``."""
+    """Counts the rounds of a statistic's window that were not evaluated; 0 for what is none, as ``best``."""
     window = _rounds(curve, statistic)
-    return 0 if statistic in ("best", "final") else len(window) - sum(at in window for at in curve)
+    return len(window) - sum(at in window for at in curve) if _WINDOW.fullmatch(statistic) else 0
 
 
 def _rounds(curve: Mapping[int, float], statistic: str) -> range:

@@ -12,8 +12,8 @@ from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.runs.statistics import LAST, lower_is_better, missing_rounds, run_statistic
 
 __all__ = [
-    "Row", "Summary", "format_table", "is_share", "method_rows", "notes_on_ends", "notes_on_window", "summarize",
-    "summarize_found", "table_cells", "write_csv",
+    "Row", "Summary", "counted", "format_table", "is_share", "method_rows", "notes_on_ends", "notes_on_window",
+    "summarize", "summarize_found", "table_cells", "write_csv",
 ]  # fmt: skip
 
 _STATISTICS = {"final": "final", "best": "best", f"last{LAST}": f"last {LAST}"}
@@ -33,7 +33,7 @@ class Summary:
     def text(self, seeds: int, percent: bool, single: str = "") -> str:
         """Writes it for a table; ``single`` stands behind the value of one seed."""
         if self.found is not None:
-            return f"{self.found} of {seeds} seeds"
+            return f"{self.found} of {counted(seeds, 'seed')}"
         scale, mean, std = (100, ".2f", ".2f") if percent else (1, ".4g", ".2g")
         return f"{scale * self.mean:{mean}}" + (single if self.std is None else f" ± {scale * self.std:{std}}")
 
@@ -59,6 +59,11 @@ def summarize_found(values: Sequence[float]) -> Summary:
     """Returns no mean where a seed has no value: that of the others would flatter the method."""
     found = sum(not math.isnan(value) for value in values)
     return summarize(values) if found == len(values) else Summary(math.nan, None, found)
+
+
+def counted(number: int, noun: str) -> str:
+    """Writes a number before what it counts: ``1 seed``, ``3 seeds``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def is_share(metric: str, values: Sequence[float]) -> bool:

@@ -16,6 +16,7 @@ from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.attack.options import AttackOptions
+from lightning_fed.lab.runner.tuning import expect_sound_stages
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.study import (
@@ -55,6 +56,7 @@ def load_study(name: str, profile: str = "full") -> Study:
         study: Study = _read(Study, {"name": _name(path), **raw}, "")
         for each in ("full", *study.profiles):
             expect_sound(sized := apply_profile(study, each))
+            expect_sound_stages(sized)
             if next(combinations(sized), None) is None:
                 raise FederatedError("Expected `without` to leave some combinations of `axes`, got none.")
         if study.report.published:

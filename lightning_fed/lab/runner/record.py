@@ -21,7 +21,7 @@ from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run
 
 __all__ = [
-    "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "hash_of", "read_run", "write_record",
+    "DIVERGED", "HELD", "LOG", "PRUNED", "RECORD", "Guard", "done_run", "hash_of", "read_run", "write_record",
 ]  # fmt: skip
 
 Guard = Callable[[], None]
@@ -33,7 +33,9 @@ HELD, PRUNED, DIVERGED = 75, 76, 77
 LOG = "log.txt"
 """The file beside a run folder that has what its process printed."""
 
-_RECORD = "done.json"
+RECORD = "done.json"
+"""The file beside a run folder that says that the run is done."""
+
 _CONFIGS, _WEIGHTS = (".yaml", ".yml"), (".ckpt", ".pt", ".pth")
 
 
@@ -82,11 +84,11 @@ def read_run(root: Path, cell: Cell) -> Columns | None:
 def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False, rounds: int | None = None) -> None:
     """Records that a run has been trained to its end, or as far as it could be."""
     record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds)
-    write_atomically(root / cell.folder / _RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
+    write_atomically(root / cell.folder / RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
 
 
 def _record(root: Path, cell: Cell) -> _Record | None:
-    path = root / cell.folder / _RECORD
+    path = root / cell.folder / RECORD
     try:
         return _Record(**json.loads(path.read_text())) if path.is_file() else None  # a pipe may never end
     except (OSError, ValueError, TypeError, RecursionError):

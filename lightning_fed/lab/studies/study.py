@@ -8,13 +8,13 @@ from typing import Any, Literal, NewType
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.lab.attack.options import AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.studies.results import RESERVED
+from lightning_fed.lab.studies.results import AT_EQUAL, RESERVED
 from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.statistics import expect_statistic
 
 __all__ = [
-    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "apply_profile", "expect_sound", "name_of",
-    "reported_axes", "tuned_per",
+    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "all_parameters", "apply_profile",
+    "expect_sound", "name_of", "reported_axes", "tuned_per",
 ]  # fmt: skip
 
 # Twice as much is still a number, as the width of a range has to be.
@@ -79,6 +79,9 @@ class Tune:
             after a fifth of the rounds.
         storage: URL of the database that Optuna keeps the trials in, as `postgresql://user@host/name` (default: a
             journal in the folder of the runs).
+        stages: Lists of tuned options. One after the other each is searched, the others as the stage before has chosen
+            them (default: one stage of all). A choice passes over a stage that has none of its options.
+        start: Values of axes whose choice the first stage of all others starts from, such as `{rule: FedAvg}`.
     """
 
     parameters: Parameters = field(default_factory=dict)
@@ -92,6 +95,8 @@ class Tune:
     trials: int | None = None
     pruner: Literal["none", "median"] = "none"
     storage: str | None = None
+    stages: list[list[Name]] = field(default_factory=list)
+    start: dict[str, Name] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ class Report:
 
     Args:
         metric: Column of metrics.csv, or several.
-        statistic: What of its rounds, or several: `best`, `final`, `last 10` or `rounds 171-200` (the mean over those).
+        statistic: What of its rounds, or several: `best`, `final`, `last 10`, `rounds 171-200` (the mean of those), or
+            `at equal train/loss`, where all that is compared has first fallen to one level of that loss.
         rows: Axes that the rows of the table are of (default: those that are not columns); `seed`, `metric` and
             `statistic` are such axes too.
         columns: Axes that its columns are of.
@@ -113,6 +119,7 @@ class Report:
         gain: The smallest gain of interest, where none is published: in the unit of the first metric, an accuracy as a
             share of 1, below 0 where less is better. A verdict on each difference says whether it is reproduced.
         learned: What the baseline must have reached for its cells to be compared, in the same unit.
+        plateau: Whether a note says how many runs still improve over the last fifth of their rounds.
     """
 
     metric: list[Name] = field(default_factory=lambda: [Name("test/acc")])
@@ -125,6 +132,7 @@ class Report:
     x: str = "round"
     gain: float | None = None
     learned: float | None = None
+    plateau: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,8 @@ class Profile:
         by: What it lays over the runs of some values of an axis, after all else that the value does, as in
             `{epochs: {10: {set: {trainer.local_steps: 100}}}}`.
         parameters: Other values, or ranges, of some tuned options.
+        stages: Other stages of the tuning.
+        start: Another start of its first stage.
     """
 
     why: str = ""
@@ -149,6 +159,8 @@ class Profile:
     axes: dict[str, list[Name]] = field(default_factory=dict)
     by: dict[str, dict[str, AxisValue]] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=dict)
+    stages: list[list[Name]] = field(default_factory=list)
+    start: dict[str, Name] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -196,7 +208,7 @@ def apply_profile(study: Study, name: str) -> Study:
     profile = study.profiles[name]
     _expect_values(f"profiles.{name}.axes", study, profile.axes)
     _expect_values(f"profiles.{name}.by", study, profile.by)
-    tuned = sorted({option for parameters in _all_parameters(study.tune) for option in parameters})
+    tuned = sorted({option for parameters in all_parameters(study.tune) for option in parameters})
     expect_known(f"profiles.{name}.parameters", profile.parameters, tuned, "tuned options")
     axes = {
         axis: {
@@ -217,7 +229,13 @@ def apply_profile(study: Study, name: str) -> Study:
         seeds=study.seeds if profile.seeds is None else profile.seeds,
         axes=axes,
         without=[one for one in without if all(one.values())],
-        tune=replace(study.tune, parameters=_other_parameters(study.tune.parameters, profile.parameters), by=by),
+        tune=replace(
+            study.tune,
+            parameters=_other_parameters(study.tune.parameters, profile.parameters),
+            by=by,
+            stages=profile.stages or study.tune.stages,
+            start=profile.start or study.tune.start,
+        ),
     )
 
 
@@ -229,7 +247,8 @@ def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
     return {option: others.get(option, values) for option, values in parameters.items()}
 
 
-def _all_parameters(tune: Tune) -> list[Parameters]:
+def all_parameters(tune: Tune) -> list[Parameters]:
+    """Returns what is tuned, and what for some values of axes besides."""
     return [tune.parameters, *(parameters for values in tune.by.values() for parameters in values.values())]
 
 
@@ -270,7 +289,10 @@ def _expect_sound_report(study: Study) -> None:
         if len(set(names)) < len(names):
             raise FederatedError(f"Expected `report.{key}` to name each once, got {', '.join(names)}.")
     for statistic in report.statistic:
-        expect_statistic("report.statistic", statistic)
+        if not statistic.startswith(AT_EQUAL):
+            expect_statistic("report.statistic", statistic)
+        elif not report.baseline:
+            raise FederatedError(f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
     _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
 
 
@@ -288,9 +310,11 @@ def _expect_sound_tuning(study: Study) -> None:
         raise FederatedError(f"Expected `tune.metric` to be of a validation set, got {tune.metric!r}.")
     if tune.trials is not None:
         expect_count("tune.trials", tune.trials)
-    if tune != Tune() and not any(_all_parameters(tune)):
+    if tune != Tune() and not any(all_parameters(tune)):
         raise FederatedError("Expected `tune.parameters`, or `tune.by`, to name options to choose, got none.")
-    for parameters in _all_parameters(tune):
+    _expect_values("tune.start", study, {axis: [value] for axis, value in tune.start.items()})
+    expect_known("tune.start", tune.start, per, "axes of `tune.per`")
+    for parameters in all_parameters(tune):
         for option, choices in parameters.items():
             _expect_choices(option, choices, tune.sampler)
 

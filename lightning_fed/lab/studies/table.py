@@ -12,8 +12,9 @@ from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.tables import Summary, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
+from lightning_fed.lab.studies.levels import value_of, with_levels
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
-from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost, value_of_run
+from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Study, reported_axes
 from lightning_fed.lab.studies.verdict import Verdict, has_settled, is_near, verdict_on
 from lightning_fed.runs.statistics import first_as_good, is_reached, lower_is_better
@@ -76,6 +77,7 @@ class StudyTable:
 def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
     """Makes the table of a study, in the size of the profile that was run, with the figures that its report names."""
     _expect_of_study(study, results)
+    results, on_levels = with_levels(study, results)
     row_axes, column_axes = _table_axes(study, results)
     cells = _cells(study, results.runs, row_axes, column_axes)
     if not cells:
@@ -91,7 +93,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
     columns = _in_order({column for _, column in cells}, column_axes, study)
     cells = {key: cells[key] for key in product(rows, columns) if key in cells}
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
-    notes = tuple(_notes(study, results))
+    notes = (*_notes(study, results), *on_levels)
     table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
     return replace(table, ranks=_ranks(table))
 
@@ -155,7 +157,7 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
 def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, target: float | None) -> TableCell:
     metric = names["metric"]
     curves = [run.curves[metric] for run in runs]
-    values = tuple(value_of_run(curve, names["statistic"], metric) for curve in curves)
+    values = tuple(value_of(run, names["statistic"], metric) for run in runs)
     reached = None
     if target is not None:
         rounds = [None if is_lost(curve) else first_as_good(curve, metric, target) for curve in curves]

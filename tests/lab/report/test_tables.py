@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.tables import Summary, format_table, method_rows, summarize, write_csv
+from lightning_fed.lab.report.tables import (
+    Summary,
+    counted,
+    format_table,
+    method_rows,
+    summarize,
+    summarize_found,
+    write_csv,
+)
 from tests.lab.report.parts import method
 
 
@@ -78,3 +86,8 @@ def test_csv_holds_the_values_as_measured(tmp_path: Path) -> None:
     assert (first["metric"], first["seeds"], first["rounds"]) == ("test/acc", "1", "1")
     assert (first["final_mean"], first["final_std"], first["last10_mean"]) == ("0.75", "", "0.625")
     assert float(second["final_std"]) == pytest.approx(0.5 / math.sqrt(2))
+
+
+def test_one_of_a_thing_is_not_several() -> None:
+    assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+    assert summarize_found([0.5, math.nan]).text(1, False) == "1 of 1 seed"
