@@ -117,6 +117,21 @@ def test_it_follows_a_rule(tmp_path: Path, name: str, caplog: pytest.LogCaptureF
     assert len(said(caplog)) == 1
 
 
+def test_why_it_would_be_no_quicker_is_for_the_debug_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    few = run(tmp_path, Model, max_rounds=1, **sizes(*[16] * 7)).trainer.engine_choice
+    assert said(caplog) == ["Engine: sequential."]
+    assert few.keys() == {"engine", "reason"}
+    caplog.clear()
+    caplog.set_level("DEBUG", logger="lightning.pytorch")
+    run(tmp_path, Model, max_rounds=1, **sizes(*[16] * 7))
+    assert said(caplog) == ["Engine: sequential.", f"Engine: sequential, as {few['reason']}."]
+    caplog.clear()
+    caplog.set_level("INFO", logger="lightning.pytorch")
+    run(tmp_path, hooked(lambda m: m.net.register_forward_hook(lambda *_: None)), max_rounds=1)
+    (line,) = said(caplog)
+    assert line.startswith("Engine: sequential, as ")
+
+
 def test_a_clock_or_a_chance_has_no_say(tmp_path: Path) -> None:
     found = [run(tmp_path, Model, max_rounds=1, seed=seed).trainer.engine_choice for seed in (1, 2)]
     assert found[0] == found[1]

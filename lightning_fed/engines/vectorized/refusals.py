@@ -12,12 +12,17 @@ from lightning_fed.core.devices import out_of_memory
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "MANY_CLIENTS", "CannotStack", "cause_of", "explained_refusals", "first_sentence", "of_one_client", "refusal",
+    "MANY_CLIENTS", "CannotStack", "NotQuicker", "cause_of", "explained_refusals", "first_sentence", "of_one_client",
+    "refusal",
 ]  # fmt: skip
 
 
 class CannotStack(Exception):
     """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
+
+
+class NotQuicker(CannotStack):
+    """Says so of a run that would gain nothing by it, which nobody can change."""
 
 
 def refusal(reason: CannotStack) -> FederatedError:
