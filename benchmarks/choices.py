@@ -130,7 +130,7 @@ def seconds_of_a_round(
     model = net()
     model(torch.zeros(2, 1, 28, 28))  # lazy layers
     rows = clients * batch_size * _STEPS
-    samples = TensorDataset(torch.randn(rows, 1, 28, 28), torch.randint(_CLASSES, (rows,)))
+    samples = TensorDataset(torch.rand(rows, 1, 28, 28), torch.randint(_CLASSES, (rows,)))
     clock = RoundClock()
     with TemporaryDirectory() as folder:
         trainer = FederatedTrainer(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_debug
 from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -20,7 +21,7 @@ from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.engines.vectorized.refusals import CannotStack, cause_of, first_sentence, refusal
+from lightning_fed.engines.vectorized.refusals import CannotStack, NotQuicker, cause_of, first_sentence, refusal
 from lightning_fed.engines.watch import ModuleWatch
 
 __all__ = ["make_engine"]
@@ -52,7 +53,9 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
     if options.engine != "sequential":
         choice = processes_of(state.fabric).from_first(lambda: _choose(state, options, hooks), "engine")
     if options.engine == "auto":
-        rank_zero_info(f"Engine: {choice['engine']}, as {choice['reason']}.")
+        line = f"Engine: {choice['engine']}, as {choice['reason']}."
+        rank_zero_info(f"Engine: {choice['engine']}." if choice.pop("quiet", False) else line)
+        rank_zero_debug(line)
     if "full_gradients" in choice:
         rank_zero_info(f"Gradients over a client's full data: {choice['full_gradients']}.")
     state.engine_choice = choice
@@ -81,7 +84,7 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
         known = isinstance(error, CannotStack) or out_of_memory(error)
         if automatic:
             why = cause_of(error, 2) if known else f"many clients at once could not be tried ({first_sentence(error)})"
-            return {"engine": "sequential", "reason": why}
+            return {"engine": "sequential", "reason": why, **({"quiet": True} if isinstance(error, NotQuicker) else {})}
         if known:
             raise refusal(error, 2) from error
         raise

@@ -133,8 +133,8 @@ RULE: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], str]] = {
     "another reader": (Model, read_one_by_one, "one by one"),
     "a hook of batches": (Shifts, dict, "one by one"),
     "double precision": (Model, lambda: {"precision": "64-true"}, ""),
-    "half precision": (Model, lambda: {"precision": "bf16-true"}, "in half precision on a CPU"),
-    "mixed precision": (Model, lambda: {"precision": "bf16-mixed"}, "in half precision on a CPU"),
+    "half precision": (Model, lambda: {"precision": "bf16-true"}, ""),
+    "mixed precision": (Model, lambda: {"precision": "bf16-mixed"}, ""),
     "whole batches": (Flat, lambda: {"datamodule": images(augmentation=Brighter())}, "one by one"),
     "a hook": (hooked(lambda m: m.net.register_forward_hook(lambda *_: None)), dict, "hooks on its passes"),
 }
@@ -172,6 +172,21 @@ def test_a_weight_of_double_precision_counts_twice(tmp_path: Path, monkeypatch, 
     for bound, chosen in ((most - 1, "sequential"), (most, "vectorized")):
         monkeypatch.setattr(rule, "_MOST_WEIGHTS", {"cpu": bound})
         assert run(tmp_path, Model, max_rounds=1, precision=precision).trainer.engine_choice["engine"] == chosen
+
+
+def test_why_it_would_be_no_quicker_is_for_the_debug_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    few = run(tmp_path, Model, max_rounds=1, **sizes(*[16] * 7)).trainer.engine_choice
+    assert said(caplog) == ["Engine: sequential."]
+    assert few.keys() == {"engine", "reason"}
+    caplog.clear()
+    caplog.set_level("DEBUG", logger="lightning.pytorch")
+    run(tmp_path, Model, max_rounds=1, **sizes(*[16] * 7))
+    assert said(caplog) == ["Engine: sequential.", f"Engine: sequential, as {few['reason']}."]
+    caplog.clear()
+    caplog.set_level("INFO", logger="lightning.pytorch")
+    run(tmp_path, hooked(lambda m: m.net.register_forward_hook(lambda *_: None)), max_rounds=1)
+    (line,) = said(caplog)
+    assert line.startswith("Engine: sequential, as ")
 
 
 def test_a_clock_or_a_chance_has_no_say(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from lightning_fed.core.user_code import is_own
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.engines.vectorized.batches import gathers
-from lightning_fed.engines.vectorized.refusals import FEWEST_LANES, CannotStack
+from lightning_fed.engines.vectorized.refusals import FEWEST_LANES, CannotStack, NotQuicker
 
 __all__ = ["LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
 
@@ -58,17 +58,15 @@ def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
     device, source = state.vector.device.type, state.source
     most = _MOST_WEIGHTS.get(device, 0) * 4 // max(4, state.vector.data.element_size())
     if state.vector.numel > most:
-        raise CannotStack(f"the model has more than {most:,} weights, up to which it pays on {device}")
+        raise NotQuicker(f"the model has more than {most:,} weights, up to which it pays on {device}")
     if (slow := next((part for part in state.module.modules() if not _is_quick(part)), None)) is not None:
-        raise CannotStack(f"{type(slow).__name__} is not known to be quicker for many clients at once")
-    if device == "cpu" and "16" in str(state.fabric.strategy.precision.precision):
-        raise CannotStack("it is not known to be quicker in half precision on a CPU")
+        raise NotQuicker(f"{type(slow).__name__} is not known to be quicker for many clients at once")
     if not gathers(source, state.transfer):
-        raise CannotStack("samples are read or changed one by one, which takes longer than the step of a small model")
+        raise NotQuicker("samples are read or changed one by one, which takes longer than the step of a small model")
     if (batch := min(source.batch_size, int(np.max(source.sizes)))) > _LARGEST_BATCH:
-        raise CannotStack(f"a step on {batch:,} samples is long enough to be taken alone")
+        raise NotQuicker(f"a step on {batch:,} samples is long enough to be taken alone")
     if (lanes := _lanes_of_a_call(state, options)) < FEWEST_LANES:
-        raise CannotStack(f"only {lanes:.1f} clients on average would share a step, which pays from {FEWEST_LANES} on")
+        raise NotQuicker(f"only {lanes:.1f} clients on average would share a step, which pays from {FEWEST_LANES} on")
 
 
 def _is_quick(part: nn.Module) -> bool:

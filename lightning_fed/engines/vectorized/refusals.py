@@ -13,8 +13,8 @@ from lightning_fed.core.devices import is_device_fault, out_of_memory
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "FEWEST_LANES", "MANY_CLIENTS", "CannotStack", "attempt", "cause_of", "explained_refusals", "first_sentence",
-    "of_one_client", "refusal", "tell",
+    "FEWEST_LANES", "MANY_CLIENTS", "CannotStack", "NotQuicker", "attempt", "cause_of", "explained_refusals",
+    "first_sentence", "of_one_client", "refusal", "tell",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -24,6 +24,10 @@ FEWEST_LANES = 8  # of fewer clients that share a call of the step, nothing is w
 
 class CannotStack(Exception):
     """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
+
+
+class NotQuicker(CannotStack):
+    """Says so of a run that would gain nothing by it, which nobody can change."""
 
 
 def refusal(error: Exception, count: int) -> FederatedError:

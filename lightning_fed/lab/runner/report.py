@@ -8,6 +8,7 @@ from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser, csv_text, expect_known
 from lightning_fed.lab.report.budgets import X_SUMS, columns_of
+from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.report.plots import png
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
@@ -16,11 +17,14 @@ from lightning_fed.lab.runner.record import RECORD, done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
 from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.cells import Cell, cells_of
+from lightning_fed.lab.studies.formats import as_latex, as_markdown
 from lightning_fed.lab.studies.levels import level_columns
+from lightning_fed.lab.studies.page import study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, read_results, write_results
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes
 from lightning_fed.lab.studies.table import study_table
+from lightning_fed.lab.studies.tuned import tuning_charts
 from lightning_fed.runs.statistics import run_statistic
 
 __all__ = ["collect", "main"]
@@ -33,7 +37,8 @@ def main(argv: list[str]) -> int:
     whole = load_study(options.study)
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
     written = []
-    for name, content in _files(study, whole, results, options.format):
+    runs = {} if options.source or options.format != "html" else _run_folders(study, options)
+    for name, content in _files(study, whole, results, options, runs):
         write_atomically(folder / name, content, "--output")
         written.append(folder / name)
         if name == "table.md":
@@ -57,6 +62,9 @@ def _parser() -> CommandParser:
     parser.add_argument("--profile", metavar="NAME", help="size of the study (default: full, or that of --from)")
     parser.add_argument(
         "--format", choices=("md", "csv", "tex", "png", "html"), help="one file (default: all but html)"
+    )
+    parser.add_argument(
+        "--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in table.md and .tex"
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (default: where the runs lie)")
     parser.add_argument(
@@ -134,23 +142,34 @@ def _part(study: Study, profile: str, folder: Path) -> tuple[StudyResults | None
     return (results if (results.name, results.profile) == (study.name, profile) else None), ""
 
 
-def _files(study: Study, whole: Study, results: StudyResults, only: str | None) -> Iterator[tuple[str, bytes]]:
+def _run_folders(study: Study, options: argparse.Namespace) -> dict[str, MeasuredRun]:
+    """Returns the runs of a study that are done by their fingerprints, with all that they have measured."""
+    root, cells = study_folder(options.runs, study.name, options.profile or "full"), cells_of(study)
+    tuned, _ = with_choices(study, cells, groups_of(study, cells, root, writes=False))
+    found = ((done_run(root, cell), read_run(root, cell)) for cell in tuned)
+    return {run.fingerprint: MeasuredRun(**vars(run), columns=columns) for run, columns in found if run and columns}
+
+
+def _files(
+    study: Study, whole: Study, results: StudyResults, options: argparse.Namespace, runs: dict[str, MeasuredRun]
+) -> Iterator[tuple[str, bytes]]:
     """Yields the names and contents of what is asked for."""
-    named = study.report.published
+    named, only = study.report.published, options.format
     published = read_published(named, reported_axes(whole)) if named else None
     table = study_table(study, results, published)
-    tables = blocks.study_blocks(study, results, table, published.table if published else "")
+    tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
     text = blocks.heading(study, results)
     if only in (None, "md"):
-        yield "table.md", blocks.as_markdown(text, tables, table.notes).encode()
+        yield "table.md", as_markdown(text, tables, table.notes).encode()
     if only in (None, "csv"):
         yield "table.csv", csv_text(blocks.table_lines(table), end="\n").encode()
     if only in (None, "tex"):
-        yield "table.tex", blocks.as_latex(text, tables, table.notes).encode()
+        yield "table.tex", as_latex(text, tables, table.notes).encode()
     if only in (None, "png"):
-        yield "curves.png", png(blocks.study_figure(table, study.report.x))
+        yield "curves.png", png(study_figure(table, study.report.x))
     if only == "html":
-        yield "report.html", blocks.study_page(text, tables, table.notes, table, study.report.x).encode()
+        charts = tuning_charts(study, results.trials)
+        yield "report.html", study_page(text, tables, table, study.report.x, charts, runs).encode()
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.report.tables import Summary, is_share, notes_on_ends, notes_on_window, summarize_found
+from lightning_fed.lab.report.tables import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
 from lightning_fed.lab.studies.levels import value_of, with_levels
@@ -112,11 +112,17 @@ def _expect_of_study(study: Study, results: StudyResults) -> None:
 
 
 def _table_axes(study: Study, results: StudyResults) -> tuple[Key, Key]:
-    """Returns the axes of rows and columns: those that are named, and in rows what else tells runs apart."""
-    report, columns = study.report, tuple(study.report.columns)
+    """Returns the axes of rows and columns: those that are named, and what else tells cells apart.
+
+    Of the latter metrics and statistics are columns, others rows, those that the baseline names last: methods stand
+    below each other.
+    """
+    report = study.report
+    named = {*report.rows, *report.columns}
     several = [axis for axis in study.axes if len({run.axes[axis] for run in results.runs}) > 1]
-    several += [name for name in ("metric", "statistic") if len(getattr(report, name)) > 1]
-    rows = (*report.rows, *(axis for axis in several if axis not in report.rows))
+    measures = [name for name in ("metric", "statistic") if len(getattr(report, name)) > 1]
+    rows = [*report.rows, *sorted((axis for axis in several if axis not in named), key=report.baseline.__contains__)]
+    columns = (*report.columns, *(name for name in measures if name not in named))
     return tuple(axis for axis in rows if axis not in columns), columns
 
 
@@ -249,12 +255,12 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
     notes = []
     expected = len(list(combinations(study))) * len(study.seeds)
     if len(results.runs) < expected:
-        notes.append(f"Of {expected} runs {len(results.runs)} are there.")
+        notes.append(f"Results of {len(results.runs):,} of {counted(expected, 'run')} are there.")
     lost = [run for run in results.runs if any(map(is_lost, run.curves.values()))]
     if lost:
         notes.append(
-            f"Of {len(results.runs)} runs {len(lost)} have diverged. A mean over the seeds that are left says how many "
-            "they are: it flatters its method, and is not compared."
+            f"{len(lost):,} of {counted(len(results.runs), 'run')} diverged. A mean over the seeds that are left says "
+            "how many they are: it flatters its method, and is not compared."
         )
     notes += notes_on_ends(run.rounds for run in results.runs if run not in lost)
     measured = [metric for metric in study.report.metric if any(metric in run.curves for run in results.runs)]
@@ -264,6 +270,6 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
         curves = [run.curves.get(metric, {}) for metric in measured for run in results.runs]
         reached = [curve for curve in curves if is_reached(curve, statistic)]
         if len(reached) < len(curves):
-            notes.append(f"Of {len(curves)} curves {len(reached)} reach `{statistic}`.")
+            notes.append(f"`{statistic}` is reached by {len(reached):,} of {counted(len(curves), 'curve')}.")
         notes += notes_on_window(reached, statistic)
     return notes
