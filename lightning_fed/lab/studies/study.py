@@ -1,4 +1,4 @@
-"""What a study is: configurations laid over each other, axes whose product is run over seeds, tuning, and a report."""
+"""What a study is: configurations, axes whose combinations are run over seeds, tuning, and a report."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ def name_of(value: Any) -> Name:
 
 @dataclass(frozen=True)
 class AxisValue:
-    """What one value of an axis lays over a run: configurations, then options.
+    """The settings of one value of an axis: configurations, then options; they win over those of earlier axes.
 
     Args:
         configs: Configurations, as `--config` takes them.
@@ -141,11 +141,11 @@ class Profile:
 
     Args:
         why: What it leaves out, and what the comparison keeps.
-        configs: Configurations laid over those of the study.
-        set: Options laid over those of the study.
+        configs: Further configurations, which win over those of the study.
+        set: Further options, which win over those of the study.
         seeds: Other seeds.
         axes: Values that are left of some axes.
-        by: What it lays over the runs of some values of an axis, after all else that the value does, as in
+        by: Settings for the runs of some values of an axis, which win over all others of that value, as in
             `{epochs: {10: {set: {trainer.local_steps: 100}}}}`.
         parameters: Other values, or ranges, of some tuned options.
         stages: Other stages of the tuning.
@@ -165,16 +165,16 @@ class Profile:
 
 @dataclass(frozen=True)
 class Study:
-    """A question to a set of runs: the product of all axes, for each seed.
+    """A comparison: one run for each combination of all axes and each seed.
 
     Args:
         title: What is asked.
         name: Name of its folder of runs; that of the file by default.
         source: Where the experiment is published.
         open: What the source leaves open, and how it is chosen here.
-        configs: Configurations laid over each other, as `--config` takes them: names or paths.
+        configs: Configurations, as for `--config`: names or paths; later ones win.
         set: Options of every run and their values, as on the command line: `{trainer.max_rounds: 40}`.
-        axes: By name of an axis, by name of a value: what that lays over a run. In short, for one option:
+        axes: By name of an axis, by name of a value: its settings. The short form for one option is
             `client rate: {option: model.optimizer.lr, values: [0.01, 0.1]}`.
         without: Combinations that are left out, such as `{rule: FedAvg, client rate: [0.01]}`.
         seeds: A run for each.
