@@ -6,7 +6,7 @@ setup(
     packages=[*find_packages(include=["lightning_fed*"]), "lightning_fed.configs"],
     package_dir={"lightning_fed.configs": "configs"},
     package_data={
-        "lightning_fed": ["py.typed", "lab/studies/figures/*.csv"],
+        "lightning_fed": ["py.typed", "lab/report/page.*s", "lab/studies/figures/*.csv"],
         "lightning_fed.configs": ["**/*.yaml"],
     },
 )

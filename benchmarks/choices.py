@@ -2,6 +2,7 @@
 
     python -m benchmarks.choices engines
     python -m benchmarks.choices layers
+    python -m benchmarks.choices samples
     python -m benchmarks.choices layouts
 
 prints one table each: the processor time of a round with the option over that without it, the median of pairs of runs
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,11 +24,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedCallback, FederatedTrainer
-from lightning_fed.data import FederatedDataModule
+from lightning_fed.data import ClientRotation, CropFlip, FederatedDataModule
 from lightning_fed.data.partitioners import IID
 from lightning_fed.models import CNN, ImageClassifier, LeNet, ResNet18
 
-__all__ = ["LAYERS", "LAYOUTS", "ratio"]
+__all__ = ["LAYERS", "LAYOUTS", "SAMPLES", "ratio"]
 
 _CLASSES, _STEPS, _ROUNDS = 10, 3, 6
 
@@ -94,6 +96,17 @@ LAYOUTS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+# What is done to samples before a step: options of the trainer, and of the data.
+SAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "as they are": ({}, {}),
+    "CropFlip": ({}, {"augmentation": CropFlip()}),
+    "ClientRotation": ({}, {"skew": ClientRotation()}),
+    "double precision": ({"precision": "64-true"}, {}),
+    "bf16-true": ({"precision": "bf16-true"}, {}),
+    "bf16-mixed": ({"precision": "bf16-mixed"}, {}),
+}
+
+
 class RoundClock(FederatedCallback):
     """Takes the processor time of each round's training, in seconds."""
 
@@ -110,14 +123,14 @@ class RoundClock(FederatedCallback):
 
 
 def seconds_of_a_round(
-    net: Callable[[], nn.Module], clients: int, batch_size: int, options: Mapping[str, Any]
+    net: Callable[[], nn.Module], clients: int, batch_size: int, options: Mapping[str, Any], of_data: Mapping[str, Any]
 ) -> float:
     """Trains four rounds of all clients, three steps each, and returns the least time of the last three in seconds."""
     torch.manual_seed(0)
     model = net()
     model(torch.zeros(2, 1, 28, 28))  # lazy layers
     rows = clients * batch_size * _STEPS
-    samples = TensorDataset(torch.randn(rows, 1, 28, 28), torch.randint(_CLASSES, (rows,)))
+    samples = TensorDataset(torch.rand(rows, 1, 28, 28), torch.randint(_CLASSES, (rows,)))
     clock = RoundClock()
     with TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
@@ -125,17 +138,23 @@ def seconds_of_a_round(
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **options,
         )  # fmt: skip
         module = ImageClassifier(model, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9))
-        trainer.fit(module, FederatedDataModule(samples, IID(), clients, batch_size=batch_size))
+        trainer.fit(module, FederatedDataModule(samples, IID(), clients, batch_size=batch_size, **of_data))
     return min(clock.seconds[1:])
 
 
 def ratio(
-    net: Callable[[], nn.Module], clients: int, batch_size: int, pairs: int, one: dict[str, Any], other: dict[str, Any]
+    net: Callable[[], nn.Module],
+    clients: int,
+    batch_size: int,
+    pairs: int,
+    one: dict[str, Any],
+    other: dict[str, Any],
+    of_data: Mapping[str, Any] = MappingProxyType({}),
 ) -> float:
     """Returns the median over pairs of runs of the time of a round with some options over that with others."""
     found = []
     for _ in range(pairs):
-        first, second = (seconds_of_a_round(net, clients, batch_size, options) for options in (one, other))
+        first, second = (seconds_of_a_round(net, clients, batch_size, options, of_data) for options in (one, other))
         found.append(first / second)
     return statistics.median(found)
 
@@ -148,6 +167,12 @@ def _of_perceptron(units: dict[int, int], clients: int, pairs: int, weights: int
     return ratio(partial(perceptron, units[weights]), clients, 20, pairs, *_ENGINES)
 
 
+def _of_samples(name: str, pairs: int, clients: int) -> float:
+    options, of_data = SAMPLES[name]
+    one, other = ({**engine, **options} for engine in _ENGINES)
+    return ratio(partial(perceptron, 32), clients, 20, pairs, one, other, of_data)
+
+
 def _print_table(head: list[Any], rows: Mapping[Any, Callable[[Any], float]]) -> None:
     print("| " + " | ".join(map(str, head)) + " |")
     print("| " + " | ".join("---" for _ in head) + " |")
@@ -158,19 +183,21 @@ def _print_table(head: list[Any], rows: Mapping[Any, Callable[[Any], float]]) ->
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["engines", "layers", "layouts"])
+    parser.add_argument("table", choices=["engines", "layers", "samples", "layouts"])
     parser.add_argument("--pairs", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     pairs = arguments.pairs
     if arguments.table == "engines":
         units = {(784 + 11) * hidden + 10 if hidden else 7_850: hidden for hidden in (0, 32, 128, 256, 512)}
-        cells = {n: partial(_of_perceptron, units, n, pairs) for n in (2, 5, 8, 10, 30, 100)}
-        _print_table(["clients", *units], cells)
+        _print_table(["clients", *units], {n: partial(_of_perceptron, units, n, pairs) for n in (2, 5, 8, 10, 30, 100)})
     elif arguments.table == "layers":
         _print_table(["layers, by clients", 10, 30], {
             name: lambda n, net=net: ratio(net, n, 20, pairs, *_ENGINES) for name, net in LAYERS.items()
         })  # fmt: skip
+    elif arguments.table == "samples":
+        cells = {name: partial(_of_samples, name, pairs) for name in SAMPLES}
+        _print_table(["samples, by clients", 10, 30, 100], cells)
     else:
         _print_table(["network, by batch size", 10, 32], {
             name: lambda size, net=net: ratio(net, 3, size, pairs, *_FORMATS) for name, net in LAYOUTS.items()

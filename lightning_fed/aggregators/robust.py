@@ -37,7 +37,7 @@ class CoordinateMedian(RobustMean):
     """
 
     weighs_updates = False
-    mask_refusal = "each coordinate of a median is already what the clients settle on by their number"
+    mask_refusal = "each coordinate of a median already follows the majority of the clients"
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns the coordinate-wise median, shape (d,)."""

@@ -47,8 +47,8 @@ def payloads_of(callbacks: Sequence[Callback]) -> list[Payload]:
     for payload, name in zip(found, names, strict=True):
         if noisy and payload.bounds_length:
             raise FederatedError(
-                f"Expected {name} before what adds noise, which is measured by the bound, got it behind: change the "
-                "order of `--trainer.callbacks`."
+                f"Expected {name} before the payload that adds noise, because its bound sets the noise, got it after: "
+                "change the order of `--trainer.callbacks`."
             )
         noisy = noisy or payload.adds_noise
     return found

@@ -124,6 +124,6 @@ def _make_working_folder_importable() -> None:
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        raise FederatedError("Expected a working folder, but this one is gone: change to another.") from None
+        raise FederatedError("Expected a working folder, but this one was deleted: change to another.") from None
     if "" not in sys.path and here not in sys.path:
         sys.path.append(here)

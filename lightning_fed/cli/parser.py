@@ -50,9 +50,7 @@ def _unfit(error: Exception, built: Any, options: dict[str, Any]) -> FederatedEr
     """
     reason = str(error).split("\n")[0].strip(".") or "out of memory"
     if isinstance(error, MemoryError) or _TOO_LARGE.search(reason):
-        return FederatedError(
-            f"Expected sizes of {built.__name__} that the memory of this machine holds, but: {reason}."
-        )
+        return FederatedError(f"Expected sizes of {built.__name__} that fit into memory, but: {reason}.")
     with suppress(Exception):  # whatever a signature of somebody else's raises
         parameters = signature(built.__init__).parameters
         nulls = [name for name, value in options.items() if value is None and parameters[name].default is not None]

@@ -6,13 +6,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "copy_each", "copy_into", "data_to", "device_streams", "is_device_fault", "on_each", "out_of_memory", "same_each",
-    "same_values", "seed_devices", "set_device_streams", "single_at_least", "to_device", "wide_dtype",
+    "copy_each", "copy_into", "cudnn_layer", "data_to", "device_streams", "free_memory", "is_device_fault", "on_each",
+    "out_of_memory", "same_each", "same_values", "seed_devices", "set_device_streams", "single_at_least", "to_device",
+    "wide_dtype",
 ]  # fmt: skip
 
 # Of these every operation of torch on lists of tensors takes several by one kernel; of others CUDA refuses some.
@@ -68,6 +69,19 @@ def is_device_fault(error: BaseException) -> bool:
     return known or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error"))
 
 
+def cudnn_layer(module: nn.Module, device: torch.device) -> str | None:
+    """Names a recurrent layer of a module that cuDNN computes on a device; None if there is none."""
+    if device.type != "cuda" or not torch.backends.cudnn.enabled:
+        return None
+    return next((type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)), None)
+
+
+def free_memory(device: torch.device) -> int:
+    """Returns the free bytes of a GPU; what torch has taken there and does not use, which counts as taken, is free."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Sends a tensor of the host to a device, to a GPU from pinned memory and without waiting for it."""
     if device.type == "cpu":
@@ -103,13 +117,9 @@ def copy_into(out: Tensor, values: Tensor) -> None:
 
 
 def on_each(operation: str, *columns: Iterable[Tensor], args: tuple[Any, ...] = (), **options: Any) -> None:
-    """Calls a method on each tensor of a list, on a device by one kernel for all of the same dtypes.
+    """Calls a method that changes a tensor in place on each of a list, on a device by one kernel for all of one dtype.
 
-    Args:
-        operation: Name of a method that changes a tensor in place, such as ``add_``.
-        *columns: The list, and where the method takes further tensors a list of each.
-        args: What it takes after these.
-        **options: The same, by name.
+    It takes further tensors from a list of each, and then ``args`` and options.
     """
     groups: dict[tuple[Any, ...], list[tuple[Tensor, ...]]] = defaultdict(list)
     for row in zip(*columns, strict=True):

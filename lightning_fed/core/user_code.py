@@ -1,4 +1,4 @@
-"""The user's own code: what it overrides of Lightning's, the names in it, and where it keeps what it knows."""
+"""The user's own code: the hooks of Lightning that it overrides, the names in it, and where it keeps its state."""
 
 import functools
 import inspect

@@ -3,7 +3,7 @@
 import json
 import pickle
 from collections.abc import Sequence
-from functools import cache
+from math import isqrt
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 _T = TypeVar("_T")
-_PART = 1 << 17  # so many numbers are multiplied at once, in 1 MiB
+_LEAST_SIDE = 32  # of less than 8 KiB the sums would not be much shorter
 
 
 class Standing(NamedTuple):
@@ -52,29 +52,28 @@ def checksum(*values: Any) -> int:
         tensors.append(value.detach())
         return str(value.dtype), *value.shape
 
-    return crc32(f"{json.dumps(values, skipkeys=True, default=take)}{_sums(tensors)}".encode())
+    text = json.dumps(values, skipkeys=True, default=take)  # which finds the tensors
+    return crc32(text.encode() + _sums(tensors))
 
 
-def _sums(tensors: list[Tensor]) -> list[int]:
-    """Adds up the bits of tensors, part by part, where they lie; an accelerator is waited for once.
+def _sums(tensors: list[Tensor]) -> bytes:
+    """Returns the bits of small tensors, and sums of those of large ones; an accelerator is waited for once.
 
-    A part's sum is Σ_k w_k x_k mod 2**64 over its integers x_k. As the w_k are odd, another x_k always gives another
-    sum; as they look random, differences at several places do not cancel.
+    A tensor's int64 words are laid out as a square, whose rows and columns are added up mod 2**64. One word that is
+    another changes two sums. No sum changes only if differences cancel in each row and in each column: at four corners
+    of a rectangle at least, which rounding and noise do not hit.
     """
-    # Of integers wider than 32 bits the product would lose the highest.
-    kinds = ({1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32) for tensor in tensors)
-    flat = [tensor.contiguous().flatten().view(kind) for tensor, kind in zip(tensors, kinds, strict=True)]
-    sums = [(part * _weights(part.device)[: len(part)]).sum() for each in flat for part in torch.split(each, _PART)]
-    home = next((one.device for one in sums if one.device.type != "cpu"), torch.device("cpu"))
-    found: list[int] = torch.stack([one.to(home) for one in sums]).tolist() if sums else []
-    return found
-
-
-@cache
-def _weights(device: torch.device) -> Tensor:
-    """Returns the w_k, int64: odd numbers by the first steps of SplitMix64 (Steele et al., OOPSLA 2014)."""
-    weights = torch.arange(1, 1 + _PART, device=device) * (0x9E3779B97F4A7C15 - (1 << 64))
-    return (weights ^ (weights >> 30)) * (0xBF58476D1CE4E5B9 - (1 << 64)) | 1
+    parts: list[Tensor] = []
+    for tensor in tensors:
+        flat = tensor.contiguous().flatten().view(torch.uint8)
+        if (side := isqrt(len(flat) // 8)) > _LEAST_SIDE:
+            words, flat = flat[: 8 * side**2], flat[8 * side**2 :]
+            words = words.clone() if words.storage_offset() % 8 else words  # an int64 begins at a multiple of its size
+            square = words.view(torch.int64).view(side, side)
+            parts += [square.sum(0).view(torch.uint8), square.sum(1).view(torch.uint8)]
+        parts.append(flat)
+    home = next((part.device for part in parts if part.device.type != "cpu"), torch.device("cpu"))
+    return torch.cat([part.to(home) for part in parts]).cpu().numpy().tobytes() if parts else b""
 
 
 def plain_options(optimizer: Optimizer) -> list[dict[str, Any]]:

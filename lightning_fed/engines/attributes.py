@@ -1,4 +1,4 @@
-"""What a module, and the user's own code around it, holds: compared with what it was, and put back."""
+"""A snapshot of what a module and the user's code around it hold, to be compared with later values and restored."""
 
 import pickle
 import random
@@ -64,7 +64,7 @@ class Attributes:
                 todo += [(owner, key, part) for part in inner]
 
     def changes(self, may_grow: bool = False) -> Iterator[tuple[Any, str]]:
-        """Yields holder and name of what is not what it was, but for lists and dicts that have grown where they may."""
+        """Yields holder and name of each changed value, except lists and dicts that grew where they may."""
         for owner, name, holder, before in self._held:
             now = _attributes(holder)
             for key in dict.fromkeys((*before, *now)):
@@ -80,7 +80,7 @@ class Attributes:
         return next((name for owner, name in self.changes() if not of_torch(owner)), None)
 
     def put_back(self) -> None:
-        """Makes them what they were."""
+        """Restores the values."""
         for _, _, holder, before in self._held:
             now, kind = _attributes(holder), type if isinstance(holder, type) else object
             for key in now.keys() - before.keys():

@@ -164,8 +164,7 @@ class Engine(ABC):
         counts = (self.samples, self.end_samples, start.samples, self.bytes_up, self.max_steps)
         logged = logged_here(self.recorder, self.module)
         left_out = self.divergence.clients, self.divergence.failed
-        own = (counts, left_out, kept, self.reducer.entries(), logged)
-        everyone = self.processes.exchange(own, "training")
+        everyone = self.processes.exchange((counts, left_out, kept, self.reducer.entries(), logged), "training")
         numbers, all_left_out, keep, entries, all_logged = zip(*everyone, strict=True)
         self.samples, self.end_samples, start.samples, self.bytes_up = map(sum, list(zip(*numbers, strict=True))[:4])
         self.max_steps = max(part[4] for part in numbers)

@@ -3,9 +3,11 @@
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_debug
 from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from lightning_fed.core.devices import cudnn_layer, out_of_memory
 from lightning_fed.core.hooks import FederatedCallback, HookCaller, is_stock
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
 from lightning_fed.core.reduction import RoundReducer
@@ -19,7 +21,7 @@ from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.engines.vectorized.refusals import CannotStack, first_sentence, refusal
+from lightning_fed.engines.vectorized.refusals import CannotStack, NotQuicker, cause_of, first_sentence, refusal
 from lightning_fed.engines.watch import ModuleWatch
 
 __all__ = ["make_engine"]
@@ -51,7 +53,9 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
     if options.engine != "sequential":
         choice = processes_of(state.fabric).from_first(lambda: _choose(state, options, hooks), "engine")
     if options.engine == "auto":
-        rank_zero_info(f"Engine: {choice['engine']}, as {choice['reason']}.")
+        line = f"Engine: {choice['engine']}, as {choice['reason']}."
+        rank_zero_info(f"Engine: {choice['engine']}." if choice.pop("quiet", False) else line)
+        rank_zero_debug(line)
     if "full_gradients" in choice:
         rank_zero_info(f"Gradients over a client's full data: {choice['full_gradients']}.")
     state.engine_choice = choice
@@ -76,14 +80,13 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
         kept = (state.engine_choice or {}).get("chunk_size")
         size = options.chunk_size or kept or min(own_share(state), LARGEST_CHUNK, probe.lanes_that_fit())
         apart = _apart(probe, options, hooks)
-    except CannotStack as reason:
-        if automatic:
-            return {"engine": "sequential", "reason": str(reason)}
-        raise refusal(reason) from reason
     except Exception as error:  # whatever the user's code raises: trained one after another it may do well
+        known = isinstance(error, CannotStack) or out_of_memory(error)
         if automatic:
-            why = f"many clients at once could not be tried ({first_sentence(error)})"
-            return {"engine": "sequential", "reason": why}
+            why = cause_of(error, 2) if known else f"many clients at once could not be tried ({first_sentence(error)})"
+            return {"engine": "sequential", "reason": why, **({"quiet": True} if isinstance(error, NotQuicker) else {})}
+        if known:
+            raise refusal(error, 2) from error
         raise
     why = "the model is small and its step goes through torch.func.vmap" if automatic else "it was asked for"
     return {"engine": "vectorized", "chunk_size": size, "reason": why, **apart}
@@ -113,6 +116,8 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
         raise CannotStack("`--trainer.compile` compiles the step of a client that trains alone")
     if module._compiler_ctx is not None:
         raise CannotStack(f"{type(module).__name__} went through `torch.compile` by itself")
+    if layer := cudnn_layer(module, state.vector.device):
+        raise CannotStack(f"on a GPU cuDNN computes the model's {layer} for one client at a time")
     for callback in hooks.callbacks:
         if is_stock(callback, "BaseFinetuning"):
             raise CannotStack(f"{type(callback).__name__} freezes weights for some rounds, which get no gradient then")

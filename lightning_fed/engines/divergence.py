@@ -45,10 +45,10 @@ class DivergenceWatch:
     def start_round(self, cohort_size: int) -> None:
         """Begins a round of so many clients."""
         self.clients, self.failed, self._cohort_size, self._unread = [], {}, cohort_size, []
-        floats = {name: value for name, value in self.state.buffers.values.items() if value.is_floating_point()}
-        self.buffers = list(floats)
-        if floats:
-            self._finite_buffers = torch.stack([value.isfinite().all() for value in floats.values()])
+        values = self.state.buffers.values
+        self.buffers = [name for name, value in values.items() if value.is_floating_point()]
+        if self.buffers:
+            self._finite_buffers = torch.stack(torch._foreach_norm([values[name] for name in self.buffers])).isfinite()
 
     def found(self, client: Client, *vectors: Tensor) -> bool:
         """Looks for NaN and infinity in a client's vectors, mean loss and live buffers, and leaves it out for one.
@@ -72,7 +72,7 @@ class DivergenceWatch:
         return True
 
     def buffer_sizes(self, norms: Sequence[Tensor]) -> Tensor:
-        """Adds up the norms of ``buffers``, but for those that held NaN or infinity before the round.
+        """Adds up the norms of ``buffers``, but for those whose norm was not finite before the round.
 
         A buffer that holds infinity by design, such as an attention mask, says nothing about divergence.
 

@@ -193,7 +193,7 @@ class LocalStep:
         """Leaves out a batch without a loss, as Lightning does: it adds no gradient."""
         if not self._warned:
             self._warned = True
-            rank_zero_warn("`training_step` returned None: such batches are skipped, and make no local step.")
+            rank_zero_warn("`training_step` returned None: such batches are skipped and do not count as local steps.")
         if first:
             self._zero_grad(batch_idx)
 

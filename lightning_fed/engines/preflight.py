@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torchmetrics import Metric
 
+from lightning_fed.core.devices import free_memory, out_of_memory
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
@@ -24,7 +25,7 @@ from lightning_fed.engines.vectorized.step import StackedStep
 
 __all__ = ["StepProbe"]
 
-# Of a GPU it is half of what is free.
+# Of all processes, which share a machine as a rule; of a GPU it is half of what is free.
 _BYTES_ON_CPU = 2 << 30
 
 
@@ -53,6 +54,8 @@ class StepProbe:
                 (self.group,) = list(batches.groups(0))
                 self._draws = random_states(state.vector.device) != self._before
             except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
+                if out_of_memory(error):
+                    raise
                 raise CannotStack(f"its batches cannot be put side by side ({first_sentence(error)})") from error
         in_epoch = -(-client.num_samples // self.group.size)
         held = sum(leaf.nbytes for leaf in tree_leaves(self.group.batch) if isinstance(leaf, Tensor))
@@ -72,13 +75,13 @@ class StepProbe:
                 keep apart.
         """
         name = type(self.module).__name__
-        with self._moving_nothing(), self._on_trial(in_eval):
+        with self._on_trial(in_eval):
             before = Attributes(self.module, self._places)
             try:
                 gradients, buffers = self._take(2)
-            except CannotStack:
-                raise
             except Exception as error:  # whatever vmap, or the module under it, raises
+                if isinstance(error, CannotStack) or out_of_memory(error):
+                    raise
                 self._expect_metrics_untouched(before)
                 if "expected scalar type" in str(error) and "mixed" in str(self.step.precision.precision):
                     raise CannotStack(
@@ -96,26 +99,21 @@ class StepProbe:
                 raise CannotStack(f"{name} draws from NumPy's or Python's random stream, once for all clients")
             draws = self._draws or ours != theirs
         if not draws:
-            with self._moving_nothing(), self._on_trial(in_eval):
+            with self._on_trial(in_eval):
                 self._expect_the_same_alone(gradients[0], {key: rows[0] for key, rows in buffers.items()})
         return draws
 
     @contextmanager
     def _on_trial(self, in_eval: bool) -> Iterator[None]:
-        """Leaves no trace of a step, not even of its warnings."""
-        with without_trace(self.module, places=self._places), catch_warnings():
-            simplefilter("ignore")
-            if in_eval:
-                self.module.eval()
-            yield
-
-    @contextmanager
-    def _moving_nothing(self) -> Iterator[None]:
-        """Refuses a step that moves frozen parameters, and puts them back."""
+        """Leaves no trace of a step, not even of its warnings; refuses one that moves frozen parameters."""
         buffers = self.state.buffers
         buffers.start_round()
         try:
-            yield
+            with without_trace(self.module, places=self._places), catch_warnings():
+                simplefilter("ignore")
+                if in_eval:
+                    self.module.eval()
+                yield
         finally:
             moved = buffers.take_in_moved()
             buffers.live.load({**buffers.live.copy(), **moved})
@@ -152,10 +150,7 @@ class StepProbe:
             self._loss_alone()
         vectors = 8 * self.state.vector.numel * self.state.weights.element_size()
         device = self.state.vector.device
-        if device.type == "cuda":
-            budget = torch.cuda.mem_get_info(device)[0] // 2
-        else:
-            budget = _BYTES_ON_CPU // self.processes.size  # of one machine, as a rule
+        budget = free_memory(device) // 2 if device.type == "cuda" else _BYTES_ON_CPU // self.processes.size
         return max(1, budget // (2 * sum(kept.values()) + vectors + self._read_ahead))
 
     def _loss_alone(self) -> Tensor:

@@ -109,10 +109,10 @@ class SequentialEngine(Engine):
         if not steps and torch.count_nonzero(self.delta):
             raise FederatedError(
                 f"Expected {type(state.module).__name__} to train by the loss that `training_step` returns, but it "
-                "moved its weights without: set `automatic_optimization = False` where it steps its optimizers itself."
+                "changed its weights itself: set `automatic_optimization = False` if it steps its optimizers."
                 if state.module.automatic_optimization
                 else f"Expected `training_step` of {type(state.module).__name__} to step an optimizer of "
-                "`self.optimizers()`, as `automatic_optimization` is False, but it moved the weights without."
+                "`self.optimizers()`, because `automatic_optimization` is False, but it changed the weights itself."
             )
         start = self.start_gradients
         gradient = [start.gradient, start.loss] if start.method_level == "client" else []

@@ -100,8 +100,8 @@ class ModuleWatch:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             rank_zero_warn(
                 f"A client's training changes {', '.join(f'`{name}`' for name in changed[:3])}{more} of "
-                f"{type(self._module).__name__}, and the next client finds it so: unless it is set anew where "
-                "`batch_idx` is 0, keep it in a buffer (`register_buffer`), of which every client has its own."
+                f"{type(self._module).__name__}, and the next client starts with the changed value: set it anew when "
+                "`batch_idx` is 0, or keep it in a buffer (`register_buffer`), which each client has for itself."
             )
 
 
@@ -139,8 +139,8 @@ class HookGuard:
             self._expect_global_model(what)
         if changed and before_step:
             raise FederatedError(
-                f"Expected {what} to leave the buffers of {self.name} as they are, but it wrote to `{changed[0]}`, "
-                "which the server's step sets anew: write to it in `on_after_server_step`."
+                f"Expected {what} not to change the buffers of {self.name}, but it wrote to `{changed[0]}`, which the "
+                "server's step overwrites: write to it in `on_after_server_step`."
             )
         if changed:
             buffers.take_over(changed)
@@ -150,8 +150,8 @@ class HookGuard:
         live, weights = self.state.vector, self.state.weights
         if not (live.in_place and same_values(live.data, weights.to(live.dtype))):
             raise FederatedError(
-                f"Expected {what} to leave the parameters of {self.name} as they are, but it wrote to them, which no "
-                "client would see: write to the global model, `trainer.weights`, instead."
+                f"Expected {what} to leave the parameters of {self.name} unchanged, because no client would start from "
+                "them: write to the global model, `trainer.weights`, instead."
             )
 
     def take_over_start(self, resumed: bool) -> None:
@@ -162,7 +162,7 @@ class HookGuard:
         is_kept, changed = state.buffers.changed(state.buffers.values, (vector, state.weights.to(vector.dtype)))
         if resumed:
             if changed or not is_kept:
-                rank_zero_info("What hooks write to the module at the start is left out: the run goes on as it was.")
+                rank_zero_info("A resumed run keeps its checkpoint's model: what hooks wrote at the start is ignored.")
             state.load_global_model()
             return
         if not is_kept:

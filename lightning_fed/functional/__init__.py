@@ -7,6 +7,7 @@ from lightning_fed.functional.geometry import GradientSpread, gradient_spread, g
 from lightning_fed.functional.local import control_variate, difference, linear_scaling_shift
 from lightning_fed.functional.masks import (
     agreement,
+    coin_flip_votes,
     gradient_and_mask,
     magnitude_agreement,
     magnitude_agreement_mask,
@@ -27,6 +28,7 @@ __all__ = [
     "ClientSummary",
     "GradientSpread",
     "agreement",
+    "coin_flip_votes",
     "control_variate",
     "coordinate_median",
     "corrective_weights",

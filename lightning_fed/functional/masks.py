@@ -1,5 +1,6 @@
 """Masks computed from how far the clients' updates, or their gradients, agree."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
@@ -11,6 +12,7 @@ from lightning_fed.errors import FederatedError, expect_choice, is_number
 
 __all__ = [
     "agreement",
+    "coin_flip_votes",
     "gradient_and_mask",
     "magnitude_agreement",
     "magnitude_agreement_mask",
@@ -57,6 +59,24 @@ def agreement(sign_sum: Tensor, num_votes: int) -> Tensor:
         A in [0, 1], shape (d,), in the dtype of ``sign_sum``.
     """
     return sign_sum.abs() / num_votes
+
+
+def coin_flip_votes(num_votes: int) -> Tensor:
+    """Computes how likely each |Σ_i sign(δ_i)| is where the n signs are independent flips of a fair coin.
+
+    P(|2 K - n| = s) with K ~ Binomial(n, 1/2). Summed over s below ``vote_threshold(τ, n)`` it is the share of
+    coordinates with A < τ that no agreement at all would give.
+
+    Args:
+        num_votes: n, at least 1; every vote counts alike, and none is 0.
+
+    Returns:
+        Shape (n + 1,), float64: for s = 0, 1, ..., n.
+    """
+    ups = torch.arange(num_votes + 1, dtype=torch.float64)
+    log_ways = ups[-1].add(1).lgamma() - ups.add(1).lgamma() - ups.flip(0).add(1).lgamma()
+    chances = (log_ways - num_votes * math.log(2)).exp()
+    return torch.zeros_like(chances).index_add_(0, (2 * ups - num_votes).abs().long(), chances)
 
 
 def sign_agreement_mask(

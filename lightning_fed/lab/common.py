@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "CommandParser", "aligned", "csv_text", "expect_known", "import_extra", "no_apostrophe", "no_formula",
+    "CommandParser", "aligned", "are", "csv_text", "expect_known", "import_extra", "no_apostrophe", "no_formula",
     "no_mathematics", "one_line",
 ]  # fmt: skip
 
@@ -70,6 +70,11 @@ def no_formula(cell: str) -> str:
 def no_apostrophe(cell: str) -> str:
     """Takes off what ``no_formula`` has written."""
     return cell[1:] if cell.startswith("'") and no_formula(cell[1:]) == cell else cell
+
+
+def are(number: int) -> str:
+    """Returns the verb behind a number of things."""
+    return "is" if number == 1 else "are"
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -7,16 +7,14 @@ from pathlib import Path
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser
+from lightning_fed.lab.report import tables
 from lightning_fed.lab.report.budgets import derived_columns
 from lightning_fed.lab.report.load import MeasuredRun, group_runs, load_runs
 from lightning_fed.lab.report.page import report_page
-from lightning_fed.lab.report.plots import curves_figure, png
-from lightning_fed.lab.report.tables import Row, format_table, method_rows, notes_on_ends, notes_on_window, write_csv
+from lightning_fed.lab.report.plots import panels_figure, png
 from lightning_fed.runs.statistics import LAST
 
 __all__ = ["choose_metric", "main"]
-
-PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
 
 
 def main(argv: list[str]) -> int:
@@ -33,12 +31,12 @@ def main(argv: list[str]) -> int:
     metric = options.metric or choose_metric(runs)
     methods, more_notes = group_runs(runs, metric)
     derived = derived_columns(methods, metric, options.x, options.budget, options.target)
-    rows = method_rows(methods, metric, derived)
+    rows = tables.method_rows(methods, metric, derived)
     curves = [run.columns[metric] for method in methods for run in method.runs]
-    notes += [*more_notes, *notes_on_ends(map(max, curves)), *notes_on_window(curves, f"last {LAST}")]
+    notes += [*more_notes, *tables.notes_on_ends(map(max, curves)), *tables.notes_on_window(curves, f"last {LAST}")]
     written = _write(options, rows, metric, notes)
-    print(f"{metric}, mean ± std over seeds\n")
-    print(format_table(rows, metric))
+    print(f"{tables.table_title(rows, metric)}\n")
+    print(tables.format_table(rows, metric))
     for note in notes:
         print(f"\n{note}")
     print("\nwritten: " + ", ".join(str(path) for path in written))
@@ -47,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 def choose_metric(runs: Sequence[MeasuredRun]) -> str:
     """Returns the first of test and validation accuracy, then losses, that all runs measured; there must be one."""
-    for metric in PREFERRED:
+    for metric in tables.PREFERRED:
         if all(metric in run.columns for run in runs):
             return metric
     columns = ", ".join(sorted({column for run in runs for column in run.columns}))
@@ -88,17 +86,17 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _write(options: argparse.Namespace, rows: Sequence[Row], metric: str, notes: Sequence[str]) -> list[Path]:
+def _write(options: argparse.Namespace, rows: Sequence[tables.Row], metric: str, notes: Sequence[str]) -> list[Path]:
     # A report that was asked for in particular does not replace the usual one.
     parts = ["report", options.metric, options.x if options.x != "round" else None]
     stem = "-".join(part.replace("/", "_") for part in parts if part)
     folder: Path = options.output or (options.runs[0] if len(options.runs) == 1 else Path())
     picture, table = folder / f"{stem}.{options.format}", folder / f"{stem}.csv"
     if options.format == "html":
-        others = sorted(name for name in PREFERRED if name != metric)
-        drawn = report_page(rows, metric, options.x, others, notes).encode()
+        drawn = report_page(rows, metric, options.x, notes).encode()
     else:
-        drawn = png(curves_figure([row.method for row in rows], metric, options.x))
-    write_csv(rows, metric, table)
+        methods = {index: row.method for index, row in enumerate(rows)}
+        drawn = png(panels_figure({("", metric): methods}, options.x))
+    tables.write_csv(rows, metric, table)
     write_atomically(picture, drawn, "--output")
     return [picture, table]

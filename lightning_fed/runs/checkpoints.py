@@ -166,11 +166,11 @@ def _newest_whole(run: RunFolder) -> Path:
     trouble = f"{last} {'cannot be read' if last.exists() else 'is missing'}"
     if not usable:
         raise FederatedError(
-            f"Expected a checkpoint to go on from in {run.path}, which has {_rows(run)} rows, but {trouble}, and there "
-            "is no other: restore it, or leave out `--ckpt_path` to start anew."
+            f"Expected a checkpoint to resume from in {run.path}, which has {_rows(run)} rows, but {trouble}, and "
+            "there is no other: restore it, or leave out `--ckpt_path` to start a new run."
         )
     at, path = max(usable)
-    rank_zero_warn(f"{trouble}: going on from {path.name} of round {at}, what came after it is trained again.")
+    rank_zero_warn(f"{trouble}: going on from {path.name} of round {at}; later rounds are trained again.")
     return path
 
 
@@ -188,7 +188,7 @@ def primitives_of(values: dict[str, Any], place: str, say: bool = True) -> dict[
             kept[key] = _primitive(value, f"{place}.{key}" if place else str(key))
         except TypeError as error:
             if say:
-                _warnings.warn(f"A checkpoint holds tensors and primitives alone: `{key}` is left out for its {error}.")
+                _warnings.warn(f"A checkpoint holds only tensors and primitives: `{key}` is left out for its {error}.")
     return kept
 
 

@@ -25,7 +25,8 @@ _WINDOW = re.compile(r"last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\
 
 def lower_is_better(metric: str) -> bool:
     """Tells by its name whether a metric is better when smaller."""
-    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std")
+    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std",
+             "attack/")  # fmt: skip
     return any(word in metric.lower() for word in words)
 
 
@@ -69,9 +70,9 @@ def is_reached(curve: Mapping[int, float], statistic: str) -> bool:
 
 
 def missing_rounds(curve: Mapping[int, float], statistic: str) -> int:
-    """Counts the rounds of a statistic's window that were not evaluated; 0 for ``best`` and ``final``."""
+    """Counts the rounds of a statistic's window that were not evaluated; 0 for what is none, as ``best``."""
     window = _rounds(curve, statistic)
-    return 0 if statistic in ("best", "final") else len(window) - sum(at in window for at in curve)
+    return len(window) - sum(at in window for at in curve) if _WINDOW.fullmatch(statistic) else 0
 
 
 def _rounds(curve: Mapping[int, float], statistic: str) -> range:

@@ -34,7 +34,7 @@ def going_on(trainer: LightningNames) -> Iterator[None]:
     except WriteError as error:
         if trainer.options.tolerance.on_write_error == "stop":
             raise
-        rank_zero_warn(f"Round {trainer.round} goes on as `--trainer.tolerance.on_write_error` says: {error}")
+        rank_zero_warn(f"Round {trainer.round} goes on, by `--trainer.tolerance.on_write_error continue`: {error}")
 
 
 class Bookkeeping:

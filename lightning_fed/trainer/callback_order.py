@@ -97,7 +97,7 @@ def _expect_own_states(callbacks: list[Callback]) -> None:
     for callback in callbacks:
         if callback.state_key in seen and type(callback).state_dict is not Callback.state_dict:
             raise FederatedError(
-                f"Expected callbacks with states of their own, got two {type(callback).__name__}: leave one out of "
+                f"Expected one callback for each `state_key`, got two {type(callback).__name__}: leave one out of "
                 "`--trainer.callbacks` (`--trainer.max_time` adds a Timer), or give its class another `state_key`."
             )
         seen.add(callback.state_key)

@@ -63,7 +63,7 @@ def save_model(trainer: LightningNames, path: Path) -> None:
     if isinstance(trainer.train_state, TrainState):
         if trainer.client is not None and not trainer.interrupted_or_failed:
             raise FederatedError(
-                "Expected `save_checkpoint` where the module holds the global model, got it while a client trains: "
+                "Expected `save_checkpoint` while the module holds the global model, got a call while a client trains: "
                 "call it in a hook of a round, such as `on_train_epoch_end`."
             )
         if trainer.interrupted_or_failed:

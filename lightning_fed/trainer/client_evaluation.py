@@ -68,7 +68,7 @@ def evaluate_clients(
 
 
 def _knows_samples(module: LightningModule) -> bool:
-    """Says whether ``evaluate_samples`` measures what validation does: whoever overrides that may measure more."""
+    """Says whether ``evaluate_samples`` measures what validation does; a subclass's validation may measure more."""
     owner = next(base for base in (module, *type(module).__mro__) if "validation_step" in vars(base))
     return "evaluate_samples" in vars(owner) and not any(overrides(module, hook) for hook in _AROUND_VALIDATION)
 

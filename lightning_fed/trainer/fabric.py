@@ -19,7 +19,7 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from lightning_fed.core.devices import wide_dtype
+from lightning_fed.core.devices import cudnn_layer, wide_dtype
 from lightning_fed.core.user_code import lightning_class, own_uses
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError, expect_variables
@@ -155,11 +155,10 @@ def announce_device(fabric: Fabric, module: LightningModule) -> None:
 
 def move_to_device(fabric: Fabric, module: LightningModule) -> None:
     """Brings a module to the device and precision of Fabric, without wrapping it."""
-    recurrent = [type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)]
-    on_cudnn = fabric.device.type == "cuda" and torch.backends.cudnn.enabled
-    if recurrent and on_cudnn and isinstance(fabric.strategy.precision, MixedPrecision):
+    layer = cudnn_layer(module, fabric.device)
+    if layer is not None and isinstance(fabric.strategy.precision, MixedPrecision):
         raise FederatedError(
-            f"Expected {type(module).__name__} to have one precision on a GPU, as cuDNN computes its {recurrent[0]} in "
+            f"Expected {type(module).__name__} to have one precision on a GPU, as cuDNN computes its {layer} in "
             "float16 under bf16-mixed, and nothing scales the loss for it: set `--trainer.precision 32-true`."
         )
     fabric.strategy.precision.convert_module(module)

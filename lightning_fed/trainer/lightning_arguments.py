@@ -63,7 +63,7 @@ def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dic
             usual, instead = INSTEAD[name]
             if not any(type(value) is type(known) and value == known for known in usual):
                 raise FederatedError(
-                    f"Expected no `--trainer.{name}` of Lightning's in a federated run, got {value!r}: {instead}."
+                    f"Expected `--trainer.{name}` not to be set in a federated run, got {value!r}: {instead}."
                 )
         else:
             close = get_close_matches(name, [*others, *FOREIGN], n=1)

@@ -88,8 +88,8 @@ def _exit_refused(trainer: LightningNames, error: SystemExit) -> FederatedError:
     place = f" in round {trainer.round}" if trainer.state.fn == TrainerFn.FITTING else ""
     whose = f", in the training of client {trainer.client.id}" if trainer.client is not None else ""
     return FederatedError(
-        f"Expected {type(trainer.lightning_module).__name__}, its data and callbacks to raise an exception where they "
-        f"cannot go on, got an exit ({error.code!r}){place}{whose}: set `trainer.should_stop` to end after a round."
+        f"Expected no `sys.exit` in {type(trainer.lightning_module).__name__}, its data or callbacks, got an exit "
+        f"({error.code!r}){place}{whose}: raise an exception, or set `trainer.should_stop` to end after the round."
     )
 
 

@@ -53,9 +53,9 @@ class FederatedTrainer(LightningNames):
         num_nodes: Machines to use.
         strategy: Fabric strategy: ``auto``, or ``clients`` for processes that share a cohort.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
-        memory_format: How ``fit`` lays out the weights of 2-D convolutions: as the module has them (``preserve``), or
-            ``channels_last``, which mostly is faster and rounds otherwise; the module keeps it. ``auto`` is
-            ``channels_last`` where that is known to be faster, and puts the weights back in the end.
+        memory_format: Layout of 2-D convolutions in ``fit``: ``preserve`` keeps the module's; ``channels_last`` is
+            usually faster, changes the last bits and stays in the module; ``auto`` uses ``channels_last`` only where
+            it was measured to be faster, and restores the module's layout at the end.
         logger: Lightning loggers; W&B by default, online when logged in. metrics.csv is always written, unless False.
         callbacks: Lightning callbacks, aggregators and client algorithms, in any order.
         default_root_dir: Where run folders are made: DEFAULT_ROOT_DIR/NAME/version_K.
@@ -63,21 +63,21 @@ class FederatedTrainer(LightningNames):
         seed: The run's seed; by default that of ``seed_everything``, else 0.
         max_rounds: Rounds to train.
         clients_per_round: Clients drawn each round, a count (int) or a fraction (float).
-        engine: How a cohort trains: its clients one after another (``sequential``), or many at once
-            (``vectorized``), with the same results up to rounding; ``auto`` is ``vectorized`` where that is known to be
-            faster and the same, by what module, data and clients are.
+        engine: ``sequential`` trains the clients of a cohort one after another, ``vectorized`` many at once, with the
+            same results up to rounding; ``auto`` chooses ``vectorized`` if a rule on module, data and clients says that
+            it is faster and the same.
         chunk_size: Clients that train at once in the vectorized engine; as many as fit into memory by default.
-        compile: Whether the ``training_step`` of clients that train alone goes through ``torch.compile``, or in which
-            of its modes (``default`` for true).
+        compile: Whether to compile ``training_step`` by ``torch.compile``, for clients that train one after another; or
+            one of its modes (true means ``default``).
         local_epochs: Passes of a client over its data in a round; 1 unless ``local_steps`` is given.
         local_steps: Optimizer steps of a client in a round, instead of epochs.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
-        participation: Who takes part in a round, and how much each does: ``Participation``.
-        full_gradients: How a client's gradient over its full data is taken, where a method asks for it:
+        participation: Who takes part in a round, and how much work each does: ``Participation``.
+        full_gradients: How a gradient over all of a client's data is computed, if a method needs it:
             ``FullGradients``.
-        tolerance: What a run bears before it ends: ``Tolerance``.
-        client_states: Where clients' own state, such as control variates, lives between their rounds: on the
-            ``device``, in ``host`` memory or on ``disk``. Checkpoints have it on disk in any case.
+        tolerance: Which failures a run tolerates: ``Tolerance``.
+        client_states: Where client state, such as control variates, is stored between rounds: on the ``device``, in
+            ``host`` memory or on ``disk``. Checkpoints always store it on disk.
         check_val_every_n_rounds: Rounds between validations; round 0, before any training, is always validated.
         check_test_every_n_rounds: Rounds between evaluations on the test sets during ``fit``; never by default.
             Test metrics are logged; nothing is selected by them.
@@ -90,15 +90,15 @@ class FederatedTrainer(LightningNames):
         deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns where there is none.
         fast_dev_run: Runs one round (or n) of one batch for two clients (more if the aggregator needs them), without
             logging, checkpoints, or any of ``participation`` but its sampler.
-        enable_progress_bar: Whether to show bars; without a terminal there are none.
+        enable_progress_bar: Whether to show progress bars; without a terminal there are none.
         enable_checkpointing: Whether to write ``last`` and ``best`` checkpoints.
         max_time: Time after which no further round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.
         enable_model_summary: Whether to show the module's layers before the first round.
         benchmark: Whether cuDNN measures which of its algorithms is fastest; as torch is set by default.
-        detect_anomaly: Whether to name the operation of the forward pass that a NaN in the backward pass comes from.
-        **lightning: Parts of the three groups, by names of their own: ``sampler`` for that of ``participation``. Other
-            arguments of Lightning's Trainer: taken under its name where ours has another, and else answered by one
-            sentence.
+        detect_anomaly: Whether to name the forward operation that causes a NaN in the backward pass.
+        **lightning: Options of the three groups under flat names, such as ``sampler`` of ``participation``. Other
+            arguments of Lightning's Trainer are accepted if ours has another name for them; else one sentence says
+            what to use.
     """
 
     def __init__(

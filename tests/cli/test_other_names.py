@@ -26,7 +26,7 @@ def test_names_of_lightnings_trainer(cli: CommandLine) -> None:
 
 
 def test_names_without_a_meaning(cli: CommandLine, mistake: Callable[..., str]) -> None:
-    expected = "Expected no `--trainer.max_steps` of Lightning's in a federated run, got 100: "
+    expected = "Expected `--trainer.max_steps` not to be set in a federated run, got 100: "
     assert mistake("fit", *WORDS, "--trainer.max_steps", "100").startswith(expected)
     file = cli.file("their.yaml", "trainer: {max_steps: 100}\n")
     assert mistake("fit", *WORDS, "--config", file).startswith(expected)

@@ -80,7 +80,7 @@ def test_names_that_no_file_can_have(capsys):
 def test_a_width_that_no_memory_holds(mistake, size):
     words = ["--model", "Plain", "--data", "Digits", "--model.width", str(size)]
     sentence = mistake("fit", *words, code=1)
-    assert sentence.startswith("Expected sizes of Plain that the memory of this machine holds, but: ")
+    assert sentence.startswith("Expected sizes of Plain that fit into memory, but: ")
 
 
 def test_null_where_a_constructor_takes_none(mistake):
@@ -92,4 +92,4 @@ def test_a_folder_that_is_gone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "getcwd", lambda: os.stat(tmp_path / "gone"))
     with pytest.raises(SystemExit):
         main(["fit"])
-    assert capsys.readouterr().err.startswith("Expected a working folder, but this one is gone")
+    assert capsys.readouterr().err.startswith("Expected a working folder, but this one was deleted")

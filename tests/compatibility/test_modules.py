@@ -242,7 +242,7 @@ class Remembers(Classifier):
 @pytest.mark.parametrize("what", ["hidden", "count", "seen"])
 def test_attributes_that_pass_from_client_to_client_are_named_once(tmp_path, what, recwarn):
     trained(tmp_path, Remembers(what), 8, 8, 8, max_rounds=2)
-    said = [str(warning.message) for warning in recwarn if "the next client finds it so" in str(warning.message)]
+    said = [str(warning.message) for warning in recwarn if "the next client starts with" in str(warning.message)]
     assert len(said) == 1
     assert f"changes `{what}` of Remembers" in said[0]
 
@@ -250,7 +250,7 @@ def test_attributes_that_pass_from_client_to_client_are_named_once(tmp_path, wha
 @pytest.mark.parametrize("what", ["outputs", "buffer", "cache"])
 def test_what_is_gathered_for_the_rounds_end_is_not_named(tmp_path, what, recwarn):
     trained(tmp_path, Remembers(what), 8, 8, 8, max_rounds=2)
-    assert not [warning for warning in recwarn if "the next client finds it so" in str(warning.message)]
+    assert not [warning for warning in recwarn if "the next client starts with" in str(warning.message)]
 
 
 def test_a_count_of_many_clients_at_once_is_named_too(tmp_path):

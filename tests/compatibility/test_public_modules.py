@@ -61,7 +61,7 @@ def test_lightnings_transformer(tmp_path):
 
 
 def test_lightnings_lstm_says_that_its_hidden_state_passes_on(tmp_path):
-    with pytest.warns(UserWarning, match="changes `hidden` of Recurs, and the next client finds it so"):
+    with pytest.warns(UserWarning, match="changes `hidden` of Recurs, and the next client starts with"):
         fit(tmp_path, built(Recurs), 8, 16, dataset=sentences(24))
 
 

@@ -43,7 +43,7 @@ def test_aliases(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", INSTEAD)
 def test_what_has_no_meaning_is_refused_with_what_to_use(tmp_path, name: str) -> None:
-    with pytest.raises(FederatedError, match=rf"no `--trainer\.{name}` of Lightning's in a federated run, got .*: \w+"):
+    with pytest.raises(FederatedError, match=rf"`--trainer\.{name}` not to be set in a federated run, got .*: \w+"):
         federated_trainer(tmp_path, **{name: OTHER[name]})
 
 

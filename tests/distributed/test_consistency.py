@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.distributed import consistency
 from lightning_fed.distributed.consistency import Standing, checksum, expect_same_standing, follow_first, plain_options
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
@@ -50,18 +49,21 @@ LIKE = {
 UNLIKE = {
     "one bit": lambda t: torch.nextafter(t, t + 1),
     "one bit up, one down": lambda t: torch.stack([torch.nextafter(t[0], t[0] + 1), torch.nextafter(t[1], t[1] - 1)]),
-    "two swapped": lambda t: t[:, [1, 0, 2]],
+    "two swapped": lambda t: torch.cat([t[:, [1, 0]], t[:, 2:]], 1),
+    "the last": lambda t: torch.cat([t[:, :-1], -t[:, -1:]], 1),
     "another order": lambda t: t.flip(0),
     "another sign of zero": lambda t: torch.where(t == 0, -t, t),
     "two other signs": lambda t: torch.cat([-t[:, :2], t[:, 2:]], 1),
     "all signs": torch.neg,
-    "another shape": lambda t: t.reshape(3, 2),
+    "another shape": lambda t: t.reshape(3, -1),
 }
 
 
+@pytest.mark.parametrize("times", [1, 700], ids=["small", "large"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_checksum_is_of_bits(dtype: torch.dtype) -> None:
-    tensor = torch.tensor([[1.0, -2.0, 0.0], [3.0, 2.0, 4.0]], dtype=dtype)
+def test_a_checksum_is_of_bits(dtype: torch.dtype, times: int) -> None:
+    """Of large tensors it is of sums."""
+    tensor = torch.tensor([[1.0, -2.0, 0.0], [3.0, 2.0, 4.0]], dtype=dtype).repeat(1, times)
     own = checksum(tensor, {"state": [tensor, 1, None]})
     for name, change in LIKE.items():
         assert checksum(change(tensor), {"state": [change(tensor), 1, None]}) == own, name
@@ -78,45 +80,52 @@ def test_tensors_of_any_kind_have_one(dtype: torch.dtype) -> None:
     assert checksum(torch.empty(0, dtype=dtype)) == checksum(torch.empty(0, dtype=dtype))
 
 
+# Of 5,000 words 4,900 are a square with rows of 70.
+@pytest.mark.parametrize("words", [5, 5000])
 @pytest.mark.parametrize("bit", [0, 1, 30, 31, 32, 62, 63])
-def test_each_bit_counts(bit: int) -> None:
-    tensor = torch.arange(5.0, dtype=torch.float64)
+def test_each_bit_counts(bit: int, words: int) -> None:
+    tensor = torch.arange(words, dtype=torch.float64)
+    found = [tensor]
+    for place in (3, words // 2, words - 1):
+        changed = found[-1].clone()
+        changed.view(torch.int64)[place] ^= 1 << bit if bit < 63 else -(1 << 63)
+        found.append(changed)
+    assert len(set(map(checksum, found))) == len(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_what_makes_no_whole_word_counts(dtype: torch.dtype) -> None:
+    tensor = torch.ones(40_003, dtype=dtype)
     changed = tensor.clone()
-    changed.view(torch.int64)[3] ^= 1 << bit if bit < 63 else -(1 << 63)
-    both = changed.clone()
-    both.view(torch.int64)[1] ^= 1 << bit if bit < 63 else -(1 << 63)
-    assert len({checksum(tensor), checksum(changed), checksum(both)}) == 3
+    changed[-1] = 2
+    assert len({checksum(tensor), checksum(changed), checksum(tensor[:-1])}) == 3
 
 
-def test_no_value_and_no_swap_is_without_weight() -> None:
-    weights = consistency._weights(torch.device("cpu"))
-    assert (weights % 2 == 1).all()
-    assert len(weights.unique()) == len(weights)
-
-
-def test_differences_that_add_up_to_nothing_are_found() -> None:
-    counts = torch.arange(100, dtype=torch.int32)
+@pytest.mark.parametrize("apart", [1, 2, 7, 69, 70, 71, 140, 4000])
+def test_two_differences_that_cancel_are_found(apart: int) -> None:
+    counts = torch.arange(5000)
     other = counts.clone()
-    other[10:14] += torch.tensor([1, -3, 3, -1], dtype=torch.int32)  # of no weight that is a square of its place
-    assert checksum(counts) != checksum(other)
+    other[100] += 1
+    other[100 + apart] -= 1
+    swapped = counts.clone()
+    swapped[[300, 300 + apart]] = counts[[300 + apart, 300]]
+    assert len({checksum(counts), checksum(other), checksum(swapped)}) == 3
 
 
-def test_large_tensors_are_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consistency, "_PART", 4)
-    tensor = torch.arange(10.0)
-    changed, moved = tensor.clone(), torch.cat([tensor[4:8], tensor[:4], tensor[8:]])
-    changed[9] = 8.0
-    assert len({checksum(tensor), checksum(changed), checksum(moved), checksum(tensor[:8])}) == 4
+def test_tensors_that_begin_within_a_word_have_one() -> None:
+    whole = torch.randn(10_001)
+    assert checksum(whole[1:]) == checksum(whole[1:].clone())
 
 
 def test_a_device_is_waited_for_once() -> None:
-    tensors = [torch.randn(7), torch.arange(3), *[torch.randn(4).bfloat16()] * 20]
+    tensors = [torch.randn(7), torch.arange(3), torch.randn(10_001), *[torch.randn(4).bfloat16()] * 20]
     held = {"momentum": tensors[0], "steps": torch.tensor(3.0)}  # some optimizers count their steps on the CPU
     with PretendedDevice() as device:
         there = [tensor.to(DEVICE) for tensor in tensors]
-        before = device.counts["wait"]
+        before, kernels = device.counts["wait"], device.kernels.total()
         found = checksum(there, {**held, "momentum": there[0]})
         assert device.counts["wait"] == before + 1
+        assert device.kernels.total() - kernels <= 6
     assert found == checksum(tensors, held)
 
 

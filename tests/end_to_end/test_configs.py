@@ -28,6 +28,7 @@ COMPANIONS = {
     "aggregator": "quickstart.yaml",
     "client": "quickstart.yaml",
     "faults": "quickstart.yaml",
+    "baseline": "quickstart.yaml",
 }
 COMPLETE = ("",)
 # Data with other classes than the model of their folder's companion.
@@ -116,7 +117,8 @@ def test_config_trains_a_round(
     cli = FederatedCLI(["fit", *config_words(name), "--trainer.fast_dev_run=true"])
     assert cli.trainer.round == 1
     assert cli.trainer.callback_metrics["train/loss"] > 0
-    clients, sizes = max(2, cli.trainer.aggregator.min_clients), cli.datamodule.split.sizes
+    sizes = cli.datamodule.split.sizes
+    clients = min(max(2, cli.trainer.aggregator.min_clients), len(sizes))
     batches = [min(int(size), cli.datamodule.batch_size) for size in (sizes.min(), sizes.max())]
     assert clients * batches[0] <= cli.trainer.totals["samples"] <= clients * batches[1]
     assert list(tmp_path.iterdir()) == []
@@ -189,6 +191,19 @@ def test_the_baseline_fragment_takes_the_mask_away() -> None:
     over = f"--config={CONFIGS / 'aggregator' / 'fedavg.yaml'}"
     config = FederatedCLI(["fit", *config_words("aggregator/gma.yaml"), over, "--trainer.fast_dev_run=true"])
     assert config.trainer.run_config["aggregator"]["init_args"]["mask"] is None
+
+
+def test_the_centralised_baseline_takes_the_federation_away() -> None:
+    """Whatever the experiment has: its rule and mask, its client algorithm, its split, and how much a client does."""
+    over = [f"--config={CONFIGS / name}.yaml" for name in ("aggregator/gma", "client/scaffold", "baseline/centralised")]
+    words = ["fit", *config_words("quickstart.yaml"), "--trainer.local_epochs=null", "--trainer.local_steps=3", *over]
+    config = FederatedCLI([*words, "--trainer.fast_dev_run=true"]).trainer.run_config
+    data, trainer = config["data"]["init_args"], config["trainer"]
+    assert (data["num_clients"], data["partitioner"]["class_path"].rpartition(".")[2]) == (1, "IID")
+    assert config["aggregator"]["class_path"].endswith("FedAvg")
+    assert (config["aggregator"]["init_args"]["lr"], config["aggregator"]["init_args"]["mask"]) == (1.0, None)
+    assert (config["client"], trainer["local_epochs"], trainer["local_steps"]) == (None, None, None)
+    assert trainer["clients_per_round"] == 1
 
 
 @pytest.mark.slow

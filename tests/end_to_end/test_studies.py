@@ -66,7 +66,7 @@ def _data_of(cell: Cell) -> list[str]:
     """Returns the last of its configurations that names data."""
     files = [file for word, file in pairwise(cell.words) if word == "--config"]
     texts = (Path(find_config(file)).read_text() for file in reversed(files))
-    return [next(text for text in texts if "\ndata:" in text)]
+    return [next(text for text in texts if "\ndata:\n  class_path" in text)]
 
 
 @pytest.mark.parametrize("name", NAMES)

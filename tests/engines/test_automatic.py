@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.core.hooks import FederatedCallback
-from lightning_fed.data import FederatedDataModule
+from lightning_fed.data import Augmentation, ClientRotation, CropFlip, FederatedDataModule
+from lightning_fed.engines import preflight
 from lightning_fed.engines.automatic import rule
+from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.vectorized.lanes import Lanes
 from lightning_fed.errors import FederatedError
 from tests.engines.parts import CLASSES, FEATURES, HEARD, Model, agree, count_calls, data, train, vectors
@@ -92,6 +95,31 @@ def read_one_by_one() -> dict[str, Any]:
     return {"datamodule": FederatedDataModule(Rows(*vectors(TEN).tensors), BySizes(*TEN), 10, batch_size=8)}
 
 
+class Shifts(Model):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch[0] + 1, batch[1]
+
+
+class Flat(Model):
+    """A classifier of small images."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES)))
+
+
+def images(**options: Any) -> FederatedDataModule:
+    stream = torch.Generator().manual_seed(2)
+    x, y = torch.rand(160, 1, 4, 4, generator=stream), torch.randint(CLASSES, (160,), generator=stream)
+    return data(TensorDataset(x, y), TEN, **options)
+
+
+class Brighter(Augmentation):
+    """Changes a whole batch alike."""
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        return inputs + torch.rand((), generator=generator)
+
+
 RULE: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], str]] = {
     "few clients": (Model, lambda: sizes(*[16] * 7), "only 7.0 clients on average"),
     "enough": (Model, lambda: sizes(*[16] * 8), ""),
@@ -103,7 +131,11 @@ RULE: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], str]] = {
     "large batches": (Model, lambda: {"datamodule": data(sizes=(301,) * 10, batch_size=301)}, "a step on 301 samples"),
     "an LSTM": (lstm, dict, "LSTM is not known to be quicker"),
     "another reader": (Model, read_one_by_one, "one by one"),
-    "double precision": (Model, lambda: {"precision": "64-true"}, "one by one"),
+    "a hook of batches": (Shifts, dict, "one by one"),
+    "double precision": (Model, lambda: {"precision": "64-true"}, ""),
+    "half precision": (Model, lambda: {"precision": "bf16-true"}, ""),
+    "mixed precision": (Model, lambda: {"precision": "bf16-mixed"}, ""),
+    "whole batches": (Flat, lambda: {"datamodule": images(augmentation=Brighter())}, "one by one"),
     "a hook": (hooked(lambda m: m.net.register_forward_hook(lambda *_: None)), dict, "hooks on its passes"),
 }
 
@@ -115,6 +147,46 @@ def test_it_follows_a_rule(tmp_path: Path, name: str, caplog: pytest.LogCaptureF
     assert found["engine"] == ("sequential" if reason else "vectorized"), found
     assert reason in found["reason"]
     assert len(said(caplog)) == 1
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "crops": {"augmentation": CropFlip(1)},
+    "rotations": {"skew": ClientRotation()},
+    "rotated crops": {"skew": ClientRotation(), "augmentation": CropFlip(1)},
+}
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_samples_that_are_changed_many_at_once_are_no_hindrance(tmp_path: Path, name: str, precision: str) -> None:
+    alone, found = (
+        run(tmp_path, Flat, engine, datamodule=images(**CHANGED[name]), precision=precision)
+        for engine in ("sequential", "auto")
+    )
+    assert found.trainer.engine_choice["engine"] == "vectorized"
+    agree(alone, found, rtol=1e-5 if precision == "32-true" else 1e-10)
+
+
+@pytest.mark.parametrize(("precision", "most"), [("32-true", 53), ("64-true", 106)])
+def test_a_weight_of_double_precision_counts_twice(tmp_path: Path, monkeypatch, precision: str, most: int) -> None:
+    for bound, chosen in ((most - 1, "sequential"), (most, "vectorized")):
+        monkeypatch.setattr(rule, "_MOST_WEIGHTS", {"cpu": bound})
+        assert run(tmp_path, Model, max_rounds=1, precision=precision).trainer.engine_choice["engine"] == chosen
+
+
+def test_why_it_would_be_no_quicker_is_for_the_debug_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    few = run(tmp_path, Model, max_rounds=1, **sizes(*[16] * 7)).trainer.engine_choice
+    assert said(caplog) == ["Engine: sequential."]
+    assert few.keys() == {"engine", "reason"}
+    caplog.clear()
+    caplog.set_level("DEBUG", logger="lightning.pytorch")
+    run(tmp_path, Model, max_rounds=1, **sizes(*[16] * 7))
+    assert said(caplog) == ["Engine: sequential.", f"Engine: sequential, as {few['reason']}."]
+    caplog.clear()
+    caplog.set_level("INFO", logger="lightning.pytorch")
+    run(tmp_path, hooked(lambda m: m.net.register_forward_hook(lambda *_: None)), max_rounds=1)
+    (line,) = said(caplog)
+    assert line.startswith("Engine: sequential, as ")
 
 
 def test_a_clock_or_a_chance_has_no_say(tmp_path: Path) -> None:
@@ -564,8 +636,40 @@ def test_matrices_that_memory_does_not_hold_are_made_smaller(tmp_path, monkeypat
 @pytest.mark.parametrize("error", [ON_GPU, ON_CPU], ids=["GPU", "CPU"])
 def test_who_asked_for_many_at_once_is_told_in_a_sentence_that_memory_ran_out(tmp_path, monkeypatch, error) -> None:
     RunsOut(monkeypatch, 7, error)
-    with pytest.raises(FederatedError, match=r"^Expected memory for 10 clients .*`--trainer.chunk_size` to fewer\."):
+    sentence = r"but memory does not hold 10 clients at once: set `--trainer.chunk_size` to fewer\."
+    with pytest.raises(FederatedError, match=sentence):
         run(tmp_path, Model, "vectorized")
+
+
+@pytest.mark.parametrize("part", ["batches", "two at once", "one alone"])
+@pytest.mark.parametrize("error", [ON_GPU, ON_CPU], ids=["GPU", "CPU"])
+def test_memory_that_does_not_hold_the_trial_is_told_in_a_sentence(tmp_path, monkeypatch, part, error) -> None:
+    def runs_out(*_: Any, **__: Any) -> Any:
+        raise error
+
+    owner, name = {"batches": (preflight, "LaneBatches"), "two at once": (StepProbe, "_take")}.get(
+        part, (StepProbe, "_loss_alone")
+    )
+    monkeypatch.setattr(owner, name, runs_out)
+    reason = "memory does not hold 2 clients at once"
+    with pytest.raises(FederatedError) as caught:
+        run(tmp_path, Model, "vectorized")
+    change = "lower `--data.batch_size`, or set `--trainer.engine sequential`"
+    assert str(caught.value).endswith(f"`--trainer.engine vectorized`, but {reason}: {change}.")
+    assert run(tmp_path, Model).trainer.engine_choice == {"engine": "sequential", "reason": reason}
+
+
+def test_of_a_gpu_half_of_what_is_free_is_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's allocator holds and does not use is free."""
+    given = {"mem_get_info": (100_000, 1 << 30), "memory_reserved": 50_000, "memory_allocated": 30_000}
+    for name, value in given.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(StepProbe, "_loss_alone", lambda probe: None)
+    probe = object.__new__(StepProbe)
+    vector = SimpleNamespace(numel=10, device=torch.device("cuda", 0))
+    probe.state = SimpleNamespace(vector=vector, weights=torch.zeros(10))  # type: ignore[assignment]  # what it asks for
+    probe.module, probe._read_ahead = nn.Linear(2, 2), 0  # type: ignore[assignment]
+    assert probe.lanes_that_fit() == 60_000 // (8 * 10 * 4)
 
 
 class Noise(FederatedCallback):

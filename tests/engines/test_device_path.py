@@ -372,6 +372,16 @@ def test_auto_takes_the_same_layers_on_every_device(
     assert reason in choice["reason"]
 
 
+@pytest.mark.usefixtures("few_lanes_pay")
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_auto_takes_half_precision_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    monkeypatch.setitem(rule._MOST_WEIGHTS, DEVICE.type, rule._MOST_WEIGHTS["cuda"])
+    with PretendedDevice():
+        found = fit(tmp_path, partial(LogisticRegression, 64), "auto", [FedAvg()], clients=5, precision=precision)
+    assert found.engine_choice is not None
+    assert "small" in found.engine_choice["reason"]
+
+
 class SinglePrecision(PretendedDevice):
     """The device without float64, as MPS: it neither holds it nor makes it of what the CPU gets."""
 

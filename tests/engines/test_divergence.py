@@ -1,6 +1,7 @@
 """Clients that end with NaN or infinity are left out, counted and named, up to a share; then the run stops."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.core.hooks import FederatedCallback
+from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.data import IID, FederatedDataModule
+from lightning_fed.distributed.processes import Processes
+from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.masks import SignAgreement
+from tests.engines.pretended_device import DEVICE, PretendedDevice
 
 
 class Fragile(LightningModule):
@@ -165,3 +170,27 @@ def test_a_client_that_a_callback_spoilt_is_left_out(tmp_path: Path) -> None:
     assert trainer.finished_round == 2
     assert trainer.logged_metrics["clients/diverged"] == 1
     assert torch.isfinite(module.layer.weight).all()
+
+
+def watch_of(**buffers: Tensor) -> DivergenceWatch:
+    state: Any = SimpleNamespace(recorder=None, weights=torch.zeros(1), buffers=SimpleNamespace(values=buffers))
+    return DivergenceWatch(state, LocalOptions(), Processes())
+
+
+def test_a_round_of_many_buffers_begins_with_few_kernels() -> None:
+    with PretendedDevice() as device:
+        watch = watch_of(**{str(number): torch.ones(4).to(DEVICE) for number in range(20)})
+        before = device.kernels.total()
+        watch.start_round(1)
+        assert device.kernels.total() - before <= 6
+
+
+def test_buffers_that_are_not_finite_before_a_round_say_nothing() -> None:
+    infinite, none = torch.tensor([1.0, -torch.inf]), torch.tensor([torch.nan, 0.0])
+    watch = watch_of(mean=torch.ones(3), mask=infinite, seen=torch.arange(2), none=none, empty=torch.ones(0))
+    watch.start_round(1)
+    assert watch.buffers == ["mean", "mask", "none", "empty"]
+    norms = [torch.tensor(size) for size in (2.0, torch.inf, torch.nan, 0.0)]
+    assert watch.buffer_sizes(norms) == 2
+    norms[0] = torch.tensor(torch.inf)
+    assert watch.buffer_sizes(norms).isinf()

@@ -1,6 +1,7 @@
 """What a module may do that many clients at once would get wrong: it is refused, or comes out right."""
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from lightning_fed.core.devices import cudnn_layer
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.data import FederatedDataModule, TensorSource
+from lightning_fed.engines import choice
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.errors import FederatedError
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, both, data, train, vectors
@@ -187,7 +190,7 @@ class Decides(Model):
 
 
 def test_what_vmap_refuses_in_a_later_step_is_told_in_a_sentence(tmp_path):
-    with pytest.raises(FederatedError, match=r"Decides does not .* each of its steps .*`--trainer.engine sequential`"):
+    with pytest.raises(FederatedError, match=r"but the step does not go through torch.func.vmap each time \(.*seq"):
         train(tmp_path, Decides, "vectorized")
 
 
@@ -335,9 +338,9 @@ def test_norms_in_mixed_precision_are_refused_by_what_torch_cannot(tmp_path, nor
 
 
 class Recurrent(Model):
-    def __init__(self) -> None:
+    def __init__(self, kind: Any = nn.LSTM) -> None:
         super().__init__()
-        self.lstm, self.out = nn.LSTM(FEATURES, 4, batch_first=True), nn.Linear(4, CLASSES)
+        self.lstm, self.out = kind(FEATURES, 4, batch_first=True), nn.Linear(4, CLASSES)
         self.net = nn.Identity()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -355,3 +358,23 @@ def test_recurrent_layers_are_refused_where_they_lay_out_their_weights_for_cudnn
     with pytest.raises(FederatedError, match=r"Recurrent does not go through torch.func.vmap .*engine sequential`\.$"):
         train(tmp_path, Recurrent, "vectorized")
     assert train(tmp_path, Recurrent, "sequential").entered
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_cudnn_computes_trains_one_client_after_another(tmp_path, monkeypatch, kind):
+    """What decides is the kind of the device, and whether cuDNN may be used: it comes before any trial."""
+    monkeypatch.setattr(choice, "cudnn_layer", lambda module, _: cudnn_layer(module, torch.device("cuda")))
+    reason = f"on a GPU cuDNN computes the model's {kind.__name__} for one client at a time"
+    with pytest.raises(FederatedError) as caught:
+        train(tmp_path, partial(Recurrent, kind), "vectorized")
+    assert str(caught.value).endswith(f"vectorized`, but {reason}: set `--trainer.engine sequential`.")
+    fallen = train(tmp_path, partial(Recurrent, kind), "auto")
+    assert fallen.trainer.engine_choice == {"engine": "sequential", "reason": reason}
+    agree(train(tmp_path, partial(Recurrent, kind), "sequential"), fallen, rtol=0)
+
+
+def test_without_cudnn_a_recurrent_layer_is_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "cudnn_layer", lambda module, _: cudnn_layer(module, torch.device("cuda")))
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    assert train(tmp_path, Recurrent, "vectorized").trainer.engine_choice["engine"] == "vectorized"
+    assert cudnn_layer(Model(), torch.device("cuda")) is None

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.stats import binom
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import (
     agreement,
+    coin_flip_votes,
     gradient_and_mask,
     magnitude_agreement,
     magnitude_agreement_mask,
@@ -546,3 +549,33 @@ def test_shares_out_of_range_are_refused(p: float) -> None:
 def test_prose_without_votes_is_refused() -> None:
     with pytest.raises(FederatedError, match=r"p_means"):
         gradient_and_mask(torch.ones(2), 3, 0.8, "prose")
+
+
+@pytest.mark.parametrize("clients", range(1, 11))
+def test_coin_flips_are_those_of_all_outcomes(clients: int) -> None:
+    """All 2^n outcomes by hand, and the share of them that a threshold leaves out, as exact fractions."""
+    sums = [abs(sum(signs)) for signs in product((-1, 1), repeat=clients)]
+    votes = coin_flip_votes(clients)
+    assert votes.dtype == torch.float64
+    expected = [sums.count(value) / 2**clients for value in range(clients + 1)]
+    np.testing.assert_allclose(votes.numpy(), expected, rtol=1e-12, atol=0)
+    for threshold in TENTHS:
+        below = Fraction(sum(Fraction(value, clients) < threshold for value in sums), 2**clients)
+        found = votes[: vote_threshold(float(threshold), clients)].sum().item()
+        assert found == pytest.approx(float(below), rel=1e-12)
+
+
+def test_coin_flips_of_ten_clients_put_two_thirds_below_the_threshold() -> None:
+    """C(10, 4) + C(10, 5) + C(10, 6) = 672 of 1,024."""
+    assert coin_flip_votes(10)[: vote_threshold(0.4, 10)].sum().item() == pytest.approx(672 / 1024, rel=1e-12)
+
+
+@pytest.mark.parametrize("clients", [47, 100, 1001, 20_000])
+def test_coin_flips_of_many_clients_are_binomial(clients: int) -> None:
+    votes = coin_flip_votes(clients)
+    assert votes.sum().item() == pytest.approx(1.0, rel=1e-9)
+    needed = vote_threshold(0.1, clients)
+    # |2 K - n| < s where K is from (n - s) / 2, not itself, to (n + s) / 2, not itself.
+    low, high = (clients - needed) // 2, -(-(clients + needed) // 2) - 1
+    expected = binom.cdf(high, clients, 0.5) - binom.cdf(low, clients, 0.5)
+    assert votes[:needed].sum().item() == pytest.approx(expected, rel=1e-9)

@@ -38,6 +38,7 @@ def test_best_follows_the_metric_and_leaves_nan_out() -> None:
     curve = {1: math.nan, 2: 0.2, 3: 0.5}
     assert run_statistic(curve, "best", "test/acc") == 0.5
     assert run_statistic(curve, "best", "test/loss") == 0.2
+    assert run_statistic(curve, "best", "attack/logistic_regression/accuracy") == 0.2
     assert math.isnan(run_statistic({1: math.nan}, "best", "test/acc"))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import expect_count, expect_number
-from lightning_fed.functional.masks import agreement, sign_agreement_mask
+from lightning_fed.functional.masks import agreement, coin_flip_votes, sign_agreement_mask, vote_threshold
 
 __all__ = ["UpdateAgreement"]
 
@@ -24,6 +24,8 @@ class UpdateAgreement(FederatedCallback):
     callback, bit for bit.
 
     Logs ``agreement/mean`` (of A over all coordinates), ``agreement/below`` (share of A < τ, as in figure 4),
+    ``agreement/below_by_chance`` (what that share would be if each sign were a fair coin flip: the binomial
+    distribution of n votes, which count alike whatever the weights of the mean),
     ``agreement/mask`` (mean of m), ``agreement/through`` (‖m ⊙ Δ‖ / ‖Δ‖ with Δ the mean update, 1 where Δ is 0),
     ``agreement/overlap`` (of the sets A >= τ of this measurement and the last: their intersection over their union) and
     ``agreement/least`` (the least mean of m so far over all coordinates: an estimate of the α = inf_j E[m_j] of
@@ -37,6 +39,7 @@ class UpdateAgreement(FederatedCallback):
     Attributes:
         histogram: Coordinates by their A at the last measurement, in 20 bins of equal width over [0, 1], of which the
             last holds 1; None before the first.
+        coin_flips: The shares of coordinates in these bins if each sign were a fair coin flip.
     """
 
     needs = Need.SIGN_SUM | Need.MEAN
@@ -53,6 +56,7 @@ class UpdateAgreement(FederatedCallback):
         self._total: Tensor | None = None
         self._measured = 0
         self.histogram: Tensor | None = None
+        self.coin_flips: Tensor | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forgets a former ``fit``."""
@@ -63,10 +67,11 @@ class UpdateAgreement(FederatedCallback):
         """Logs, in rounds that are due."""
         if trainer.round % self.every_n_rounds or not update.num_clients:
             return
-        share = agreement(update.sign_sum, update.num_clients)
-        mask = sign_agreement_mask(update.sign_sum, update.num_clients, self.threshold)
-        bins = (update.sign_sum.abs() * _BINS / update.num_clients).long()  # of integers, so edges are exact
-        self.histogram = bins.clamp_(max=_BINS - 1).bincount(minlength=_BINS)
+        clients, flips = update.num_clients, coin_flip_votes(update.num_clients)
+        share = agreement(update.sign_sum, clients)
+        mask = sign_agreement_mask(update.sign_sum, clients, self.threshold)
+        self.histogram = _bins_of(update.sign_sum, clients).bincount(minlength=_BINS)
+        self.coin_flips = _bins_of(torch.arange(clients + 1.0), clients).bincount(flips, _BINS)
         agreed = mask == 1  # where A < τ <= 1 it is less
         self._total = mask.clone() if self._total is None else self._total.to(mask.device).add_(mask)
         self._measured += 1
@@ -75,6 +80,7 @@ class UpdateAgreement(FederatedCallback):
         logged = {
             "agreement/mean": share.mean(),
             "agreement/below": 1 - agreed.to(share.dtype).mean(),
+            "agreement/below_by_chance": flips[: vote_threshold(self.threshold, clients)].sum().item(),
             "agreement/mask": mask.mean(),
             "agreement/through": torch.where(length > 0, through, 1.0),
             "agreement/least": self._total.min() / self._measured,
@@ -99,3 +105,8 @@ class UpdateAgreement(FederatedCallback):
         """Takes over what ``state_dict`` returned."""
         self._agreed, self._total = state_dict["agreed"], state_dict["total"]
         self._measured = state_dict["measured"]
+
+
+def _bins_of(votes: Tensor, num_clients: int) -> Tensor:
+    """Returns the bin of each |Σ_i sign(δ_i)|; they are integers, so that edges are exact."""
+    return (votes.abs() * _BINS / num_clients).long().clamp_(max=_BINS - 1)

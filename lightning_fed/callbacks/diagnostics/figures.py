@@ -87,11 +87,15 @@ def distribution_figure(values: Mapping[str, Sequence[float]]) -> "Figure":
     return figure
 
 
-def agreement_figure(counts: npt.NDArray[np.int64], threshold: float) -> "Figure":
-    """Draws how the agreement A is distributed: ``counts`` of coordinates in bins of equal width over [0, 1], and τ."""
+def agreement_figure(counts: npt.NDArray[np.int64], coin_flips: npt.NDArray[np.float64], threshold: float) -> "Figure":
+    """Draws how the agreement A is distributed, beside what coin flips would give, and τ.
+
+    ``counts`` of coordinates, and the shares of ``coin_flips``, are of bins of equal width over [0, 1].
+    """
     edges = np.linspace(0, 1, len(counts) + 1)
     figure, axes = new_figure(5, 3.5)
     axes.stairs(counts / counts.sum(), edges, fill=True)
+    axes.stairs(coin_flips, edges, color="tab:orange", linewidth=1.5, label="coin flips")
     axes.axvline(threshold, color="black", linewidth=1, linestyle="--", label=f"τ = {threshold:g}")
     axes.set(xlabel="agreement A", ylabel="share of coordinates", title=f"{counts.sum()} coordinates")
     axes.legend(frameon=False)

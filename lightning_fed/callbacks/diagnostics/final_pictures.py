@@ -75,9 +75,10 @@ class FinalPictures(FederatedCallback):
             if values := _client_values(trainer):
                 _draw(trainer, "clients", partial(figures.distribution_figure, values))
         for callback in trainer.callbacks:
-            if isinstance(callback, UpdateAgreement) and callback.histogram is not None:
-                counts = callback.histogram.cpu().numpy()
-                _draw(trainer, "agreement", partial(figures.agreement_figure, counts, callback.threshold))
+            if not isinstance(callback, UpdateAgreement) or callback.histogram is None or callback.coin_flips is None:
+                continue
+            shown = callback.histogram.cpu().numpy(), callback.coin_flips.numpy(), callback.threshold
+            _draw(trainer, "agreement", partial(figures.agreement_figure, *shown))
 
     def _predict(self, trainer: Any) -> dict[str, Predictions]:
         """Returns what the final model predicts of each set."""

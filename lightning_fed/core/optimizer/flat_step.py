@@ -1,4 +1,4 @@
-"""One step of the flat vector instead of one of every parameter, wherever nobody can tell the difference."""
+"""One step of the flat vector instead of one of every parameter, where the result is bit-identical."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

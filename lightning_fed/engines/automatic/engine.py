@@ -1,26 +1,21 @@
 """Trains many clients at once where nobody asked for it: what cannot be done so is done one after another."""
 
-import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from lightning_fed.core.devices import is_device_fault, out_of_memory
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import own_places
 from lightning_fed.engines.attributes import Attributes
-from lightning_fed.engines.automatic.rule import FEWEST_LANES
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.trial import random_states
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.log import LaneLog
-from lightning_fed.engines.vectorized.refusals import CannotStack, cause_of
+from lightning_fed.engines.vectorized.refusals import CannotStack, attempt, tell
 
 __all__ = ["AutomaticEngine"]
-
-_log = logging.getLogger("lightning.pytorch")  # of every process: each falls back for itself
 
 
 class AutomaticEngine(VectorizedEngine):
@@ -41,31 +36,27 @@ class AutomaticEngine(VectorizedEngine):
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains chunk after chunk; see ``Engine.updates``."""
-        while clients:
+        while clients and self.alone is None:
             chunk = clients[: self.chunk_size]
-            trained = None if self.alone is not None else self._try_chunk(chunk)
-            if trained is not None or self.alone is not None:
-                yield from self._one_by_one(chunk) if trained is None else trained
+            if (trained := self._try_chunk(chunk)) is not None:
+                yield from trained
                 clients = clients[len(chunk) :]
+        if self.alone is not None:
+            yield from self._one_by_one(self.alone, clients)
 
     def _try_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update] | None:
         """Lets clients train at once; None if that failed, whatever it was: fewer are next, or one after another."""
         state, logged, counted = self.state, self.recorder.series, self.start_gradients.samples
-        try:
-            return self._train_chunk(clients)
-        except Exception as error:
-            if is_device_fault(error):  # nothing runs there any more
-                raise
-            reason, fewer = cause_of(error, len(clients)), out_of_memory(error) and len(clients) > FEWEST_LANES
-        # Here, as the exception would keep what the steps had made.
-        self.recorder.series, self.start_gradients.samples = logged, counted
-        state.leave_client()
-        state.vector.refresh()
-        if fewer:
-            self._shrink(max(FEWEST_LANES, len(clients) // 2), reason)
-        else:
-            self._fall_back(reason)
-        return None
+        trained, reason, fewer = attempt(lambda: self._train_chunk(clients), lambda: len(clients))
+        if trained is None:
+            self.recorder.series, self.start_gradients.samples = logged, counted
+            state.leave_client()
+            state.vector.refresh()
+            if fewer:
+                self._shrink(fewer, reason)
+            else:
+                self._fall_back(reason)
+        return trained
 
     def _run_steps(self, batches: LaneBatches, log: LaneLog) -> list[tuple[float, float]]:
         before = Attributes(self.module, self.places)
@@ -91,7 +82,7 @@ class AutomaticEngine(VectorizedEngine):
 
     def _shrink(self, size: int, reason: str) -> None:
         """Lets fewer clients train at once, in a resumed run too."""
-        _log.info(f"Engine: vectorized in chunks of {size} from round {self.state.round} on, as {reason}.")
+        tell(f"Engine: vectorized in chunks of {size} from round {self.state.round} on, as {reason}.")
         self.chunk_size = size
         self.state.engine_choice = {**(self.state.engine_choice or {}), "chunk_size": size}
         self._make_room(0)
@@ -99,7 +90,7 @@ class AutomaticEngine(VectorizedEngine):
     def _fall_back(self, reason: str) -> None:
         """Says why, and lets clients train alone from here on."""
         state, start = self.state, self.start_gradients
-        _log.info(f"Engine: sequential from round {state.round} on, as {reason}.")
+        tell(f"Engine: sequential from round {state.round} on, as {reason}.")
         state.engine_choice = {"engine": "sequential", "reason": reason}
         self.alone = self.make_alone()
         state.start_gradients = self.alone.start_gradients = start  # of this round, which has begun
@@ -107,11 +98,9 @@ class AutomaticEngine(VectorizedEngine):
         self.alone.divergence, self.at_work = self.divergence, ()
         self._make_room(0)  # their matrices are of no more use
 
-    def _one_by_one(self, clients: tuple[Client, ...]) -> Iterator[Update]:
+    def _one_by_one(self, alone: SequentialEngine, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Lets the engine of single clients train them, as a part of this one's round."""
-        assert self.alone is not None
-        alone, alone.start = self.alone, self.start
-        alone.samples = alone.end_samples = 0
+        alone.start, alone.samples, alone.end_samples = self.start, 0, 0
         yield from alone.updates(clients)
         self.samples += alone.samples
         self.end_samples += alone.end_samples

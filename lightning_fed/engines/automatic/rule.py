@@ -6,19 +6,17 @@ from torch import nn
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.user_code import is_own
-from lightning_fed.data import TensorSource
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
-from lightning_fed.engines.vectorized.refusals import CannotStack
+from lightning_fed.engines.vectorized.batches import gathers
+from lightning_fed.engines.vectorized.refusals import FEWEST_LANES, CannotStack, NotQuicker
 
-__all__ = ["FEWEST_LANES", "LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
+__all__ = ["LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
 
 # A chunk larger than this is no faster and only takes memory: what a step costs apart from its clients is paid off.
 LARGEST_CHUNK = 128
-# What was measured (docs/engines.md): the step of a larger model or batch is long enough to be worth taking alone, and
-# where fewer clients share a call of it, nothing is won.
-_MOST_WEIGHTS = {"cpu": 2**17, "cuda": 10_000_000}
-FEWEST_LANES, _LARGEST_BATCH = 8, 300
+# What was measured (docs/engines.md): the step of a larger model or batch is long enough to be worth taking alone.
+_MOST_WEIGHTS, _LARGEST_BATCH = {"cpu": 2**17, "cuda": 10_000_000}, 300  # of single precision
 # Layers of torch with weights whose step was measured to be quicker for many clients at once, on a CPU.
 _QUICK = (
     nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.PReLU,
@@ -58,19 +56,17 @@ def own_share(state: TrainState) -> int:
 
 def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
     device, source = state.vector.device.type, state.source
-    most = _MOST_WEIGHTS.get(device, 0)
+    most = _MOST_WEIGHTS.get(device, 0) * 4 // max(4, state.vector.data.element_size())
     if state.vector.numel > most:
-        raise CannotStack(f"the model has more than {most:,} weights, up to which it pays on {device}")
+        raise NotQuicker(f"the model has more than {most:,} weights, up to which it pays on {device}")
     if (slow := next((part for part in state.module.modules() if not _is_quick(part)), None)) is not None:
-        raise CannotStack(f"{type(slow).__name__} is not known to be quicker for many clients at once")
-    if "16" in str(state.fabric.strategy.precision.precision):
-        raise CannotStack("it is not known to be quicker in half precision")
-    if not (type(source) is TensorSource and state.transfer is None):
-        raise CannotStack("samples are read or changed one by one, which takes longer than the step of a small model")
+        raise NotQuicker(f"{type(slow).__name__} is not known to be quicker for many clients at once")
+    if not gathers(source, state.transfer):
+        raise NotQuicker("samples are read or changed one by one, which takes longer than the step of a small model")
     if (batch := min(source.batch_size, int(np.max(source.sizes)))) > _LARGEST_BATCH:
-        raise CannotStack(f"a step on {batch:,} samples is long enough to be taken alone")
+        raise NotQuicker(f"a step on {batch:,} samples is long enough to be taken alone")
     if (lanes := _lanes_of_a_call(state, options)) < FEWEST_LANES:
-        raise CannotStack(f"only {lanes:.1f} clients on average would share a step, which pays from {FEWEST_LANES} on")
+        raise NotQuicker(f"only {lanes:.1f} clients on average would share a step, which pays from {FEWEST_LANES} on")
 
 
 def _is_quick(part: nn.Module) -> bool:

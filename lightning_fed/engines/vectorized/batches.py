@@ -16,11 +16,12 @@ from lightning_fed.core.devices import to_device
 from lightning_fed.core.seeding import Purpose, seed_for, seeds_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
+from lightning_fed.core.user_code import BatchTransfer
 from lightning_fed.data import AugmentedSource, TensorSource
 from lightning_fed.data.skews import SkewedSource
 from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch, send_orders
 
-__all__ = ["BatchGroup", "LaneBatches"]
+__all__ = ["BatchGroup", "LaneBatches", "gathers"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class LaneBatches:
         if not self._whole:
             seeds = seeds_for(self._seed, Purpose.SHUFFLE, clients[0].round, [client.id for client in self.clients])
             self._orders = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.gathers = _gathers(source) and (transfer is None or transfer.converts)
+        self.gathers = gathers(source, transfer)
         self._epochs: list[list[Any]] = [[] for _ in clients]
         self._planned = self._plan() if self.gathers else None
         self.samples = 0
@@ -184,11 +185,11 @@ class LaneBatches:
         return seed_for(self._seed, purpose, client.round, client.id, index) if self._source.reads_are_seeded else 0
 
 
-def _gathers(source: Any) -> bool:
-    """Says whether a source takes samples of several clients at once; a subclass may read otherwise."""
-    if type(source) is SkewedSource or (type(source) is AugmentedSource and source.by_sample is not None):
-        return _gathers(source.inner)
-    return type(source) is TensorSource
+def gathers(source: Any, transfer: BatchTransfer | None) -> bool:
+    """Says whether samples of several clients are taken and brought to steps at once; a subclass may read otherwise."""
+    while type(source) is SkewedSource or (type(source) is AugmentedSource and source.by_sample is not None):
+        source = source.inner
+    return type(source) is TensorSource and (transfer is None or transfer.converts)
 
 
 def _batches(epochs: Tensor, starts: npt.NDArray[np.int64], size: int) -> Tensor:

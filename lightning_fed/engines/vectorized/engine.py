@@ -51,7 +51,6 @@ class VectorizedEngine(Engine):
         self.started: dict[int, dict[str, LoggedValue]] = {}  # what each lane's start has logged
         self.gradient_hooks = self.hooks.bound("on_before_optimizer_step")
         self.client_start_hooks = self.hooks.bound("on_client_start")
-        self.clip_val = self.options.gradient_clip_val
         self.ended: dict[int, tuple[Tensor, Tensor]] = {}  # gradient and loss where a client ended, by its id
         # It lends its options alone; a schedule would warn that it steps before its optimizer does.
         self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
@@ -60,7 +59,7 @@ class VectorizedEngine(Engine):
         """Trains chunk after chunk; see ``Engine.updates``."""
         for first in range(0, len(clients), self.chunk_size):
             chunk = clients[first : first + self.chunk_size]
-            with explained_refusals(self.module, len(chunk)):
+            with explained_refusals(len(chunk)):
                 trained = self._train_chunk(chunk)
             yield from trained
 
@@ -97,10 +96,9 @@ class VectorizedEngine(Engine):
         lanes.start(len(clients), self.start)
         self.started.clear()
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
-        own_buffers = bool(state.buffers.values) and state.buffers.policy == "local"
         if self.start_gradients.level == "client":
             lanes.compute_own(self.start_gradients, batches.clients)
-        per_client = bool(self.client_start_hooks) or own_buffers
+        per_client = self.client_start_hooks or (state.buffers.values and state.buffers.policy == "local")
         for client in clients if per_client else ():
             lane = lane_of[client.id]
             state.vector.data.copy_(self.start)
@@ -159,8 +157,8 @@ class VectorizedEngine(Engine):
             with lanes.stacked(self.algorithms):
                 for hook in self.gradient_hooks:
                     hook(self.optimizer.optimizer)
-        if self.clip_val:
-            lanes.clip(self.clip_val, self.options.gradient_clip_algorithm or "norm", self.state.untrained)
+        if clip_val := self.options.gradient_clip_val:
+            lanes.clip(clip_val, self.options.gradient_clip_algorithm or "norm", self.state.untrained)
 
     def _finish(
         self, batches: LaneBatches, clients: tuple[Client, ...], log: LaneLog, options: list[tuple[float, float]]

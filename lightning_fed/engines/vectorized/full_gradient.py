@@ -1,6 +1,5 @@
 """The gradients of many clients' losses over all their training data, at once."""
 
-import logging
 from collections.abc import Callable
 
 import torch
@@ -12,17 +11,16 @@ from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.refusals import cause_of
+from lightning_fed.engines.vectorized.refusals import attempt, tell
 from lightning_fed.engines.vectorized.step import StackedStep
 
 __all__ = ["StackedFullGradient"]
 
-_log = logging.getLogger("lightning.pytorch")  # of every process: each falls back for itself
-
 
 class StackedFullGradient(FullGradient):
-    """Computes what ``FullGradient`` computes, of a chunk of clients at once; once that fails, one after another.
+    """Computes what ``FullGradient`` computes, of a chunk of clients at once.
 
+    Where memory runs out half as many go at once from then on; where it fails otherwise, one after another.
     What the module draws from torch's random streams differs from client to client, but is not what one draws alone.
 
     Args:
@@ -34,19 +32,19 @@ class StackedFullGradient(FullGradient):
 
     def __init__(self, state: TrainState, options: LocalOptions, step: StackedStep, chunk_size: int) -> None:
         super().__init__(state, options)
-        self.step, self.chunk_size, self.failed = step, chunk_size, False
+        self.step, self.chunk_size = step, chunk_size
+        self._most = self._tried = chunk_size  # clients of a pass, and those of the last one
 
     def _try(self, compute: Callable[[], Tensor]) -> Tensor | None:
         """Returns what is computed; None if that fails now, of which it says why, or has failed before."""
-        if self.failed:
-            return None
-        try:
-            return compute()
-        except Exception as error:
-            self.failed, self.state.client = True, None
-            how = f"one client after another from round {self.state.round} on"
-            _log.info(f"Gradients over a client's full data: {how}, as {cause_of(error, self.chunk_size)}.")
-            return None
+        while self._most:
+            found, reason, fewer = attempt(compute, lambda: self._tried)
+            if found is not None:
+                return found
+            self._most, self.state.client = fewer, None
+            how = f"in chunks of {fewer}" if fewer else "one client after another"
+            tell(f"Gradients over a client's full data: {how} from round {self.state.round} on, as {reason}.")
+        return None
 
     def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
         """Computes the gradients of clients at the global model; see ``FullGradient``."""
@@ -84,8 +82,9 @@ class StackedFullGradient(FullGradient):
     def _compute_at(
         self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor
     ) -> Tensor:
-        size = min(self.size, max(client.num_samples for client in clients))
-        count = max(1, self.chunk_size * self.state.source.batch_size // max(size, self.state.source.batch_size))
+        trained = self.state.source.batch_size
+        size = max(trained, min(self.size, max(client.num_samples for client in clients)))
+        count = min(self._most, max(1, self.chunk_size * trained // size))
         losses = []
         for at in range(0, len(clients), count):
             rows = slice(at, at + count)
@@ -95,6 +94,7 @@ class StackedFullGradient(FullGradient):
 
     def _pass(self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor) -> Tensor:
         """Computes the gradients of a few clients, without weight decay; returns their losses."""
+        self._tried = len(clients)
         batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx, whole=self.size)
         sizes = [client.num_samples for client in batches.clients]
         lanes, counts = to_device(torch.tensor([batches.order, sizes]), out.device)

@@ -76,9 +76,7 @@ class Lanes:
     def start(self, count: int, weights: Tensor) -> None:
         """Loads the global model into the first ``count`` lanes."""
         self.active = self._count = count
-        self._measured = False
-        for kept in (self._origins, self._shifts):
-            kept.clear()
+        self._measured, self._origins, self._shifts = False, {}, {}
         self.weights[:count].copy_(weights)
         values = self.state.buffers.values
         copy_each((self.buffers[name][:count] for name in values), values.values())

@@ -1,30 +1,43 @@
 """Why many clients cannot train at once: what is said of it, and what stands for what is of one client alone."""
 
+import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
-from lightning_fed.core.devices import out_of_memory
+from lightning_fed.core.devices import is_device_fault, out_of_memory
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "MANY_CLIENTS", "CannotStack", "cause_of", "explained_refusals", "first_sentence", "of_one_client", "refusal",
+    "FEWEST_LANES", "MANY_CLIENTS", "CannotStack", "NotQuicker", "attempt", "cause_of", "explained_refusals",
+    "first_sentence", "of_one_client", "refusal", "tell",
 ]  # fmt: skip
+
+_T = TypeVar("_T")
+tell = logging.getLogger("lightning.pytorch").info  # of every process: each falls back for itself
+FEWEST_LANES = 8  # of fewer clients that share a call of the step, nothing is won (docs/engines.md)
 
 
 class CannotStack(Exception):
     """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
 
 
-def refusal(reason: CannotStack) -> FederatedError:
-    """Says to the user why many clients cannot train at once, and what to change."""
+class NotQuicker(CannotStack):
+    """Says so of a run that would gain nothing by it, which nobody can change."""
+
+
+def refusal(error: Exception, count: int) -> FederatedError:
+    """Says to the user what ended a step of a number of clients at once, and what to change."""
+    change = "set `--trainer.engine sequential`"
+    if out_of_memory(error):
+        change = "set `--trainer.chunk_size` to fewer" if count > 2 else f"lower `--data.batch_size`, or {change}"
     return FederatedError(
-        f"Expected a run that can train many clients at once for `--trainer.engine vectorized`, but {reason}: set "
-        "`--trainer.engine sequential`."
+        "Expected a run that can train many clients at once for `--trainer.engine vectorized`, but "
+        f"{cause_of(error, count)}: {change}."
     )
 
 
@@ -44,21 +57,32 @@ def cause_of(error: Exception, count: int) -> str:
 
 
 @contextmanager
-def explained_refusals(module: nn.Module, count: int) -> Iterator[None]:
+def explained_refusals(count: int) -> Iterator[None]:
     """Makes a sentence of what ends the training of a number of clients at once, in the middle of a run."""
     try:
         yield
-    except CannotStack as reason:
-        raise refusal(reason) from reason
     except Exception as error:
-        if out_of_memory(error):
-            raise FederatedError(
-                f"Expected memory for {count} clients at once, but it ran out: set `--trainer.chunk_size` to fewer."
-            ) from error
-        if not isinstance(error, RuntimeError) or not ("vmap" in str(error) or "atching rule" in str(error)):
+        by_vmap = isinstance(error, RuntimeError) and ("vmap" in str(error) or "atching rule" in str(error))
+        if by_vmap or isinstance(error, CannotStack) or out_of_memory(error):
+            raise refusal(error, count) from error
+        raise
+
+
+def attempt(compute: Callable[[], _T], count: Callable[[], int]) -> tuple[_T | None, str, int]:
+    """Lets many clients do something at once, as many as ``count`` says where it fails.
+
+    Returns:
+        What is computed, or else None, why, and for how many to try it next: half as many where memory ran out, and 0
+        for one after another. The exception, which would keep what steps had made, is gone by then.
+    """
+    try:
+        return compute(), "", 0
+    except Exception as error:  # whatever it is: one client after another may do well
+        if is_device_fault(error):  # nothing runs there any more
             raise
-        where = f"{type(module).__name__} does not go through torch.func.vmap in each of its steps"
-        raise refusal(CannotStack(f"{where} ({first_sentence(error)})")) from error
+        tried = count()
+        halves = out_of_memory(error) and tried > FEWEST_LANES
+        return None, cause_of(error, tried), max(FEWEST_LANES, tried // 2) if halves else 0
 
 
 class _OfOne:

@@ -1,22 +1,22 @@
 """``lightning-fed attack --ckpt_path RUN_OR_FILE``: membership inference against the model of a run."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.core.files import write_atomically
-from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack import figures
+from lightning_fed.lab.attack.options import FIGURES, TABLE, AttackOptions, expect_sound_attack
 from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
 from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.plots import COLOURS, png
@@ -33,7 +33,7 @@ _DESCRIPTION = (
     "those of the run's config.yaml; options of fit change them."
 )
 _LEVELS = {"TPR at 1 % FPR": 0.01, "TPR at 0.1 % FPR": 0.001}
-_FIGURES = {"accuracy": "accuracy", "AUC": "auc", **{title: f"tpr_at_{level}" for title, level in _LEVELS.items()}}
+_TITLES = ("accuracy", "AUC", *_LEVELS)
 
 
 class _Attack(NamedTuple):
@@ -55,11 +55,7 @@ class _AttackCLI(FederatedCLI):
         """Adds all that ``fit`` takes, and the options of the attack."""
         super().add_arguments_to_parser(parser)
         parser.add_method_arguments(FederatedTrainer, "fit", skip=set(self.subcommands()["fit"]))
-        parser.add_argument("--test_set", type=str | None, help="Name of the test set, where the data have several.")
-        parser.add_argument("--samples", type=int | None, help="Most training, and test, samples (default: all).")
-        parser.add_argument("--draw_seed", type=int, default=0, help="Seed of the draws: samples, halves, bootstrap.")
-        parser.add_argument("--shadows", type=int, default=0, help="Shadow models to train for the calibrated attack.")
-        parser.add_argument("--bootstrap", type=int, default=1000, help="Draws that the intervals are made of.")
+        parser.add_class_arguments(AttackOptions)
         parser.add_argument(
             "--output", type=str | None, help="Folder for attack.csv and attack.png (default: the run's)."
         )
@@ -73,7 +69,8 @@ def main(words: list[str]) -> int:
     checkpoint, config = _find(words)
     words = [*(["--config", str(config)] if config is not None else []), *words]
     cli = _AttackCLI(words)
-    options = _checked(cli._options(cli.config))
+    options = cli._options(cli.config)
+    expect_sound_attack(options, "--")
     draw = Draw(options["test_set"], options["samples"], options["draw_seed"])
     data = expect_datamodule(cli.model, cli.datamodule, train=None)
     members, others = read_outputs(cli.trainer, cli.model, data, checkpoint, draw)
@@ -89,9 +86,10 @@ def main(words: list[str]) -> int:
     folder = Path(options["output"] or (config.parent if config is not None else "."))
     print(f"membership inference on {checkpoint}: {len(members.labels)} training and as many test samples\n")
     lines = [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
-    print(aligned([["attack", *_FIGURES], *lines]))
+    print(aligned([["attack", *_TITLES], *lines]))
     print(f"\n{_note(len(attacks['loss'].others))}")
-    print("\nwritten: " + ", ".join(str(path) for path in _write(attacks, rows, folder)))
+    written = _write(attacks, rows, _loss_curve(members, others), folder)
+    print("\nwritten: " + ", ".join(map(str, written)))
     return 0
 
 
@@ -113,15 +111,6 @@ def _find(words: list[str]) -> tuple[Path, Path | None]:
     if not config.is_file() and not any(word.partition("=")[0] in ("--config", "-c") for word in words):
         raise FederatedError(f"Expected the run's {config}, but there is no such file: give one as `--config`.")
     return checkpoint, config if config.is_file() else None
-
-
-def _checked(options: Namespace) -> Namespace:
-    for name, least in (("bootstrap", 1), ("samples", 2), ("draw_seed", 0), ("shadows", 0)):
-        if options[name] is not None:
-            expect_count(f"--{name}", options[name], least)
-    if options["shadows"] % 2:
-        raise FederatedError(f"Expected `--shadows` to be even, for they come in pairs, got {options['shadows']}.")
-    return options
 
 
 def _build_shadow(words: list[str], first: int, runs: str, number: int) -> tuple[FederatedTrainer, LightningModule]:
@@ -162,16 +151,27 @@ def _note(count: int) -> str:
     return note if not few else f"{note} With so few, {few[0]} and below are rates without any false positive."
 
 
-def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> list[Path]:
-    columns = [name + end for name in _FIGURES.values() for end in ("", "_low", "_high")]
+def _loss_curve(members: Outputs, others: Outputs) -> list[float]:
+    """Returns the loss of the logistic regression on the half to audit, after each iteration of its solver."""
+    half = len(members.labels) // 2
+    (known, audited), (known_others, audited_others) = (side.logits.tensor_split([half]) for side in (members, others))
+    return figures.logistic_losses(known, known_others, audited, audited_others).tolist()
+
+
+def _write(
+    attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], losses: Sequence[float], folder: Path
+) -> list[Path]:
+    columns = [name + end for name in FIGURES for end in ("", "_low", "_high")]
     lines: list[list[object]] = [["attack", "members", "others", *columns]]
     for name, row in rows.items():
         counts = [len(attacks[name].members), len(attacks[name].others)]
         lines.append([name, *counts, *(value for figure in row for value in figure)])
-    table, picture = folder / "attack.csv", folder / "attack.png"
-    write_atomically(table, csv_text(lines).encode(), "--output")
-    write_atomically(picture, png(_roc_figure(attacks)), "--output")
-    return [table, picture]
+    curve: list[Sequence[object]] = [["iteration", "loss"], *enumerate(losses)]
+    texts = {TABLE: csv_text(lines), "attack_loss.csv": csv_text(curve)}
+    contents = {**{name: text.encode() for name, text in texts.items()}, "attack.png": png(_roc_figure(attacks))}
+    for name, content in contents.items():
+        write_atomically(folder / name, content, "--output")
+    return [folder / name for name in contents]
 
 
 def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":

@@ -1,4 +1,4 @@
-"""What a trained classifier says of samples, and how hard each is for shadow models that were not trained on it."""
+"""The outputs of a trained classifier, and how hard each sample is for shadow models that were not trained on it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

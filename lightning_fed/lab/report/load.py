@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_fed.cli.suggestions import did_you_mean
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.common import one_line
 from lightning_fed.runs.folder import RunFolder, read_rows, read_run
@@ -61,14 +62,18 @@ def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], 
     Two configurations with the same label are told apart by the name of their runs, or else by their hash. Beside the
     methods, in order of their first run, stands a sentence for each thing left out.
     """
-    expect_choice("--metric", metric, sorted({column for run in runs for column in run.columns}))
+    columns = sorted({column for run in runs for column in run.columns})
+    if metric not in columns and (meant := did_you_mean(metric, columns)):
+        there = ", ".join(columns)
+        raise FederatedError(f"Expected `--metric` to be one of {there}, got {metric!r}: did you mean {meant}?")
+    expect_choice("--metric", metric, columns)
     usable = [run for run in runs if metric in run.columns]
     notes = [f"Left out {run.path}, which did not measure {metric}." for run in runs if metric not in run.columns]
     newest: dict[tuple[str, int], MeasuredRun] = {}
     for run in sorted(usable, key=lambda run: run.created):
         newest[run.group, run.seed] = run
     if len(newest) < len(usable):
-        notes.append(f"Left out {len(usable) - len(newest)} older run(s) of the same configuration and seed.")
+        notes.append(f"Left out older runs of the same configuration and seed: {len(usable) - len(newest)}.")
     groups: dict[str, list[MeasuredRun]] = {}
     for run in newest.values():
         groups.setdefault(run.group, []).append(run)

@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -13,14 +13,21 @@ import yaml
 
 from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report.budgets import is_measured
+from lightning_fed.lab.report.charts import curves_html
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.plots import AXES, curves_html
-from lightning_fed.lab.report.tables import Row, table_cells
+from lightning_fed.lab.report.plots import AXES
+from lightning_fed.lab.report.tables import PREFERRED, Row, counted, table_cells, table_title
 from lightning_fed.runs.folder import read_rows
 
-__all__ = ["client_table", "config_differences", "html_table", "report_page", "split_pictures", "whole_page"]
+__all__ = [
+    "MOST_LINES", "client_table", "config_differences", "details_of_runs", "html_table", "report_page", "section",
+    "split_pictures", "whole_page",
+]  # fmt: skip
 
-_AGREEMENT = ("agreement/", "mask/")
+MOST_LINES = 14
+"""How many methods colours and dashes tell apart in one picture."""
+
+_DRAWN = {"Other metrics": PREFERRED, "Agreement": ("agreement/", "mask/"), "Updates": ("update/",)}
 _MOST_CLIENTS = 5000
 # What tells runs of one method apart, or where they lie.
 _NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.default_root_dir", "ckpt_path")
@@ -28,89 +35,68 @@ _NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.de
 # The browser itself refuses whatever a name from a config might make the page fetch.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
-.wide { overflow: auto; max-height: 34rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-th, td { padding: 0.3rem 0.9rem 0.3rem 0; text-align: left; border-bottom: 1px solid #eee; vertical-align: top; }
-thead th { position: sticky; top: 0; background: #fff; border-bottom: 2px solid #888; white-space: nowrap; }
-th button { all: unset; cursor: pointer; font-weight: 600; } th button:focus-visible { outline: 2px solid #0072B2; }
-th button::after { content: " \\2195"; color: #999; }
-th[aria-sort=ascending] button::after { content: " \\2191"; color: inherit; }
-th[aria-sort=descending] button::after { content: " \\2193"; color: inherit; }
-.sortable td { white-space: nowrap; }
-.main { height: 30rem; } .curves { display: grid; } .curves > div { height: 24rem; min-width: 0; }
-@media (min-width: 50rem) { .curves { grid-template-columns: 1fr 1fr; } }
-img { max-width: 100%; } figure, details { margin: 1rem 0; } summary { cursor: pointer; font-weight: 600; }
-"""
 
-# Cells that begin with a number are sorted by it, other cells come after them by their text.
-_SORT = """
-for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
-  const head = button.parentElement, body = head.closest("table").tBodies[0];
-  const sign = head.ariaSort === "ascending" ? -1 : 1;
-  const text = row => row.cells[head.cellIndex].textContent;
-  const number = row => text(row) ? Number(text(row).split(" ± ")[0]) : NaN;
-  const compare = (a, b) => {
-    const [x, y] = [number(a), number(b)];
-    if (isNaN(x) && isNaN(y)) return sign * text(a).localeCompare(text(b));
-    return isNaN(x) ? 1 : isNaN(y) ? -1 : sign * (x - y);
-  };
-  for (const other of head.parentElement.cells) other.ariaSort = null;
-  head.ariaSort = sign > 0 ? "ascending" : "descending";
-  for (const row of [...body.rows].sort(compare)) body.append(row);
-});
-"""
-
-
-def report_page(rows: Sequence[Row], metric: str, x: str, others: Sequence[str], notes: Sequence[str]) -> str:
-    """Makes the page of a table, curves against x, those of other metrics that every run measured, and what differs."""
+def report_page(rows: Sequence[Row], metric: str, x: str, notes: Sequence[str]) -> str:
+    """Makes the page of a table, of curves against x and what else every run has measured, and of what runs hold."""
     methods = [row.method for row in rows]
     axes = [x, *(name for name in AXES if name != x and is_measured(methods, name))]
-    agreement = sorted({c for m in methods for run in m.runs for c in run.columns if c.startswith(_AGREEMENT)})
-    layers = [column for column in agreement if column.count("/") > 1]
-    overall = [column for column in agreement if column not in layers]
-    differences = config_differences(methods)
     body = (
-        f"<h1>{escape(metric)}, mean ± std over seeds</h1>",
+        f"<h1>{escape(table_title(rows, metric))}</h1>",
         html_table(table_cells(rows, metric), sortable=True),
         *(f"<p>{escape(note)}</p>" for note in notes),
-        f'<div class="main">{curves_html(methods, metric, axes, "curves")}</div>',
-        *_curves(methods, [name for name in others if is_measured(methods, name)], axes, "others"),
-        _section("Agreement", [*_curves(methods, overall, axes, "agreement"), *_by_layer(methods, layers)]),
-        _section("What differs between the methods", [html_table(differences)] if differences else []),
-        _section("Clients", _clients(methods)),
-        _section("Split", [_picture(picture, shown) for picture, shown in split_pictures(methods).items()]),
+        curves_html(dict(enumerate(methods)), metric, axes, "curves"),
+        *details_of_runs(methods, axes, {metric}),
     )
     return whole_page(metric, body)
 
 
+def details_of_runs(methods: Sequence[Method], axes: Sequence[str], shown: Collection[str]) -> list[str]:
+    """Makes sections of what run folders hold besides the metrics that are shown already, each where there is any.
+
+    More methods than a picture tells apart, and single layers, have a table where others have curves.
+    """
+    columns = sorted({column for method in methods for run in method.runs for column in run.columns} - {*shown})
+    parts = []
+    for title, wanted in _DRAWN.items():
+        found = [column for column in columns if column in wanted or (f"{column.split('/')[0]}/" in wanted)]
+        drawn = [column for column in found if column.count("/") == 1 and len(methods) <= MOST_LINES]
+        listed = _at_last(methods, [column for column in found if column not in drawn])
+        parts.append(section(title, [*_curves(methods, drawn, axes, title.split()[0].lower()), *listed]))
+    differences = config_differences(methods)
+    parts.append(section("What differs between the methods", [html_table(differences)] if differences else []))
+    pictures = [_picture(picture, names) for picture, names in split_pictures(methods).items()]
+    return [*parts, section("Clients", _clients(methods)), section("Split", pictures)]
+
+
 def whole_page(title: str, body: Iterable[str]) -> str:
     """Makes a page of its parts, with the scripts that sorted tables and curves need."""
+    style, script = (Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     plotly_js = import_extra("plotly.offline", "html", "`--format html`").get_plotlyjs()
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n<script>{plotly_js}</script>\n</head>\n<body>",
+            f"<title>{escape(title)}</title>\n<style>{style}</style>\n<script>{plotly_js}</script>\n</head>\n<body>",
             *body,
-            f"<script>{_SORT}</script>\n</body>\n</html>\n",
+            f"<script>{script}</script>\n</body>\n</html>\n",
         ]
     )
 
 
-def _section(title: str, parts: Sequence[str]) -> str:
+def section(title: str, parts: Sequence[str]) -> str:
+    """Puts a heading over parts, if there are any."""
     return "\n".join([f"<h2>{title}</h2>", *parts]) if parts else ""
 
 
 def _curves(methods: Sequence[Method], metrics: Sequence[str], axes: Sequence[str], name: str) -> list[str]:
-    figures = (curves_html(methods, metric, axes, f"{name}-{i}") for i, metric in enumerate(metrics))
-    return ['<div class="curves">', *(f"<div>{figure}</div>" for figure in figures), "</div>"] if metrics else []
+    numbered = dict(enumerate(methods))
+    figures = (curves_html(numbered, metric, axes, f"{name}-{i}") for i, metric in enumerate(metrics))
+    return ['<div class="curves">', *figures, "</div>"] if metrics else []
 
 
-def _by_layer(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
-    """A table in place of curves, which there would be a hundred of: the last value of each, mean over seeds."""
+def _at_last(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
+    """A table in place of curves: the last value of each, mean over seeds."""
     lines = [["at the last measurement", *(method.label for method in methods)]]
     for column in columns:
         lasts = [[list(run.columns[column].values())[-1] for run in m.runs if column in run.columns] for m in methods]
@@ -130,14 +116,14 @@ def html_table(lines: Sequence[Sequence[str]], sortable: bool = False) -> str:
 
 def _clients(methods: Sequence[Method]) -> list[str]:
     parts: list[str] = []
+    most = _MOST_CLIENTS // max(1, len(methods))
     for method in methods:
         run = method.runs[0]
         if lines := client_table(run.path / "clients.csv"):
-            clients = f"{len(lines) - 1} clients"
-            if len(lines) - 1 > _MOST_CLIENTS:
-                clients = f"the first {_MOST_CLIENTS} of {clients}"
+            count = len(lines) - 1
+            clients = counted(count, "client") if count <= most else f"the first {most:,} of {count:,} clients"
             title = f"<summary>{escape(method.label)}, seed {run.seed}: {clients}</summary>"
-            table = html_table(lines[: _MOST_CLIENTS + 1], sortable=True)
+            table = html_table(lines[: most + 1], sortable=True)
             parts.append(f"<details{'' if parts else ' open'}>{title}{table}</details>")
     return parts
 

@@ -1,33 +1,34 @@
-"""Curves of a metric over rounds, communication or time, as a picture or on a page: a line per method, with a band."""
+"""Curves of a metric over rounds, communication or time as a picture: a line per method, with a band."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Collection, Mapping
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.lab.common import import_extra, no_mathematics
+from lightning_fed.lab.common import no_mathematics
 from lightning_fed.lab.report.budgets import spent
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.tables import is_share
+from lightning_fed.lab.report.tables import counted, is_share
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["AXES", "COLOURS", "curve", "curves_figure", "curves_html", "panels_figure", "png"]
+__all__ = [
+    "AXES", "COLOURS", "Curve", "Vector", "curve", "label_of", "limits", "panels_figure", "png",
+]  # fmt: skip
 
 # The colours of Okabe and Ito, "Color universal design" (2008), which readers with any colour vision tell apart; the
 # yellow, too pale for a line on white, is left out. Beyond seven methods the line style changes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":", "-.")
-_DASHES = ("solid", "dash", "dot", "dashdot")
+_MARKERS = ("o", "s", "D", "^")
 AXES = {
     "round": ("round", None),
     "time": ("training time", "s"),
@@ -41,10 +42,11 @@ AXES = {
 }
 """What curves are drawn against: its label and the unit behind SI prefixes, None for plain numbers."""
 
-Vector = NDArray[np.float64]
+Vector: TypeAlias = NDArray[np.float64]
+Curve: TypeAlias = tuple[Vector, Vector, Vector | None]
 
 
-def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector, Vector | None]:
+def curve(method: Method, metric: str, x: str = "round") -> Curve:
     """Computes the curve of a method over the R rounds that all its seeds evaluated.
 
     Returns:
@@ -59,21 +61,27 @@ def curve(method: Method, metric: str, x: str = "round") -> tuple[Vector, Vector
     return places.mean(axis=0), values.mean(axis=0), std
 
 
-def curves_figure(methods: Sequence[Method], metric: str, x: str = "round") -> Figure:
-    """Draws one line per method and, from two seeds on, a band of one standard deviation to either side."""
-    from matplotlib.figure import Figure
+def limits(curves: Collection[Curve], share: bool) -> tuple[float, float] | None:
+    """Returns the ends of an axis of points: of an accuracy 20 points wide at least, of another metric from 0.
 
-    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
-    axes = figure.add_subplot()
-    banded = _panel(axes, dict(enumerate(methods)), metric, x)
-    axes.legend(title="mean ± std over seeds" if banded else None, frameon=False)
-    return figure
+    Curves of which one has two values are no points, and have none.
+    """
+    if any(len(mean) > 1 for _, mean, _ in curves):
+        return None
+    ends = [mean + sign * (0 if std is None else std) for _, mean, std in curves for sign in (-1, 1)]
+    known = [value for end in ends for value in end.tolist() if np.isfinite(value)] or [0.0]
+    low, high, middle = min(known), max(known), (min(known) + max(known)) / 2
+    if share:
+        return max(0.0, min(low, middle - 0.1) - 0.02), min(1.0, max(high, middle + 0.1) + 0.02)
+    room = 0.05 * (high - low) or 1.0
+    return min(0.0, low - room), max(0.0, high + room)
 
 
 def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
-    """Draws such curves side by side, three or five in a row, under one legend.
+    """Draws a line per method and, from two seeds on, a band of one standard deviation to either side.
 
-    Panels are methods by number, which gives a method the same colour everywhere, by title and metric.
+    Panels stand side by side, three or five in a row, above one legend. They are methods by number, which gives one the
+    same colour everywhere, by title and metric; a metric that each has measured once is drawn as points.
     """
     from matplotlib.figure import Figure
 
@@ -102,16 +110,31 @@ def _panel(axes: Axes, methods: Mapping[int, Method], metric: str, x: str) -> bo
     curves = {index: curve(method, metric, x) for index, method in methods.items()}
     percent = is_share(metric, [value for _, mean, _ in curves.values() for value in mean.tolist()])
     scale = 100.0 if percent else 1.0
+    ends, label = limits(curves.values(), percent), no_mathematics(metric + " (%)" * percent)
     for index, (places, mean, std) in curves.items():
-        _draw(axes, index, methods[index], places, scale * mean, None if std is None else scale * std)
-    _label(axes, metric + (" (%)" if percent else ""), x)
+        draw = _point if ends else _draw
+        draw(axes, index, methods[index], places, scale * mean, None if std is None else scale * std)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if ends:
+        axes.set(xlabel=label, yticks=[], xlim=[scale * end for end in ends])
+        axes.margins(y=0.2)
+    else:
+        axes.set_ylabel(label)
+        _label(axes, x)
     return any(std is not None for _, _, std in curves.values())
+
+
+def _point(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: Vector | None) -> None:
+    colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index // len(COLOURS) % len(_MARKERS)]
+    label, places = no_mathematics(label_of(method)), np.full(len(mean), -index)
+    axes.errorbar(mean, places, xerr=std, fmt=marker, color=colour, capsize=3, label=label)
 
 
 def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: Vector | None) -> None:
     colour = COLOURS[index % len(COLOURS)]
     style = STYLES[index // len(COLOURS) % len(STYLES)]
-    label, marker = no_mathematics(_with_seeds(method)), "o" if len(x) <= 20 else None
+    label, marker = no_mathematics(label_of(method)), "o" if len(x) <= 20 else None
     axes.plot(x, mean, style, color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=label, zorder=3)
     if std is not None:
         axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.22, linewidth=0)
@@ -119,22 +142,20 @@ def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: 
             axes.plot(x, edge, color=colour, alpha=0.45, linewidth=0.6)
 
 
-def _with_seeds(method: Method) -> str:
-    return f"{method.label} ({len(method.runs)} seed{'s' if len(method.runs) > 1 else ''})"
+def label_of(method: Method) -> str:
+    """Names a method with the number of its seeds."""
+    return f"{method.label} ({counted(len(method.runs), 'seed')})"
 
 
-def _label(axes: Axes, y_label: str, x: str) -> None:
+def _label(axes: Axes, x: str) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     label, unit = AXES.get(x, (x, None))
     axes.set_xlabel(no_mathematics(label))
-    axes.set_ylabel(no_mathematics(y_label))
     if unit is not None:
         axes.xaxis.set_major_formatter(EngFormatter(unit=unit))
     elif x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
 
 
@@ -143,101 +164,3 @@ def png(figure: Figure) -> bytes:
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=150)
     return drawn.getvalue()
-
-
-def curves_html(methods: Sequence[Method], metric: str, axes: Sequence[str], name: str) -> str:
-    """Draws a line per method and, from two seeds on, a band of one standard deviation to either side.
-
-    Methods of which a run did not measure the metric are not drawn. It can be drawn against each of the axes, the first
-    one at the start. The element, of a name that is unique in the page, and its script expect plotly.js there.
-    """
-    drawn = {i: method for i, method in enumerate(methods) if all(metric in run.columns for run in method.runs)}
-    curves = {x: [curve(method, metric, x) for method in drawn.values()] for x in axes}
-    at_first = zip(drawn.items(), curves[axes[0]], strict=True)
-    traces = [trace for (index, method), drawing in at_first for trace in _traces(index, method, drawing)]
-    share = is_share(metric, [value for _, mean, _ in curves[axes[0]] for value in mean.tolist()])
-    layout = {
-        "template": "plotly_white",
-        "hovermode": "x unified",
-        "margin": {"t": 70, "r": 20},
-        "xaxis": {"title": {"text": _title(axes[0])}, "exponentformat": "SI", "rangemode": "tozero"},
-        "yaxis": {"title": {"text": _plain(metric)}} | ({"tickformat": "~%", "hoverformat": ".2%"} if share else {}),
-        "showlegend": True,
-        "legend": {"orientation": "h", "y": -0.25},
-        "updatemenus": [*_axis_menu(curves), *_band_menu([trace["fill"] == "toself" for trace in traces])],
-    }
-    figure = import_extra("plotly.graph_objects", "html", "`--format html`").Figure(traces, layout)
-    html: str = figure.to_html(
-        config={"displaylogo": False}, full_html=False, include_plotlyjs=False, div_id=name, default_height="100%"
-    )
-    return html
-
-
-def _traces(index: int, method: Method, drawn: tuple[Vector, Vector, Vector | None]) -> list[dict[str, Any]]:
-    x, mean, std = drawn
-    colour, dash = COLOURS[index % len(COLOURS)], _DASHES[index // len(COLOURS) % len(_DASHES)]
-    line = {
-        "type": "scatter",
-        "mode": "lines+markers" if len(x) <= 20 else "lines",
-        "name": _plain(_with_seeds(method)),
-        "legendgroup": str(index),
-        "line": {"color": colour, "dash": dash},
-        "fill": "none",
-        "x": _short(x),
-        "y": _short(mean),
-    }
-    if std is None:
-        return [line]
-    band = {
-        **line,
-        "mode": "lines",
-        "line": {"color": colour, "width": 0},
-        "fill": "toself",
-        "opacity": 0.25,
-        "fillcolor": colour,
-        "showlegend": False,
-        "hoverinfo": "skip",
-        "x": _outline(x, x, std),
-        "y": _outline(mean + std, mean - std, std),
-    }
-    return [band, line]
-
-
-def _outline(there: Vector, back: Vector, std: Vector) -> list[float]:
-    known = np.isfinite(std)
-    return _short(np.concatenate([there[known], back[known][::-1]]))
-
-
-def _short(values: Vector) -> list[float]:
-    # Six digits are more than a screen shows; all of them would make the page several times as large.
-    return [float(f"{value:.6g}") for value in values.tolist()]
-
-
-def _axis_menu(curves: dict[str, list[tuple[Vector, Vector, Vector | None]]]) -> list[dict[str, Any]]:
-    buttons = []
-    for x, drawn in curves.items():
-        places: list[list[float]] = []
-        for at, _, std in drawn:
-            places += [_short(at)] if std is None else [_outline(at, at, std), _short(at)]
-        args = [{"x": places}, {"xaxis.title.text": _title(x), "xaxis.autorange": True}]
-        buttons.append({"label": _plain(x), "method": "update", "args": args})
-    return [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.2}] if len(buttons) > 1 else []
-
-
-def _band_menu(bands: Sequence[bool]) -> list[dict[str, Any]]:
-    places = [index for index, band in enumerate(bands) if band]
-    # Made transparent, not invisible: what the legend hides stays hidden.
-    labels = {"bands": 0.25, "no bands": 0}
-    buttons = [{"label": label, "method": "restyle", "args": [{"opacity": o}, places]} for label, o in labels.items()]
-    menu = {"type": "buttons", "direction": "left", "buttons": buttons, "x": 0.4, "xanchor": "left", "y": 1.2}
-    return [menu] if places else []
-
-
-def _title(x: str) -> str:
-    label, unit = AXES.get(x, (x, None))
-    return _plain(label) + (f", {unit}" if unit else "")
-
-
-def _plain(text: str) -> str:
-    # plotly reads tags and some entities in its texts, but not those of quotation marks.
-    return escape(text, quote=False)

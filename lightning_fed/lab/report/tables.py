@@ -12,9 +12,12 @@ from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.runs.statistics import LAST, lower_is_better, missing_rounds, run_statistic
 
 __all__ = [
-    "Row", "Summary", "format_table", "is_share", "method_rows", "notes_on_ends", "notes_on_window", "summarize",
-    "summarize_found", "table_cells", "write_csv",
+    "PREFERRED", "Row", "Summary", "counted", "format_table", "is_share", "method_rows", "notes_on_ends",
+    "notes_on_window", "over_seeds", "summarize", "summarize_found", "table_cells", "table_title", "write_csv",
 ]  # fmt: skip
+
+PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
+"""What is reported of runs unless something else is asked for, the first that all have."""
 
 _STATISTICS = {"final": "final", "best": "best", f"last{LAST}": f"last {LAST}"}
 
@@ -33,7 +36,7 @@ class Summary:
     def text(self, seeds: int, percent: bool, single: str = "") -> str:
         """Writes it for a table; ``single`` stands behind the value of one seed."""
         if self.found is not None:
-            return f"{self.found} of {seeds} seeds"
+            return f"{self.found} of {counted(seeds, 'seed')}"
         scale, mean, std = (100, ".2f", ".2f") if percent else (1, ".4g", ".2g")
         return f"{scale * self.mean:{mean}}" + (single if self.std is None else f" ± {scale * self.std:{std}}")
 
@@ -59,6 +62,19 @@ def summarize_found(values: Sequence[float]) -> Summary:
     """Returns no mean where a seed has no value: that of the others would flatter the method."""
     found = sum(not math.isnan(value) for value in values)
     return summarize(values) if found == len(values) else Summary(math.nan, None, found)
+
+
+def counted(number: int, noun: str) -> str:
+    """Writes a number before what it counts: ``1 seed``, ``3 seeds``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def over_seeds(counts: Iterable[int]) -> str:
+    """Says what stands in the cells of a table, given over how many seeds each is."""
+    least, most = min(counts := [*counts]), max(counts)
+    if most == 1:
+        return "one seed"
+    return f"mean ± std over {counted(most, 'seed') if least == most else f'{least} to {most} seeds'}"
 
 
 def is_share(metric: str, values: Sequence[float]) -> bool:
@@ -92,18 +108,28 @@ def method_rows(
     return sorted(rows, key=place)
 
 
+def table_title(rows: Sequence[Row], metric: str) -> str:
+    """Names the table: its metric, and over how many seeds it is."""
+    return f"{metric}, {over_seeds(len(row.method.runs) for row in rows)}"
+
+
 def table_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
-    """Writes the header and a line for each method; accuracies in percent."""
+    """Writes the header and a line for each method; accuracies in percent.
+
+    Numbers of seeds have a column where methods differ in them; where they do not, the title says it.
+    """
     percent = is_share(metric, [row.summaries[name].mean for row in rows for name in _STATISTICS])
     names = list(rows[0].summaries)
     in_percent = [percent and (name in _STATISTICS or name.startswith("at ")) for name in names]
     titles = {f"last{LAST}": f"mean of last {LAST}"}
     header = [titles.get(name, name) + " (%)" * share for name, share in zip(names, in_percent, strict=True)]
-    lines = [["method", "seeds", *header]]
-    for row in rows:
-        seeds, summaries = len(row.method.runs), row.summaries.values()
-        cells = (one.text(seeds, share, " ± -") for one, share in zip(summaries, in_percent, strict=True))
-        lines.append([row.method.label, str(seeds), *cells])
+    seeds = [len(row.method.runs) for row in rows]
+    differ = len({*seeds}) > 1
+    lines = [["method", *["seeds"] * differ, *header]]
+    for row, count in zip(rows, seeds, strict=True):
+        summaries = zip(row.summaries.values(), in_percent, strict=True)
+        cells = (one.text(count, share, " ± -" * differ) for one, share in summaries)
+        lines.append([row.method.label, *[str(count)] * differ, *cells])
     return lines
 
 
@@ -125,7 +151,8 @@ def notes_on_ends(rounds: Iterable[int]) -> list[str]:
 def notes_on_window(curves: Iterable[Mapping[int, float]], statistic: str) -> list[str]:
     """Says how many rounds of a statistic were not evaluated, if any."""
     missing = max((missing_rounds(curve, statistic) for curve in curves), default=0)
-    note = f"`{statistic}` is the mean of those of its rounds that were evaluated: up to {missing} were not."
+    were = "was" if missing == 1 else "were"
+    note = f"`{statistic}` is the mean of those of its rounds that were evaluated: up to {missing} {were} not."
     return [note] if missing else []
 
 

@@ -16,15 +16,16 @@ import yaml
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect_count
-from lightning_fed.lab.common import CommandParser, one_line
+from lightning_fed.lab.common import CommandParser, are, one_line
 from lightning_fed.lab.report.load import read_metrics
+from lightning_fed.lab.report.tables import counted
 from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.runner.pool import Outcome, Pool
 from lightning_fed.lab.runner.record import LOG, Guard, done_run
 from lightning_fed.lab.runner.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
-from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, with_choices
+from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, tuned_together, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
-from lightning_fed.lab.studies.study import Study, tuned_per
+from lightning_fed.lab.studies.study import Study
 from lightning_fed.runs.folder import read_rows
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def main(argv: list[str], guard: Guard) -> int:
     root = study_folder(options.output, study.name, options.profile)
     cells = chosen_by(cells_of(study), options.only)
     executor = _executor(root, options)
-    per = tuned_per(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
+    per = tuned_together(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
     cells = _share(cells, options.shard, per)
     groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
     if groups and not options.dry_run:  # whose trials are written down
@@ -60,7 +61,8 @@ def main(argv: list[str], guard: Guard) -> int:
     planned, missing = plan()
     trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
     tuning = f", {trials} of them to tune" if trials else ""
-    print(f"{one_line(study.title)}: {len(planned)} runs in {root}{tuning}; {len(planned) - len(missing)} are done.")
+    there, done = counted(len(planned), "run"), len(planned) - len(missing)
+    print(f"{one_line(study.title)}: {there} in {root}{tuning}; {done} {are(done)} done.")
     if missing and (mistake := pool.mistake(list(telling_runs(missing)))):
         raise FederatedError(f"In {options.file}: {mistake}")
     tasks = _tasks(argv, guard, _keys(cells, per), _keys(missing, per), options.jobs)
@@ -68,7 +70,8 @@ def main(argv: list[str], guard: Guard) -> int:
         for cell in missing:
             print(f"  {cell.label}")
         print(
-            f"{len(missing)} runs are missing, for which {len(tasks)} tasks would be submitted, with {options.slurm}."
+            f"{_runs_are(missing)} missing, for which {counted(len(tasks), 'task')} would be submitted, with "
+            f"{options.slurm}."
             if executor
             else _time_needed(root, planned, missing, options.jobs, guard)
         )
@@ -115,7 +118,7 @@ def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: P
         return tuning
     tuned, undecided = with_choices(study, cells, groups)
     if undecided:
-        print(f"{len(undecided)} runs are left out, as every trial of their options has failed or diverged.")
+        print(f"{_runs_are(undecided)} left out, as every trial of their options has failed or diverged.")
     outcome = pool.train(tuned)
     return Outcome([*tuning.failed, *undecided, *outcome.failed], outcome.signum)
 
@@ -192,11 +195,10 @@ def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
     """Says how the runs ended, and returns the exit code."""
     if outcome.failed:
         logs = [path for cell in outcome.failed if (path := root / cell.folder / LOG).exists()]
-        ended = "failed" if options.launcher == "local" else "are not done"
+        count = counted(len(outcome.failed), "run")
+        ended = f"{count} failed" if options.launcher == "local" else f"{_runs_are(outcome.failed)} not done"
         logs += [] if options.launcher == "local" else [root / TASK_LOGS]
-        print(
-            f"\n{len(outcome.failed)} runs {ended}; start again to train them once more" + (", or see" if logs else ".")
-        )
+        print(f"\n{ended}; start again to train them once more" + (", or see" if logs else "."))
         print(*(f"  {path}\n" for path in logs), sep="", end="")
     if outcome.signum is not None:
         print("\nStopped: the same command goes on from the last checkpoints.")
@@ -222,19 +224,23 @@ def _time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], job
         print(f"Timing {_TRIED} rounds of {missing[0].label}.")
         with TemporaryDirectory() as folder:
             words = (*missing[0].words, f"--trainer.max_rounds={_TRIED}")
-            short = replace(missing[0], words=words, watch=None)  # a run that is only timed is none of a trial
+            short = replace(missing[0], words=words, watch=None, attack=None)  # only timed, it is none of a trial
             Pool(Path(folder), 1, guard, say=lambda words: None).train([short])
             each = _seconds(Path(folder), [short])
             log = Path(folder) / short.folder / LOG
             said = (log.read_text() if log.exists() else "").strip().splitlines() or ["it printed nothing"]
-    needed = f"{len(missing)} runs are missing, {rounds} rounds"
+    needed = f"{_runs_are(missing)} missing, {counted(rounds, 'round')}"
     if not each:
         return f"{needed}; how long they take is not known, as the first run failed: {said[-1]}"
     left = timedelta(seconds=round(rounds * fmean(each) / min(jobs, len(missing))))
     return (
-        f"{needed}: about {left} (h:mm:ss) at {jobs} runs at a time and {fmean(each):.3g} s for each round, and some "
-        "seconds to start each."
+        f"{needed}: about {left} (h:mm:ss) at {counted(jobs, 'run')} at a time and {fmean(each):.3g} s for each round, "
+        "and some seconds to start each."
     )
+
+
+def _runs_are(cells: Sequence[Cell]) -> str:
+    return f"{counted(len(cells), 'run')} {are(len(cells))}"
 
 
 def _seconds(root: Path, cells: Sequence[Cell]) -> list[float]:

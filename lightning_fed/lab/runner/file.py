@@ -15,6 +15,8 @@ from docstring_parser import parse
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
 from lightning_fed.errors import FederatedError, expect_choice
+from lightning_fed.lab.attack.options import AttackOptions
+from lightning_fed.lab.runner.tuning import expect_sound_stages
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.study import (
@@ -35,7 +37,7 @@ __all__ = ["help_on_keys", "load_study"]
 
 _SHORT = {"option", "values"}
 _PARTS = {"A study": Study, "A value of `axes`": AxisValue, "`tune`": Tune, "A range in `tune.parameters`": Space,
-          "`report`": Report, "A profile in `profiles`": Profile}  # fmt: skip
+          "`attack`": AttackOptions, "`report`": Report, "A profile in `profiles`": Profile}  # fmt: skip
 _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 
 
@@ -54,6 +56,7 @@ def load_study(name: str, profile: str = "full") -> Study:
         study: Study = _read(Study, {"name": _name(path), **raw}, "")
         for each in ("full", *study.profiles):
             expect_sound(sized := apply_profile(study, each))
+            expect_sound_stages(sized)
             if next(combinations(sized), None) is None:
                 raise FederatedError("Expected `without` to leave some combinations of `axes`, got none.")
         if study.report.published:

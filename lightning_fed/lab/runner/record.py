@@ -15,12 +15,13 @@ import yaml
 
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.core.files import write_atomically
+from lightning_fed.lab.attack.options import COLUMNS, TABLE, attack_columns
 from lightning_fed.lab.report.load import Columns, read_metrics
 from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run
 
 __all__ = [
-    "DIVERGED", "HELD", "LOG", "PRUNED", "Guard", "done_run", "hash_of", "read_run", "write_record",
+    "DIVERGED", "HELD", "LOG", "PRUNED", "RECORD", "Guard", "done_run", "hash_of", "read_run", "write_record",
 ]  # fmt: skip
 
 Guard = Callable[[], None]
@@ -32,7 +33,9 @@ HELD, PRUNED, DIVERGED = 75, 76, 77
 LOG = "log.txt"
 """The file beside a run folder that has what its process printed."""
 
-_RECORD = "done.json"
+RECORD = "done.json"
+"""The file beside a run folder that says that the run is done."""
+
 _CONFIGS, _WEIGHTS = (".yaml", ".yml"), (".ckpt", ".pt", ".pth")
 
 
@@ -53,31 +56,39 @@ def done_run(root: Path, cell: Cell) -> RunFolder | None:
     run = None if record is None else open_run(root / cell.folder / record.run)
     if record is None or run is None:
         return None
+    if cell.attack is not None and not record.diverged and not (run.path / TABLE).is_file():
+        return None
     return run if record == replace(record, words=hash_of(cell), fingerprint=run.fingerprint) else None
 
 
 def read_run(root: Path, cell: Cell) -> Columns | None:
-    """Returns the columns of a run that is done, None if it is not; those of one that diverged end with NaN."""
+    """Returns the columns of a run that is done, None if it is not; those of one that diverged end with NaN.
+
+    Figures of an attack on its model stand in its last round.
+    """
     run, record = done_run(root, cell), _record(root, cell)
     if run is None or record is None:
         return None
     most = math.inf if record.rounds is None else record.rounds
     found = read_metrics(run.metrics).items()
     columns = {name: {at: value for at, value in column.items() if at <= most} for name, column in found}
+    end = max((at for column in columns.values() for at in column), default=0)
     if record.diverged:
-        end = 1 + max((at for column in columns.values() for at in column), default=0)
-        return {name: {**column, end: math.nan} for name, column in columns.items()}
+        names = [*columns, *(COLUMNS if cell.attack is not None else ())]
+        return {name: {**columns.get(name, {}), end + 1: math.nan} for name in names}
+    if cell.attack is not None:
+        columns |= {name: {end: value} for name, value in attack_columns(run.path / TABLE).items()}
     return columns
 
 
 def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False, rounds: int | None = None) -> None:
     """Records that a run has been trained to its end, or as far as it could be."""
     record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds)
-    write_atomically(root / cell.folder / _RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
+    write_atomically(root / cell.folder / RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
 
 
 def _record(root: Path, cell: Cell) -> _Record | None:
-    path = root / cell.folder / _RECORD
+    path = root / cell.folder / RECORD
     try:
         return _Record(**json.loads(path.read_text())) if path.is_file() else None  # a pipe may never end
     except (OSError, ValueError, TypeError, RecursionError):
@@ -89,7 +100,8 @@ def hash_of(cell: Cell) -> str:
     variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PL_FIT__"))
     named = [word for before, word in pairwise(cell.words) if before == "--config"]
     named += [value for word in cell.words if (value := word.partition("=")[2]).endswith(_CONFIGS + _WEIGHTS)]
-    parts = [*cell.words, *variables, *(values for name in named for values in _values_of(name))]
+    attack = () if cell.attack is None else ("attack", *cell.attack.words)
+    parts = [*cell.words, *attack, *variables, *(values for name in named for values in _values_of(name))]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 

@@ -1,24 +1,30 @@
-"""The command ``lightning-fed report --study FILE [RUNS] [--profile NAME] [--output DIR] [--from DIR]``."""
+"""The command ``lightning-fed report --study FILE [RUNS] [--profile NAME] [--output DIR] [--from DIR...]``."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser, csv_text, expect_known
 from lightning_fed.lab.report.budgets import X_SUMS, columns_of
+from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.report.plots import png
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
-from lightning_fed.lab.runner.record import done_run, read_run
+from lightning_fed.lab.runner.gather import in_order, joined, unknown_runs
+from lightning_fed.lab.runner.record import RECORD, done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
 from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.cells import Cell, cells_of
+from lightning_fed.lab.studies.formats import as_latex, as_markdown
+from lightning_fed.lab.studies.levels import level_columns
+from lightning_fed.lab.studies.page import study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, read_results, write_results
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes
 from lightning_fed.lab.studies.table import study_table
+from lightning_fed.lab.studies.tuned import tuning_charts
 from lightning_fed.runs.statistics import run_statistic
 
 __all__ = ["collect", "main"]
@@ -31,7 +37,8 @@ def main(argv: list[str]) -> int:
     whole = load_study(options.study)
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
     written = []
-    for name, content in _files(study, whole, results, options.format):
+    runs = {} if options.source or options.format != "html" else _run_folders(study, options)
+    for name, content in _files(study, whole, results, options, runs):
         write_atomically(folder / name, content, "--output")
         written.append(folder / name)
         if name == "table.md":
@@ -56,9 +63,17 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--format", choices=("md", "csv", "tex", "png", "html"), help="one file (default: all but html)"
     )
+    parser.add_argument(
+        "--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in table.md and .tex"
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (default: where the runs lie)")
     parser.add_argument(
-        "--from", type=Path, metavar="DIR", dest="source", help="draw results.csv and curves.csv of DIR again"
+        "--from",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        dest="source",
+        help="join the runs in several folders, or results.csv and curves.csv of those that hold these alone",
     )
     return parser
 
@@ -74,32 +89,87 @@ def _from_runs(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
 
 
 def _from_tables(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
-    results = read_results(options.source)
+    folders = list(dict.fromkeys(options.source))
+    if len(folders) > 1 or (not _has_tables(folders[0]) and _has_runs(folders[0])):
+        return _from_folders(options, folders)
+    results = read_results(folders[0])
     study = load_study(options.study, results.profile)
     given = {"--profile": (options.profile or results.profile, results.profile), "--study": (study.name, results.name)}
     for option, (name, held) in given.items():
         if name != held:
-            raise FederatedError(f"Expected `{option}` to be {held}, which {options.source} holds, got {name!r}.")
-    return study, results, options.output or options.source
+            raise FederatedError(f"Expected `{option}` to be {held}, which {folders[0]} holds, got {name!r}.")
+    return study, results, options.output or folders[0]
 
 
-def _files(study: Study, whole: Study, results: StudyResults, only: str | None) -> Iterator[tuple[str, bytes]]:
+def _from_folders(options: argparse.Namespace, folders: Sequence[Path]) -> tuple[Study, StudyResults, Path]:
+    """Joins what folders hold of the study, and says what of it is left out."""
+    held = (read_results(folder).profile for folder in folders if _has_tables(folder))
+    profile = options.profile or next(held, "full")
+    study = load_study(options.study, profile)
+    parts, notes = dict[Path, StudyResults](), list[str]()
+    for folder in folders:
+        results, note = _part(study, profile, folder)
+        notes += [note] if note else []
+        if results is not None and results.runs:
+            parts[folder] = results
+        elif not note:
+            notes.append(f"{folder} holds nothing of the study {study.name} (profile {profile}).")
+    results, more = joined(study, parts) if parts else (StudyResults(study.name, profile, ()), [])
+    print(*(f"{note}\n" for note in (*notes, *more)), sep="", end="")
+    output = options.output or study_folder(options.runs, study.name, profile)
+    write_results(results, output)
+    return study, read_results(output), output
+
+
+def _has_tables(folder: Path) -> bool:
+    return (folder / "results.csv").is_file()
+
+
+def _has_runs(folder: Path) -> bool:
+    return next(folder.rglob(RECORD), None) is not None
+
+
+def _part(study: Study, profile: str, folder: Path) -> tuple[StudyResults | None, str]:
+    """Returns what a folder holds of a study, in runs or else in tables, and a sentence on runs that are left out."""
+    root = study_folder(folder, study.name, profile)
+    root = root if root.is_dir() else folder
+    if _has_runs(root):
+        results = collect(study, profile, root)[0]
+        return results, unknown_runs(root, results)
+    if not _has_tables(root):
+        return None, ""
+    results = read_results(root)
+    return (results if (results.name, results.profile) == (study.name, profile) else None), ""
+
+
+def _run_folders(study: Study, options: argparse.Namespace) -> dict[str, MeasuredRun]:
+    """Returns the runs of a study that are done by their fingerprints, with all that they have measured."""
+    root, cells = study_folder(options.runs, study.name, options.profile or "full"), cells_of(study)
+    tuned, _ = with_choices(study, cells, groups_of(study, cells, root, writes=False))
+    found = ((done_run(root, cell), read_run(root, cell)) for cell in tuned)
+    return {run.fingerprint: MeasuredRun(**vars(run), columns=columns) for run, columns in found if run and columns}
+
+
+def _files(
+    study: Study, whole: Study, results: StudyResults, options: argparse.Namespace, runs: dict[str, MeasuredRun]
+) -> Iterator[tuple[str, bytes]]:
     """Yields the names and contents of what is asked for."""
-    named = study.report.published
+    named, only = study.report.published, options.format
     published = read_published(named, reported_axes(whole)) if named else None
     table = study_table(study, results, published)
-    tables = blocks.study_blocks(study, results, table, published.table if published else "")
+    tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
     text = blocks.heading(study, results)
     if only in (None, "md"):
-        yield "table.md", blocks.as_markdown(text, tables, table.notes).encode()
+        yield "table.md", as_markdown(text, tables, table.notes).encode()
     if only in (None, "csv"):
         yield "table.csv", csv_text(blocks.table_lines(table), end="\n").encode()
     if only in (None, "tex"):
-        yield "table.tex", blocks.as_latex(text, tables, table.notes).encode()
+        yield "table.tex", as_latex(text, tables, table.notes).encode()
     if only in (None, "png"):
-        yield "curves.png", png(blocks.study_figure(table, study.report.x))
+        yield "curves.png", png(study_figure(table, study.report.x))
     if only == "html":
-        yield "report.html", blocks.study_page(text, tables, table.notes, table, study.report.x).encode()
+        charts = tuning_charts(study, results.trials)
+        yield "report.html", study_page(text, tables, table, study.report.x, charts, runs).encode()
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
@@ -114,17 +184,21 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     runs = {cell.folder: run for cell in tuned if (run := _read(root, cell, study.report)) is not None}
     missing = [cell for cell in tuned if cell.folder not in runs]
     # A sampler may propose the same options twice, which are one run.
-    tried = {cell.folder: cell for group in groups for attempt in group.asked() for cell in attempt.cells}
-    trials = [trial for cell in tried.values() if (trial := _trial(root, cell, study)) is not None]
+    tried: dict[str, tuple[Cell, int]] = {}
+    for group in groups:
+        for cell in (cell for attempt in group.asked() for cell in attempt.cells):
+            tried.setdefault(cell.folder, (cell, group.stage))
+    trials = [trial for cell, at in tried.values() if (trial := _trial(root, cell, study, at)) is not None]
     kept, report = {name for run in runs.values() for name in run.curves}, study.report
     for key, wanted, there in (
         ("metric", ", ".join(report.metric), kept & {*report.metric}),
         ("x", report.x, kept.issuperset(columns_of(report.x))),
+        ("statistic", ", ".join(level_columns(report)), kept.issuperset(level_columns(report))),
     ):
         if runs and not there:
             columns = {"round", *X_SUMS, *(name for cell in tuned for name in read_run(root, cell) or ())}
             expect_known(f"report.{key}", [wanted], sorted(columns - {wanted}), "a column that was measured")
-    return StudyResults(study.name, profile, tuple(runs.values()), tuple(trials)), [*missing, *undecided]
+    return StudyResults(study.name, profile, tuple(runs.values()), in_order(study, trials)), [*missing, *undecided]
 
 
 def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
@@ -132,12 +206,12 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
     if run is None or columns is None:
         return None
     last = max((at for column in columns.values() for at in column), default=0)
-    kept = [name for name in (*report.metric, *columns_of(report.x)) if name in columns]
+    kept = [name for name in (*report.metric, *columns_of(report.x), *level_columns(report)) if name in columns]
     curves = {name: columns[name] for name in kept}
-    return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves)
+    return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves, run.created)
 
 
-def _trial(root: Path, cell: Cell, study: Study) -> Trial | None:
+def _trial(root: Path, cell: Cell, study: Study, stage: int) -> Trial | None:
     """Reads a run of the tuning: what decides, and beside it the best on the test set, by which nothing is chosen."""
     columns, tune = read_run(root, cell), study.tune
     if columns is None:
@@ -149,7 +223,7 @@ def _trial(root: Path, cell: Cell, study: Study) -> Trial | None:
         for title, (name, statistic) in wanted.items()
         if name in columns
     }
-    return Trial(dict(cell.axes), cell.seed, _as_words(cell), values)
+    return Trial(dict(cell.axes), cell.seed, _as_words(cell), values, stage)
 
 
 def _as_words(cell: Cell) -> dict[str, str]:

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.errors import FederatedError, is_count
 from lightning_fed.lab.common import expect_known, import_extra
+from lightning_fed.lab.report.tables import counted
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.studies.cells import Cell
 
@@ -121,7 +122,7 @@ def train_in_tasks(
             print(f"No further tasks are submitted, as job {name} has {states.total()} in the queue.")
         else:
             executor.submit_array(tasks)
-            print(f"Submitted {len(tasks)} tasks of job {name}; Ctrl-C leaves them in the queue.")
+            print(f"Submitted {counted(len(tasks), 'task')} of job {name}; Ctrl-C leaves what is in the queue.")
     except RuntimeError as error:
         raise FederatedError(f"Expected SLURM to take the job, but it says: {' '.join(str(error).split())}") from None
     try:

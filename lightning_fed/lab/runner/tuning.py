@@ -20,13 +20,16 @@ from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.record import read_run
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
 from lightning_fed.lab.studies.results import is_lost
-from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, tuned_per
+from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, all_parameters, tuned_per
 from lightning_fed.runs.statistics import lower_is_better, run_statistic
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Attempt", "Group", "groups_of", "key_of", "optuna_storage", "tune", "value_of", "with_choices"]
+__all__ = [
+    "Attempt", "Group", "expect_sound_stages", "groups_of", "key_of", "optuna_storage", "tune", "tuned_together",
+    "value_of", "with_choices",
+]  # fmt: skip
 
 _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 
@@ -47,11 +50,19 @@ class Group:
     """
 
     def __init__(
-        self, study: Study, values: dict[str, Name], members: list[dict[str, Name]], root: Path, writes: bool = True
+        self,
+        study: Study,
+        values: dict[str, Name],
+        members: list[dict[str, Name]],
+        root: Path,
+        writes: bool = True,
+        stage: int = 0,
+        before: "Group | None" = None,
     ) -> None:
         self.values, self._study, self._members, self._root, self._writes = values, study, members, root, writes
-        self._parameters = _parameters_of(study, values)
-        self._seed, self._tried = _number_of(self._parameters), set[int]()
+        self.stage, self._before, self._over, self._tried = stage, before, False, set[int]()
+        self._known, self._fixed = _parameters_of(study, values), dict[str, Any]()
+        self._parameters = _searched(study, self._known, stage)
         self._storage = study.tune.storage or str(root / _JOURNAL)
         if not members:
             raise FederatedError(f"Expected `tune.at` to leave combinations of {folder_of(values)}, got none.")
@@ -59,22 +70,48 @@ class Group:
     def asked(self) -> list[Attempt]:
         """Returns the trials that there have been, without those that were ended early or wait to be asked for."""
         states = ("WAITING", "PRUNED")
+        if not self._takes_over():
+            return []
         return [self._attempt(trial) for trial in self._optuna.trials if trial.state.name not in states]
 
     def planned(self, most: int) -> list[Attempt]:
         """Returns the trials that there have been, or the first ones."""
-        if not self.asked():
+        if self._before is None and not self.asked():
             self.ask(most)
         return self.asked()
 
     def fresh(self, most: int) -> list[Attempt]:
         """Returns the trials that it has not returned yet, after asking for further ones where there are none."""
+        if self._before is not None and not (self._before._over and self._takes_over()):
+            return []
         for _ in range(2):
             if fresh := [attempt for attempt in self.asked() if attempt.number not in self._tried]:
                 self._tried |= {attempt.number for attempt in fresh}
                 return fresh
             self.ask(most)
+        self._over = True
         return []
+
+    def _takes_over(self) -> bool:
+        """Fixes what the stage before has chosen, and tells whether it has chosen anything so far."""
+        if self._before is None:
+            return True
+        choice = self._before.choice()
+        if choice is None:
+            return False
+        fixed = {
+            name: value
+            for name, value in choice.options.items()
+            if name in self._known and name not in self._parameters
+        }
+        if fixed != self._fixed:  # which has trials of its own
+            self._fixed, self._tried = fixed, set()
+            self.__dict__.pop("_optuna", None)
+        return True
+
+    @property
+    def _seed(self) -> int:
+        return _number_of([self._parameters, self._fixed] if self._fixed else self._parameters)
 
     def ask(self, most: int) -> None:
         """Asks the sampler for further trials, as many as are left of the grid, or at most a number at a time."""
@@ -111,7 +148,9 @@ class Group:
 
     def _attempt(self, trial: "optuna.trial.FrozenTrial") -> Attempt:
         values = {name: trial.params[name] for name in self._parameters}
-        options = {name: json.loads(value) if isinstance(value, str) else value for name, value in values.items()}
+        chosen = {name: json.loads(value) if isinstance(value, str) else value for name, value in values.items()}
+        chosen |= self._fixed
+        options = {name: chosen[name] for name in self._known if name in chosen}
         seeds = self._study.tune.seeds
         cells = [make_cell(self._study, axes, seed, options) for axes in self._members for seed in seeds]
         if self._study.tune.pruner == "median" and trial.state.name == "RUNNING":
@@ -168,15 +207,29 @@ def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
 
 
 def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = True) -> list[Group]:
-    """Returns the groups that some runs of a study are in, none of those for which nothing is tuned."""
+    """Returns the groups that some runs of a study are in, none of those for which nothing is tuned.
+
+    In stages there is a group for each, before those that start from what it chooses.
+    """
     per, at = tuned_per(study), study.tune.at.items()
-    shared = {key_of(cell.axes, per): cell for cell in cells if _parameters_of(study, cell.axes)}
-    members: dict[tuple[str, ...], list[dict[str, Name]]] = {key: [] for key in shared}
-    for axes in combinations(study) if shared else ():
+    values: dict[tuple[str, ...], dict[str, Name]] = {}
+    for cell in cells:
+        own = {axis: cell.axes[axis] for axis in per}
+        for each in (own | study.tune.start, own) if study.tune.start else (own,):
+            if _parameters_of(study, each):
+                values.setdefault(key_of(each, per), each)
+    members: dict[tuple[str, ...], list[dict[str, Name]]] = {key: [] for key in values}
+    for axes in combinations(study) if values else ():
         if at <= axes.items() and (key := key_of(axes, per)) in members:
             members[key].append(axes)
-    values = {key: {axis: cell.axes[axis] for axis in per} for key, cell in shared.items()}
-    return [Group(study, values[key], members[key], root, writes) for key in shared]
+    last = dict[tuple[str, ...], Group]()
+    groups = list[Group]()
+    for key in sorted(values, key=lambda key: not study.tune.start.items() <= values[key].items()):
+        start = last.get(key_of(values[key] | study.tune.start, per))
+        for stage in _stages_of(study, values[key]):
+            last[key] = Group(study, values[key], members[key], root, writes, stage, last.get(key, start))
+            groups.append(last[key])
+    return groups
 
 
 def key_of(values: Mapping[str, object], per: Iterable[str]) -> tuple[str, ...]:
@@ -190,6 +243,19 @@ def _parameters_of(study: Study, values: Mapping[str, Name]) -> Parameters:
     for axis, by in study.tune.by.items():
         parameters |= by.get(values.get(axis, ""), {})
     return parameters
+
+
+def _searched(study: Study, known: Parameters, stage: int) -> Parameters:
+    """Returns what a stage searches of what is tuned; all where there are no stages."""
+    if not stage:
+        return known
+    return {option: values for option, values in known.items() if option in study.tune.stages[stage - 1]}
+
+
+def _stages_of(study: Study, values: Mapping[str, Name]) -> list[int]:
+    """Returns the numbers of the stages that have options of some values of axes, 0 where there are no stages."""
+    known = _parameters_of(study, values)
+    return [stage for stage in range(1, len(study.tune.stages) + 1) if _searched(study, known, stage)] or [0]
 
 
 Train = Callable[[Sequence[Cell], Callable[[Cell, bool], object]], Outcome]
@@ -261,3 +327,20 @@ def _import() -> Any:
     optuna = import_extra("optuna", "study", "a study that is tuned")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+def tuned_together(study: Study) -> list[str]:
+    """Returns the axes in which runs agree that one tuning serves: that of a start serves all that start from it."""
+    return [axis for axis in tuned_per(study) if axis not in study.tune.start]
+
+
+def expect_sound_stages(study: Study) -> None:
+    """Refuses stages that leave out a tuned option or name what is none, and a start without stages."""
+    tune = study.tune
+    tuned = {option for parameters in all_parameters(tune) for option in parameters}
+    staged = [option for stage in tune.stages for option in stage]
+    expect_known("tune.stages", staged, sorted(tuned), "tuned options")
+    if tune.stages and (left := sorted(tuned.difference(staged))):
+        raise FederatedError(f"Expected `tune.stages` to have all that is tuned, got no stage with {left[0]!r}.")
+    if tune.start and not tune.stages:
+        raise FederatedError("Expected `tune.stages` with `tune.start`, from which the first of them starts, got none.")

@@ -20,10 +20,14 @@ from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import Diverged, FederatedError
+from lightning_fed.lab.attack import command as attack_command
+from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, hash_of, write_record
 from lightning_fed.lab.runner.tuning import optuna_storage
 from lightning_fed.lab.studies.cells import Cell, Watch
+from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.lock import RunLock
+from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["Pruning", "mistake_in", "train_cell"]
 
@@ -67,9 +71,23 @@ def _train(root: Path, cell: Cell) -> None:
         raise SystemExit(PRUNED)
     if run is None or not run.metrics.is_file():
         raise FederatedError("Expected runs of a study to write metrics.csv: leave `--trainer.logger false` out.")
+    if cell.attack is not None and not watched.diverged:
+        _attack(cell.attack, run, watched.trainer)
     write_record(root, cell, run, watched.diverged, watched.trainer.max_rounds)
     if watched.diverged:
         raise SystemExit(DIVERGED)
+
+
+def _attack(options: AttackOptions, run: RunFolder, trainer: FederatedTrainer) -> None:
+    """Makes the attack on the model of a run, which ``lightning-fed attack`` writes into its folder."""
+    if trainer.round > trainer.max_rounds:
+        raise FederatedError(
+            f"Expected a model of {trainer.max_rounds} rounds to attack, but that of {run.path} has been trained for "
+            f"{trainer.round}: give the study another `--output`."
+        )
+    words = ["--ckpt_path", str(run.path), *options.words]
+    sys.argv[1:] = ["attack", *words]  # of its other processes
+    attack_command.main(words)
 
 
 def _write_to(path: Path) -> None:

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.lab.common import one_line
 from lightning_fed.lab.studies.study import AxisValue, Name, Study, name_of
 
@@ -39,6 +40,7 @@ class Cell:
     options: dict[str, Any]  # those that tuning sets
     words: tuple[str, ...]  # its command line, but for where it is kept
     watch: Watch | None = None
+    attack: AttackOptions | None = None  # what is made on its model
 
     @property
     def label(self) -> str:
@@ -79,7 +81,7 @@ def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[s
         words += [word for config in layer.configs for word in ("--config", config)] + _words(layer.set)
     words += [*_words(options), f"--seed_everything={seed}"]
     folder = "/".join([folder_of(axes), *([folder_of(options)] if options else []), f"seed{seed}"])
-    return Cell(axes, seed, folder, dict(options), tuple(words))
+    return Cell(axes, seed, folder, dict(options), tuple(words), attack=study.attack)
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:

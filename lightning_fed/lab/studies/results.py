@@ -13,10 +13,16 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import csv_text, no_apostrophe
 from lightning_fed.runs.statistics import LAST, run_statistic
 
-__all__ = ["RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results", "value_of_run", "write_results"]
+__all__ = [
+    "AT_EQUAL", "RESERVED", "StudyResults", "StudyRun", "Trial", "as_text", "is_lost", "read_results", "value_of_run",
+    "write_results",
+]  # fmt: skip
 
-RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic")
+RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic", "stage")
 """Names that no axis can have, as columns of tables have them."""
+
+AT_EQUAL = "at equal "
+"""What a statistic begins with that is read at a level of the loss behind it."""
 
 _NAMED = ("study", "profile")
 _CHOSEN, _VALUE = "chosen ", "value "
@@ -36,6 +42,9 @@ class StudyRun:
     rounds: int  # the last evaluated one
     chosen: dict[str, str] = field(default_factory=dict)  # options that were tuned, as on the command line
     curves: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric and evaluated round, in order
+    created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 where a table alone is known
+    at_equal: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict, compare=False)
+    """By metric and statistic the round and the value at a level of the loss; see ``with_levels``."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class Trial:
     seed: int
     options: dict[str, str]
     values: dict[str, float]
+    stage: int = 0  # of the tuning, from 1; 0 where there are none
 
 
 @dataclass(frozen=True)
@@ -114,8 +124,8 @@ def _run_rows(results: StudyResults) -> Iterator[dict[str, str]]:
         row |= {_CHOSEN + option: value for option, value in run.chosen.items()}
         # For readers of the file; whoever reads it back takes them from the curves, as they are written.
         for metric, curve in run.curves.items():
-            written = {at: float(_text(value)) for at, value in curve.items()}
-            row |= {f"{metric} {name}": _text(value_of_run(written, name, metric)) for name in _STATISTICS}
+            written = {at: float(as_text(value)) for at, value in curve.items()}
+            row |= {f"{metric} {name}": as_text(value_of_run(written, name, metric)) for name in _STATISTICS}
         yield row
 
 
@@ -123,17 +133,19 @@ def _curve_rows(runs: Iterable[StudyRun]) -> Iterator[dict[str, str]]:
     for run in runs:
         for at in sorted({at for curve in run.curves.values() for at in curve}):
             row = run.axes | {"seed": str(run.seed), "round": str(at)}
-            yield row | {metric: _text(curve[at]) for metric, curve in run.curves.items() if at in curve}
+            yield row | {metric: as_text(curve[at]) for metric, curve in run.curves.items() if at in curve}
 
 
 def _trial_rows(trials: Iterable[Trial]) -> Iterator[dict[str, str]]:
     for trial in trials:
         options = {_CHOSEN + option: value for option, value in trial.options.items()}
-        values = {_VALUE + name: _text(value) for name, value in trial.values.items()}
-        yield trial.axes | {"seed": str(trial.seed)} | options | values
+        values = {_VALUE + name: as_text(value) for name, value in trial.values.items()}
+        stage = {"stage": str(trial.stage)} if trial.stage else {}
+        yield trial.axes | {"seed": str(trial.seed)} | stage | options | values
 
 
-def _text(value: float) -> str:
+def as_text(value: float) -> str:
+    """Writes a number as the tables have it, with as many digits as single precision holds."""
     return f"{value:.7g}"
 
 
@@ -199,4 +211,4 @@ def _point(row: _Row) -> tuple[tuple[str, ...], int, dict[str, float]]:
 
 def _trial(row: _Row) -> Trial:
     values = {name: float(cell) for name, cell in _below(row, _VALUE).items()}
-    return Trial(_axes(row), int(row["seed"]), _below(row, _CHOSEN), values)
+    return Trial(_axes(row), int(row["seed"]), _below(row, _CHOSEN), values, int(row.get("stage") or 0))

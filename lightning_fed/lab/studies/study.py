@@ -1,4 +1,4 @@
-"""What a study is: configurations laid over each other, axes whose product is run over seeds, tuning, and a report."""
+"""What a study is: configurations, axes whose combinations are run over seeds, tuning, and a report."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NewType
 
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
+from lightning_fed.lab.attack.options import AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.studies.results import RESERVED
+from lightning_fed.lab.studies.results import AT_EQUAL, RESERVED
 from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.statistics import expect_statistic
 
 __all__ = [
-    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "apply_profile", "expect_sound", "name_of",
-    "reported_axes", "tuned_per",
+    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "all_parameters", "apply_profile",
+    "expect_sound", "name_of", "reported_axes", "tuned_per",
 ]  # fmt: skip
 
 # Twice as much is still a number, as the width of a range has to be.
@@ -30,7 +31,7 @@ def name_of(value: Any) -> Name:
 
 @dataclass(frozen=True)
 class AxisValue:
-    """What one value of an axis lays over a run: configurations, then options.
+    """The settings of one value of an axis: configurations, then options; they win over those of earlier axes.
 
     Args:
         configs: Configurations, as `--config` takes them.
@@ -78,6 +79,9 @@ class Tune:
             after a fifth of the rounds.
         storage: URL of the database that Optuna keeps the trials in, as `postgresql://user@host/name` (default: a
             journal in the folder of the runs).
+        stages: Lists of tuned options. One after the other each is searched, the others as the stage before has chosen
+            them (default: one stage of all). A choice passes over a stage that has none of its options.
+        start: Values of axes whose choice the first stage of all others starts from, such as `{rule: FedAvg}`.
     """
 
     parameters: Parameters = field(default_factory=dict)
@@ -91,6 +95,8 @@ class Tune:
     trials: int | None = None
     pruner: Literal["none", "median"] = "none"
     storage: str | None = None
+    stages: list[list[Name]] = field(default_factory=list)
+    start: dict[str, Name] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ class Report:
 
     Args:
         metric: Column of metrics.csv, or several.
-        statistic: What of its rounds, or several: `best`, `final`, `last 10` or `rounds 171-200` (the mean over those).
+        statistic: What of its rounds, or several: `best`, `final`, `last 10`, `rounds 171-200` (the mean of those), or
+            `at equal train/loss`, where all that is compared has first fallen to one level of that loss.
         rows: Axes that the rows of the table are of (default: those that are not columns); `seed`, `metric` and
             `statistic` are such axes too.
         columns: Axes that its columns are of.
@@ -112,6 +119,7 @@ class Report:
         gain: The smallest gain of interest, where none is published: in the unit of the first metric, an accuracy as a
             share of 1, below 0 where less is better. A verdict on each difference says whether it is reproduced.
         learned: What the baseline must have reached for its cells to be compared, in the same unit.
+        plateau: Whether a note says how many runs still improve over the last fifth of their rounds.
     """
 
     metric: list[Name] = field(default_factory=lambda: [Name("test/acc")])
@@ -124,6 +132,7 @@ class Report:
     x: str = "round"
     gain: float | None = None
     learned: float | None = None
+    plateau: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,13 +141,15 @@ class Profile:
 
     Args:
         why: What it leaves out, and what the comparison keeps.
-        configs: Configurations laid over those of the study.
-        set: Options laid over those of the study.
+        configs: Further configurations, which win over those of the study.
+        set: Further options, which win over those of the study.
         seeds: Other seeds.
         axes: Values that are left of some axes.
-        by: What it lays over the runs of some values of an axis, after all else that the value does, as in
+        by: Settings for the runs of some values of an axis, which win over all others of that value, as in
             `{epochs: {10: {set: {trainer.local_steps: 100}}}}`.
         parameters: Other values, or ranges, of some tuned options.
+        stages: Other stages of the tuning.
+        start: Another start of its first stage.
     """
 
     why: str = ""
@@ -148,24 +159,28 @@ class Profile:
     axes: dict[str, list[Name]] = field(default_factory=dict)
     by: dict[str, dict[str, AxisValue]] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=dict)
+    stages: list[list[Name]] = field(default_factory=list)
+    start: dict[str, Name] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A question to a set of runs: the product of all axes, for each seed.
+    """A comparison: one run for each combination of all axes and each seed.
 
     Args:
         title: What is asked.
         name: Name of its folder of runs; that of the file by default.
         source: Where the experiment is published.
         open: What the source leaves open, and how it is chosen here.
-        configs: Configurations laid over each other, as `--config` takes them: names or paths.
+        configs: Configurations, as for `--config`: names or paths; later ones win.
         set: Options of every run and their values, as on the command line: `{trainer.max_rounds: 40}`.
-        axes: By name of an axis, by name of a value: what that lays over a run. In short, for one option:
+        axes: By name of an axis, by name of a value: its settings. The short form for one option is
             `client rate: {option: model.optimizer.lr, values: [0.01, 0.1]}`.
         without: Combinations that are left out, such as `{rule: FedAvg, client rate: [0.01]}`.
         seeds: A run for each.
         tune: What is tuned before.
+        attack: Options of a membership inference attack on the model of each run, `{}` for their defaults; its figures
+            are columns such as `attack/loss/auc` (default: no attack).
         report: What is reported.
         profiles: Other sizes of the study, by name.
     """
@@ -180,6 +195,7 @@ class Study:
     without: list[dict[str, list[Name]]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=lambda: [0])
     tune: Tune = field(default_factory=Tune)
+    attack: AttackOptions | None = None
     report: Report = field(default_factory=Report)
     profiles: dict[str, Profile] = field(default_factory=dict)
 
@@ -192,7 +208,7 @@ def apply_profile(study: Study, name: str) -> Study:
     profile = study.profiles[name]
     _expect_values(f"profiles.{name}.axes", study, profile.axes)
     _expect_values(f"profiles.{name}.by", study, profile.by)
-    tuned = sorted({option for parameters in _all_parameters(study.tune) for option in parameters})
+    tuned = sorted({option for parameters in all_parameters(study.tune) for option in parameters})
     expect_known(f"profiles.{name}.parameters", profile.parameters, tuned, "tuned options")
     axes = {
         axis: {
@@ -213,7 +229,13 @@ def apply_profile(study: Study, name: str) -> Study:
         seeds=study.seeds if profile.seeds is None else profile.seeds,
         axes=axes,
         without=[one for one in without if all(one.values())],
-        tune=replace(study.tune, parameters=_other_parameters(study.tune.parameters, profile.parameters), by=by),
+        tune=replace(
+            study.tune,
+            parameters=_other_parameters(study.tune.parameters, profile.parameters),
+            by=by,
+            stages=profile.stages or study.tune.stages,
+            start=profile.start or study.tune.start,
+        ),
     )
 
 
@@ -225,7 +247,8 @@ def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
     return {option: others.get(option, values) for option, values in parameters.items()}
 
 
-def _all_parameters(tune: Tune) -> list[Parameters]:
+def all_parameters(tune: Tune) -> list[Parameters]:
+    """Returns what is tuned, and what for some values of axes besides."""
     return [tune.parameters, *(parameters for values in tune.by.values() for parameters in values.values())]
 
 
@@ -251,6 +274,8 @@ def expect_sound(study: Study) -> None:
         raise FederatedError("Expected `profiles` under names other than full, which is the file as it stands.")
     for one in study.without:
         _expect_values("without", study, one)
+    if study.attack is not None:
+        expect_sound_attack(study.attack, "attack.")
     _expect_sound_report(study)
     _expect_sound_tuning(study)
 
@@ -264,7 +289,10 @@ def _expect_sound_report(study: Study) -> None:
         if len(set(names)) < len(names):
             raise FederatedError(f"Expected `report.{key}` to name each once, got {', '.join(names)}.")
     for statistic in report.statistic:
-        expect_statistic("report.statistic", statistic)
+        if not statistic.startswith(AT_EQUAL):
+            expect_statistic("report.statistic", statistic)
+        elif not report.baseline:
+            raise FederatedError(f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
     _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
 
 
@@ -278,13 +306,15 @@ def _expect_sound_tuning(study: Study) -> None:
     _expect_values("tune.by", study, tune.by)
     expect_known("tune.at", tune.at, others, "axes that are not in `tune.per`")
     expect_known("tune.by", tune.by, per, "axes of `tune.per`")
-    if tune.metric.startswith(("test", "train")):
+    if tune.metric.startswith(("test", "train", "attack")):
         raise FederatedError(f"Expected `tune.metric` to be of a validation set, got {tune.metric!r}.")
     if tune.trials is not None:
         expect_count("tune.trials", tune.trials)
-    if tune != Tune() and not any(_all_parameters(tune)):
+    if tune != Tune() and not any(all_parameters(tune)):
         raise FederatedError("Expected `tune.parameters`, or `tune.by`, to name options to choose, got none.")
-    for parameters in _all_parameters(tune):
+    _expect_values("tune.start", study, {axis: [value] for axis, value in tune.start.items()})
+    expect_known("tune.start", tune.start, per, "axes of `tune.per`")
+    for parameters in all_parameters(tune):
         for option, choices in parameters.items():
             _expect_choices(option, choices, tune.sampler)
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.report.tables import Summary, is_share, notes_on_ends, notes_on_window, summarize_found
+from lightning_fed.lab.report.tables import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
+from lightning_fed.lab.studies.levels import value_of, with_levels
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
-from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost, value_of_run
+from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Study, reported_axes
 from lightning_fed.lab.studies.verdict import Verdict, has_settled, is_near, verdict_on
 from lightning_fed.runs.statistics import first_as_good, is_reached, lower_is_better
@@ -76,6 +77,7 @@ class StudyTable:
 def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
     """Makes the table of a study, in the size of the profile that was run, with the figures that its report names."""
     _expect_of_study(study, results)
+    results, on_levels = with_levels(study, results)
     row_axes, column_axes = _table_axes(study, results)
     cells = _cells(study, results.runs, row_axes, column_axes)
     if not cells:
@@ -91,7 +93,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
     columns = _in_order({column for _, column in cells}, column_axes, study)
     cells = {key: cells[key] for key in product(rows, columns) if key in cells}
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
-    notes = tuple(_notes(study, results))
+    notes = (*_notes(study, results), *on_levels)
     table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
     return replace(table, ranks=_ranks(table))
 
@@ -110,11 +112,17 @@ def _expect_of_study(study: Study, results: StudyResults) -> None:
 
 
 def _table_axes(study: Study, results: StudyResults) -> tuple[Key, Key]:
-    """Returns the axes of rows and columns: those that are named, and in rows what else tells runs apart."""
-    report, columns = study.report, tuple(study.report.columns)
+    """Returns the axes of rows and columns: those that are named, and what else tells cells apart.
+
+    Of the latter metrics and statistics are columns, others rows, those that the baseline names last: methods stand
+    below each other.
+    """
+    report = study.report
+    named = {*report.rows, *report.columns}
     several = [axis for axis in study.axes if len({run.axes[axis] for run in results.runs}) > 1]
-    several += [name for name in ("metric", "statistic") if len(getattr(report, name)) > 1]
-    rows = (*report.rows, *(axis for axis in several if axis not in report.rows))
+    measures = [name for name in ("metric", "statistic") if len(getattr(report, name)) > 1]
+    rows = [*report.rows, *sorted((axis for axis in several if axis not in named), key=report.baseline.__contains__)]
+    columns = (*report.columns, *(name for name in measures if name not in named))
     return tuple(axis for axis in rows if axis not in columns), columns
 
 
@@ -155,7 +163,7 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
 def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, target: float | None) -> TableCell:
     metric = names["metric"]
     curves = [run.curves[metric] for run in runs]
-    values = tuple(value_of_run(curve, names["statistic"], metric) for curve in curves)
+    values = tuple(value_of(run, names["statistic"], metric) for run in runs)
     reached = None
     if target is not None:
         rounds = [None if is_lost(curve) else first_as_good(curve, metric, target) for curve in curves]
@@ -247,12 +255,12 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
     notes = []
     expected = len(list(combinations(study))) * len(study.seeds)
     if len(results.runs) < expected:
-        notes.append(f"Of {expected} runs {len(results.runs)} are there.")
+        notes.append(f"Results of {len(results.runs):,} of {counted(expected, 'run')} are there.")
     lost = [run for run in results.runs if any(map(is_lost, run.curves.values()))]
     if lost:
         notes.append(
-            f"Of {len(results.runs)} runs {len(lost)} have diverged. A mean over the seeds that are left says how many "
-            "they are: it flatters its method, and is not compared."
+            f"{len(lost):,} of {counted(len(results.runs), 'run')} diverged. A mean over the seeds that are left says "
+            "how many they are: it flatters its method, and is not compared."
         )
     notes += notes_on_ends(run.rounds for run in results.runs if run not in lost)
     measured = [metric for metric in study.report.metric if any(metric in run.curves for run in results.runs)]
@@ -262,6 +270,6 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
         curves = [run.curves.get(metric, {}) for metric in measured for run in results.runs]
         reached = [curve for curve in curves if is_reached(curve, statistic)]
         if len(reached) < len(curves):
-            notes.append(f"Of {len(curves)} curves {len(reached)} reach `{statistic}`.")
+            notes.append(f"`{statistic}` is reached by {len(reached):,} of {counted(len(curves), 'curve')}.")
         notes += notes_on_window(reached, statistic)
     return notes

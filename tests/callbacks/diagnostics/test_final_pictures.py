@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,19 @@ def test_the_histogram_of_agreement_counts_in_exact_bins(num_clients: int) -> No
     expected = np.bincount(np.minimum(20 * np.abs(votes) // num_clients, 19), minlength=20)
     assert callback.histogram is not None
     assert callback.histogram.tolist() == expected.tolist()
+    flips = np.abs(2 * np.arange(num_clients + 1) - num_clients)  # heads less tails, each as likely as binomial
+    chances = [math.comb(num_clients, heads) / 2**num_clients for heads in range(num_clients + 1)]
+    binned = np.bincount(np.minimum(20 * flips // num_clients, 19), chances, minlength=20)
+    assert callback.coin_flips is not None
+    np.testing.assert_allclose(callback.coin_flips.numpy(), binned, rtol=1e-12)
+
+
+def test_agreement_is_drawn_beside_coin_flips() -> None:
+    """As steps over the same bins: what the clients agree on, and what chance would give."""
+    counts, flips = np.array([6, 3, 1]), np.array([0.5, 0.25, 0.25])
+    steps = figures.agreement_figure(counts, flips, 0.4).axes[0].patches
+    assert [step.get_data().values.tolist() for step in steps] == [[0.6, 0.3, 0.1], flips.tolist()]
+    assert [step.get_label() for step in steps][1] == "coin flips"
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

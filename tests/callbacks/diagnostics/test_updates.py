@@ -1,6 +1,7 @@
 """Agreement and geometry of the clients' updates, against NumPy and with every engine."""
 
 import csv
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ def by_hand(keeps: Keeps, threshold: float, lr: float) -> dict[str, dict[int, fl
         values = {
             "agreement/mean": share.mean(),
             "agreement/below": (~agreed).mean(),
+            "agreement/below_by_chance": sum(
+                abs(sum(signs)) < threshold * len(rows) - 1e-12 for signs in product((-1, 1), repeat=len(rows))
+            )
+            / 2 ** len(rows),
             "agreement/mask": masks[-1].mean(),
             "agreement/through": np.linalg.norm(masks[-1] * mean) / np.linalg.norm(mean),
             "agreement/least": np.mean(masks, axis=0).min(),
@@ -134,7 +139,7 @@ def test_engines_agree(tmp_path: Path) -> None:
         trainer = trainer_for(tmp_path / engine, UpdateAgreement(0.5), UpdateGeometry(), engine=engine, precision=64)
         trainer.fit(module, net_data())
         found.append({name: values for name, values in columns(trainer).items() if name.startswith(OURS)})
-    assert len(found[0]) == 12
+    assert len(found[0]) == 13
     for name, values in found[0].items():
         assert found[1][name] == pytest.approx(values, rel=1e-9), name
 

@@ -14,6 +14,8 @@ from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx, StatelessS
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import choice
 from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.engines.vectorized import full_gradient
+from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from tests.engines.parts import SIZES, Model, agree, both, data, train
 from tests.engines.vectorized.test_lanes import Explodes, poisoned
@@ -135,6 +137,65 @@ def test_what_eval_mode_forbids_goes_one_after_another(tmp_path, monkeypatch, al
     both(tmp_path, make, *ASKING[asking], max_rounds=1, full_gradient_mode="train")
     both(tmp_path, make, lambda: FedProx(0.1), max_rounds=1)
     assert not told
+
+
+class RunsOut:
+    """Stands for memory that holds a pass over the data of so many clients; notes the passes that it did not hold."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int, error: Exception) -> None:
+        self.tried: list[int] = []
+        self.told: list[str] = []
+        make = LaneBatches.__init__
+
+        def bounded(batches: LaneBatches, *args: Any, **options: Any) -> None:
+            if "whole" in options and len(args[2]) > most:
+                self.tried.append(len(args[2]))
+                raise error
+            make(batches, *args, **options)
+
+        monkeypatch.setattr(LaneBatches, "__init__", bounded)
+        monkeypatch.setattr(full_gradient, "tell", self.told.append)
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "auto"])
+@pytest.mark.parametrize("asking", ["own at the start", "cohort", "at the end"])
+def test_half_as_many_go_at_once_where_memory_runs_out(tmp_path, monkeypatch, alone, asking, engine):
+    def outcome(engine: str) -> Any:
+        parts = [callback() for callback in ASKING[asking]]
+        return train(tmp_path, Model, engine, *parts, datamodule=data(sizes=(16,) * 40), max_rounds=2)
+
+    expected = outcome("sequential")
+    alone.clear()
+    memory = RunsOut(monkeypatch, 12, FULL)
+    agree(expected, outcome(engine))
+    assert memory.tried == [40, 20], "the second round begins with what fits"
+    assert memory.told == [
+        f"Gradients over a client's full data: in chunks of {size} from round 1 on, as memory does not hold {2 * size} "
+        "clients at once."
+        for size in (20, 10)
+    ]
+    assert not alone
+
+
+def test_one_after_another_where_memory_does_not_hold_the_fewest_that_pay(tmp_path, monkeypatch, alone):
+    expected = train(tmp_path, Model, "sequential", FedGA(0.3), datamodule=data(sizes=(16,) * 10))
+    alone.clear()
+    memory = RunsOut(monkeypatch, 7, FULL)
+    agree(expected, train(tmp_path, Model, "vectorized", FedGA(0.3), datamodule=data(sizes=(16,) * 10)))
+    assert memory.tried == [10, 8]
+    assert memory.told[-1].endswith("after another from round 1 on, as memory does not hold 8 clients at once.")
+    assert len(alone) == 30
+
+
+def test_a_fault_of_the_device_is_no_reason_to_go_on(tmp_path, monkeypatch):
+    memory = RunsOut(monkeypatch, 1, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        train(tmp_path, Model, "vectorized", FedGA(0.3))
+    assert len(memory.tried) == 1
+    assert not memory.told
 
 
 def test_of_larger_batches_fewer_go_at_once(tmp_path, monkeypatch):

@@ -1,10 +1,19 @@
-"""Run folders, and runs of which a report is made."""
+"""Run folders, runs of which a report is made, and pages as they are written and as a browser shows them."""
 
 import json
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
 from lightning_fed.lab.report.load import Columns, MeasuredRun, Method
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 
 
 def write_run(
@@ -39,3 +48,81 @@ def method(label: str, *runs: Columns) -> Method:
     return Method(
         label, tuple(MeasuredRun(Path(label), seed=seed, columns=run, **facts) for seed, run in enumerate(runs))
     )
+
+
+class Page(HTMLParser):
+    """Texts of the tables' cells and of scripts, and whatever a browser would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.headings: list[str] = []
+        self.scripts: list[str] = []
+        self.links: list[str] = []
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [str(value) for name, value in attrs if name in ("src", "href")]
+        self._open = tag if tag != "button" else self._open
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = self._open if tag == "button" else ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif self._open in ("h1", "h2"):
+            self.headings.append(data)
+        elif self._open == "script":
+            self.scripts[-1] += data
+
+    def figures(self) -> list[tuple[list[dict], dict]]:
+        """Traces and layout of each figure."""
+        decode, found = json.JSONDecoder().raw_decode, []
+        for script in self.scripts:
+            if start := re.search(r'newPlot\(\s*"[\w-]+",\s*', script):
+                traces, end = decode(script, start.end())
+                found.append((traces, decode(script, script.index("{", end))[0]))
+        return found
+
+
+def opened(page: Path, script: str, folder: Path) -> tuple[str, list[str]]:
+    """Opens a page in a browser, runs a script in it and returns the page as it then is, and what the console says."""
+    names = [os.environ.get("LIGHTNING_FED_BROWSER"), *BROWSERS]
+    browser = next((found for name in names if name and (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH, and LIGHTNING_FED_BROWSER names none")
+    copy = folder / "page.html"
+    text = page.read_text(encoding="utf-8")
+    copy.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=4000"]
+    words += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", copy.as_uri()]
+    done = subprocess.run([browser, *words], capture_output=True, text=True, encoding="utf-8", timeout=120, check=True)
+    return done.stdout, re.findall(r'CONSOLE.*?\] (".*)', done.stderr)
+
+
+def fits_the_window(page: Path, folder: Path, width: int) -> bool:
+    """Opens a page in a frame, as windows have a least width, and tells whether nothing sticks out of it."""
+    inner = folder / f"inner-{width}.html"
+    ask = """addEventListener("load", () => setTimeout(
+      () => parent.postMessage([document.documentElement.scrollWidth, innerWidth], "*"), 1000))"""
+    inner.write_text(
+        page.read_text(encoding="utf-8").replace("</body>", f"<script>{ask}</script></body>"), encoding="utf-8"
+    )
+    outer = folder / f"outer-{width}.html"
+    outer.write_text(f'<!DOCTYPE html><body><iframe src="{inner.name}" width="{width}" height="900"></iframe></body>')
+    shown, _ = opened(
+        outer, "addEventListener('message', event => { document.title = event.data.join(' '); });", folder
+    )
+    scrolled, seen = map(int, re.findall(r"<title>(\d+) (\d+)</title>", shown)[0])
+    assert seen == width
+    return scrolled <= seen

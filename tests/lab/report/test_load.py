@@ -52,7 +52,7 @@ def test_runs_group_over_seeds_and_the_newest_of_a_seed_counts(tmp_path: Path) -
     first = next(m for m in methods if m.label == "FedAvg").runs[0]
     assert first.path == newest
     assert first.columns["test/acc"] == {0: 0.1, 1: 0.3}
-    assert notes == ["Left out 1 older run(s) of the same configuration and seed."]
+    assert notes == ["Left out older runs of the same configuration and seed: 1."]
 
 
 def test_an_unfinished_newer_run_without_the_metric_does_not_hide_an_older_one(tmp_path: Path) -> None:
@@ -102,5 +102,7 @@ def test_nothing_to_report_on_is_one_sentence(tmp_path: Path) -> None:
 def test_an_unknown_metric_names_the_columns(tmp_path: Path) -> None:
     write_run(tmp_path, "a", 0, [0.5])
     write_run(tmp_path, "b", 0, [0.5], metric="val/acc")
-    with pytest.raises(FederatedError, match="--metric.* one of test/acc, val/acc, got 'acc'"):
-        group_runs(load_runs([tmp_path])[0], "acc")
+    with pytest.raises(FederatedError, match="--metric.* one of test/acc, val/acc, got 'x'.$"):
+        group_runs(load_runs([tmp_path])[0], "x")
+    with pytest.raises(FederatedError, match=r"one of test/acc, val/acc, got 'val/ac': did you mean val/acc\?$"):
+        group_runs(load_runs([tmp_path])[0], "val/ac")

@@ -2,13 +2,8 @@
 
 import json
 import math
-import os
-import re
-import shutil
-import subprocess
 import sys
 from html import escape, unescape
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,56 +13,13 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.load import Method, group_runs, load_runs
 from lightning_fed.lab.report.page import client_table, config_differences, split_pictures
 from lightning_fed.lab.report_command import main
-from tests.lab.report.parts import write_run
+from tests.lab.report.parts import Page, fits_the_window, opened, write_run
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 HOSTILE = "</script><script>broken()</script><img src=http://x.invalid/y>&amp;\"'"
-ROWS = "round,val/acc,val/loss,mask/mean,comm/bytes_up\n0,0.1,2.3,,\n1,0.5,1.5,0.6,100\n2,{acc},{loss},0.7,200\n"
-
-
-class Page(HTMLParser):
-    """Texts of the tables' cells and of scripts, and whatever a browser would fetch."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.headings: list[str] = []
-        self.scripts: list[str] = []
-        self.links: list[str] = []
-        self._open = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.links += [str(value) for name, value in attrs if name in ("src", "href")]
-        self._open = tag if tag != "button" else self._open
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        elif tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = self._open if tag == "button" else ""
-
-    def handle_data(self, data: str) -> None:
-        if self._open in ("td", "th"):
-            self.tables[-1][-1][-1] += data
-        elif self._open in ("h1", "h2"):
-            self.headings.append(data)
-        elif self._open == "script":
-            self.scripts[-1] += data
-
-    def figures(self) -> list[tuple[list[dict], dict]]:
-        """Traces and layout of each figure."""
-        decode, found = json.JSONDecoder().raw_decode, []
-        for script in self.scripts:
-            if start := re.search(r'newPlot\(\s*"[\w-]+",\s*', script):
-                traces, end = decode(script, start.end())
-                found.append((traces, decode(script, script.index("{", end))[0]))
-        return found
+ROWS = (
+    "round,val/acc,val/loss,mask/mean,update/norm,comm/bytes_up\n0,0.1,2.3,,,\n1,0.5,1.5,0.6,2,100\n"
+    "2,{acc},{loss},0.7,1,200\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +40,13 @@ def page(tmp_path_factory) -> Path:
 def test_table_and_sections_hold_what_was_measured(page: Path) -> None:
     read = Page(page.read_text(encoding="utf-8"))
     differ = "What differs between the methods"
-    assert read.headings == ["val/acc, mean ± std over seeds", "Agreement", differ, "Clients", "Split"]
+    title = "val/acc, mean ± std over 2 seeds"
+    assert read.headings == [title, "Other metrics", "Agreement", "Updates", differ, "Clients", "Split"]
     table, differences, *clients = read.tables
     assert table == [
-        ["method", "seeds", "final (%)", "best (%)", "mean of last 10 (%)", "round to 0.85"],
-        [HOSTILE, "2", "80.00 ± 14.14", "80.00 ± 14.14", "46.67 ± 4.71", "1 of 2 seeds"],
-        ["FedAvg", "2", "75.00 ± 7.07", "75.00 ± 7.07", "45.00 ± 2.36", "0 of 2 seeds"],
+        ["method", "final (%)", "best (%)", "mean of last 10 (%)", "round to 0.85"],
+        [HOSTILE, "80.00 ± 14.14", "80.00 ± 14.14", "46.67 ± 4.71", "1 of 2 seeds"],
+        ["FedAvg", "75.00 ± 7.07", "75.00 ± 7.07", "45.00 ± 2.36", "0 of 2 seeds"],
     ]
     assert differences == [["option", HOSTILE, "FedAvg"], ["aggregator.note", HOSTILE, "FedAvg"]]
     assert clients == 2 * [[["round", "client", "acc"], ["2", "0", "0.25"], ["2", "1", "0.75"], ["2", "10", "0.5"]]]
@@ -112,7 +65,7 @@ def test_nothing_is_fetched_and_no_name_becomes_a_tag(page: Path) -> None:
 
 def test_curves_are_those_of_the_picture(page: Path) -> None:
     (traces, layout), *others = Page(page.read_text(encoding="utf-8")).figures()
-    assert [figure[1]["yaxis"]["title"]["text"] for figure in others] == ["val/loss", "mask/mean"]
+    assert [figure[1]["yaxis"]["title"]["text"] for figure in others] == ["val/loss", "mask/mean", "update/norm"]
     band, line, *_ = traces
     assert [trace.get("showlegend", True) for trace in traces] == [False, True, False, True]
     assert [trace["legendgroup"] for trace in traces] == ["0", "0", "1", "1"]
@@ -138,6 +91,46 @@ def test_layers_are_a_table(tmp_path: Path) -> None:
     assert [figure[1]["yaxis"]["title"]["text"] for figure in read.figures()] == ["val/acc", "agreement/mean"]
 
 
+def test_what_is_measured_once_is_a_point(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    for seed, acc in enumerate([0.5, 0.6]):
+        write_run(tmp_path, "a", seed, {15: acc}, label="A method of so long a name that it is broken")
+    assert main([str(tmp_path), "--format", "html"]) == 0
+    ((points, layout),) = Page((tmp_path / "report.html").read_text(encoding="utf-8")).figures()
+    (point,) = points
+    assert (point["mode"], point["x"], point["y"]) == (
+        "markers",
+        [0.55],
+        ["A method of so long a<br>name that it is broken<br>(2 seeds)"],
+    )
+    assert point["error_x"]["array"] == pytest.approx([0.1 / math.sqrt(2)], rel=1e-5)
+    assert layout["xaxis"]["range"] == pytest.approx([0.43, 0.67])
+    assert layout["xaxis"]["tickformat"] == "~%"
+    assert "updatemenus" not in layout
+
+
+def test_more_methods_than_colours_have_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    for at in range(15):
+        write_run(tmp_path, str(at), 0, label=str(at), text=f"round,test/acc,mask/mean\n1,0.5,0.{at + 10}\n2,0.6,0.5\n")
+    assert main([str(tmp_path), "--format", "html"]) == 0
+    read = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert len(read.figures()) == 1
+    assert read.tables[1][1] == ["mask/mean", *["0.5"] * 15]
+
+
+def test_clients_are_counted_and_the_first_of_many_are_shown(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("plotly")
+    monkeypatch.setattr("lightning_fed.lab.report.page._MOST_CLIENTS", 4)
+    for group, count in {"a": 1, "b": 3}.items():
+        clients = "".join(f"1,{at}\n" for at in range(count))
+        (write_run(tmp_path, group, 0, [0.1, 0.2]) / "clients.csv").write_text("round,client\n" + clients)
+    assert main([str(tmp_path), "--format", "html"]) == 0
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ": 1 client</summary>" in text
+    assert ": the first 2 of 3 clients</summary>" in text
+
+
 def test_a_missing_plotly_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
     write_run(tmp_path, values=[0.1, 0.2])
     monkeypatch.setitem(sys.modules, "plotly", None)
@@ -146,26 +139,11 @@ def test_a_missing_plotly_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
     assert not list(tmp_path.glob("report*"))
 
 
-def opened(page: Path, script: str, folder: Path) -> tuple[str, list[str]]:
-    """Opens a page in a browser, runs a script in it and returns the page as it then is, and what the console says."""
-    names = [os.environ.get("LIGHTNING_FED_BROWSER"), *BROWSERS]
-    browser = next((found for name in names if name and (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH, and LIGHTNING_FED_BROWSER names none")
-    copy = folder / "page.html"
-    text = page.read_text(encoding="utf-8")
-    copy.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=4000"]
-    words += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", copy.as_uri()]
-    done = subprocess.run([browser, *words], capture_output=True, text=True, encoding="utf-8", timeout=120, check=True)
-    return done.stdout, re.findall(r'CONSOLE.*?\] (".*)', done.stderr)
-
-
 @pytest.mark.slow
 def test_a_browser_finds_no_error_and_shows_the_numbers(page: Path, tmp_path: Path) -> None:
     use = """
       const click = (where, kinds) => kinds.forEach(kind => where.dispatchEvent(new MouseEvent(kind, {bubbles: true})));
-      document.querySelectorAll("table")[0].querySelectorAll("button")[2].click();
+      document.querySelectorAll("table")[0].querySelectorAll("button")[1].click();
       document.querySelectorAll("table")[2].querySelectorAll("button")[2].click();
       document.querySelectorAll("table")[2].querySelectorAll("button")[2].click();
       setTimeout(() => click(document.querySelector("#curves .legendtoggle"), ["mousedown", "mouseup"]), 500);
@@ -181,13 +159,28 @@ def test_a_browser_finds_no_error_and_shows_the_numbers(page: Path, tmp_path: Pa
     assert console == []
     read = Page(shown)
     # Sorted by the final value, and by the clients' accuracy from the top.
-    assert [line[2] for line in read.tables[0][1:]] == ["75.00 ± 7.07", "80.00 ± 14.14"]
+    assert [line[1] for line in read.tables[0][1:]] == ["75.00 ± 7.07", "80.00 ± 14.14"]
     assert [line[2] for line in read.tables[2][1:]] == ["0.75", "0.5", "0.25"]
     assert shown.count('class="main-svg"') >= 3
     names, drawn = json.loads(unescape(shown.partition("<title>")[2].partition("</title>")[0]))
     assert names == [f"{HOSTILE} (2 seeds)", "FedAvg (2 seeds)"]
     # The legend hides the first method with its band, the button all bands.
     assert drawn == [["legendonly", 0], ["legendonly", 1], [True, 0], [True, 1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_page_is_as_wide_as_the_window(page: Path, tmp_path: Path, width: int) -> None:
+    assert fits_the_window(page, tmp_path, width)
+
+
+@pytest.mark.slow
+def test_a_page_that_is_wider_would_be_found(page: Path, tmp_path: Path) -> None:
+    wide = tmp_path / "wide.html"
+    text = page.read_text(encoding="utf-8")
+    wide.write_text(text.replace("<body>", '<body><div style="width: 500px">wide</div>'), encoding="utf-8")
+    assert not fits_the_window(wide, tmp_path, 400)
+    assert fits_the_window(wide, tmp_path, 1280)
 
 
 @pytest.mark.slow

@@ -2,13 +2,20 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from lightning_fed.core.logged_values import TOTALS
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.budgets import X_SUMS
-from lightning_fed.lab.report.plots import AXES, curve, curves_figure
+from lightning_fed.lab.report.load import Method
+from lightning_fed.lab.report.plots import AXES, curve, limits, panels_figure
 from tests.lab.report.parts import method
+
+
+def panel(methods: list[Method], metric: str, x: str = "round") -> Axes:
+    (axes,) = panels_figure({("", metric): dict(enumerate(methods))}, x).axes
+    return axes
 
 
 def test_curve_by_hand_over_common_rounds() -> None:
@@ -55,7 +62,7 @@ def test_x_of_both_ways_is_the_sum_of_each() -> None:
 )
 def test_every_total_is_an_axis_of_its_own(x: str, label: str, ticks: list[str]) -> None:
     columns = dict.fromkeys(TOTALS, {1: 0.5e6, 4: 2e6})
-    (axes,) = curves_figure([method("A", {"acc": {0: 0.1, 2: 0.2, 4: 0.3}, **columns})], "acc", x).axes
+    axes = panel([method("A", {"acc": {0: 0.1, 2: 0.2, 4: 0.3}, **columns})], "acc", x)
     factor = 2 if x == "comm/bytes" else 1
     assert axes.lines[0].get_xdata().tolist() == [0, factor * 0.5e6, factor * 2e6]
     assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "acc (%)")
@@ -71,7 +78,7 @@ def test_picture_has_a_line_and_a_visible_band_for_each_method() -> None:
     acc = {at: 0.5 + at / 100 for at in range(30)}
     low = {at: value - 0.1 for at, value in acc.items()}
     methods = [method("A", {"acc": acc}, {"acc": low}), method("B", {"acc": acc})]
-    (axes,) = curves_figure(methods, "acc").axes
+    axes = panel(methods, "acc")
     labels = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
     assert list(labels) == ["A (2 seeds)", "B (1 seed)"]
     np.testing.assert_allclose(labels["B (1 seed)"].get_ydata(), [100 * value for value in acc.values()])
@@ -86,6 +93,39 @@ def test_picture_has_a_line_and_a_visible_band_for_each_method() -> None:
 
 def test_many_methods_never_look_alike() -> None:
     methods = [method(str(i), {"val/loss": dict.fromkeys(range(30), float(i))}) for i in range(20)]
-    (axes,) = curves_figure(methods, "val/loss").axes
+    axes = panel(methods, "val/loss")
     assert len({(to_hex(line.get_color()), line.get_linestyle()) for line in axes.lines}) == 20
     assert axes.get_ylabel() == "val/loss"
+
+
+def test_what_is_measured_once_is_a_point_with_its_deviation() -> None:
+    """An axis of rounds would go from 14.4 to 15.6."""
+    methods = [method("A", {"acc": {15: 0.5}}, {"acc": {15: 0.6}}), method("B", {"acc": {15: 0.58}})]
+    axes = panel(methods, "acc")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("acc (%)", "")
+    # From 55 - 7.07 to 55 + 7.07, of which the middle is 55: 20 points around it, and 2 of room at either side.
+    assert axes.get_xlim() == pytest.approx((43, 67))
+    points, labels = axes.get_legend_handles_labels()
+    assert labels == ["A (2 seeds)", "B (1 seed)"]
+    assert points[0].lines[0].get_xdata().tolist() == pytest.approx([55])
+    (error,) = points[0].lines[2][0].get_segments()
+    assert error[:, 0].tolist() == pytest.approx([55 - 10 / math.sqrt(2), 55 + 10 / math.sqrt(2)])
+    assert points[0].lines[0].get_color() != points[1].lines[0].get_color()
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "ends"),
+    [
+        ([0.5, 0.52], True, (0.39, 0.63)),
+        ([0.2, 0.9], True, (0.18, 0.92)),
+        ([0.99], True, (0.87, 1.0)),
+        ([0.0], True, (0.0, 0.12)),
+        ([2.0, 2.1], False, (0.0, 2.105)),
+        ([-1.0, 1.0], False, (-1.1, 1.1)),
+        ([0.0], False, (-1.0, 1.0)),
+        ([math.nan], False, (-1.0, 1.0)),
+    ],
+)
+def test_an_axis_of_points_does_not_blow_up_small_differences(values, share, ends) -> None:
+    curves = [(np.array([1.0]), np.array([value]), None) for value in values]
+    assert limits(curves, share) == pytest.approx(ends)

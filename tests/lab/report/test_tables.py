@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.tables import Summary, format_table, method_rows, summarize, write_csv
+from lightning_fed.lab.report.tables import (
+    Summary,
+    counted,
+    format_table,
+    method_rows,
+    notes_on_window,
+    summarize,
+    summarize_found,
+    table_title,
+    write_csv,
+)
 from tests.lab.report.parts import method
 
 
@@ -63,10 +73,30 @@ def test_text_of_accuracies_is_in_percent() -> None:
 
 def test_text_of_losses_and_of_accuracies_in_percent_is_as_measured() -> None:
     loss = method_rows([measured("A", [1.23456, 0.5], metric="val/loss")], "val/loss")
-    assert format_table(loss, "val/loss").splitlines()[2].split("  ")[-3:] == ["0.5 ± -", "0.5 ± -", "0.8673 ± -"]
+    assert format_table(loss, "val/loss").splitlines()[2].split() == ["A", "0.5", "0.5", "0.8673"]
     percent = method_rows([measured("A", [50.0, 90.0])], "test/acc")
     assert "(%)" not in format_table(percent, "test/acc")
-    assert "90 ± -" in format_table(percent, "test/acc")
+    assert format_table(percent, "test/acc").splitlines()[2].split() == ["A", "90", "90", "70"]
+
+
+def test_a_number_of_seeds_that_all_have_is_in_the_title() -> None:
+    two = method_rows([measured("A", [0.5], [0.6]), measured("B", [0.7], [0.8])], "test/acc")
+    assert table_title(two, "test/acc") == "test/acc, mean ± std over 2 seeds"
+    assert format_table(two, "test/acc").splitlines()[0].split()[:2] == ["method", "final"]
+    some = method_rows([measured("A", [0.5], [0.6]), measured("B", [0.7])], "test/acc")
+    assert table_title(some, "test/acc") == "test/acc, mean ± std over 1 to 2 seeds"
+    assert format_table(some, "test/acc").splitlines()[0].split()[:2] == ["method", "seeds"]
+    assert table_title(some[:1], "test/acc") == "test/acc, one seed"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs"), (12345, "12,345 runs")])
+def test_plurals(number: int, text: str) -> None:
+    assert counted(number, "run") == text
+
+
+@pytest.mark.parametrize(("first", "missing"), [({0: 0.1, 1: 0.2, 2: 0.2}, []), ({0: 0.1, 2: 0.2}, ["1 was not"])])
+def test_one_round_that_was_not_evaluated_was_not(first: dict[int, float], missing: list[str]) -> None:
+    assert [note.rpartition("up to ")[2] for note in notes_on_window([first], "last 10")] == [f"{m}." for m in missing]
 
 
 def test_csv_holds_the_values_as_measured(tmp_path: Path) -> None:
@@ -78,3 +108,8 @@ def test_csv_holds_the_values_as_measured(tmp_path: Path) -> None:
     assert (first["metric"], first["seeds"], first["rounds"]) == ("test/acc", "1", "1")
     assert (first["final_mean"], first["final_std"], first["last10_mean"]) == ("0.75", "", "0.625")
     assert float(second["final_std"]) == pytest.approx(0.5 / math.sqrt(2))
+
+
+def test_one_of_a_thing_is_not_several() -> None:
+    assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+    assert summarize_found([0.5, math.nan]).text(1, False) == "1 of 1 seed"

@@ -11,8 +11,8 @@ import pytest
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import csv_text, no_formula, one_line
 from lightning_fed.lab.report.load import Method, load_runs
-from lightning_fed.lab.report.plots import curves_figure
-from lightning_fed.lab.studies.blocks import Block, as_latex, as_markdown
+from lightning_fed.lab.report.plots import panels_figure
+from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown
 
 HOSTILE = ["a\nb", "a | b", "5**", "\x1b[31mred\x1b[0m", "\u202eback", "$x$", "=1+1", "\ud800", "<b>", "100 %"]
 
@@ -44,7 +44,7 @@ def test_a_name_is_one_line_and_one_cell(tmp_path: Path, name: str) -> None:
     assert "$^{" not in after.split(" & ")[0]
     caption, head = (line for line in latex.splitlines() if line.startswith((r"\caption", "method")))
     assert "$^{" not in caption + head
-    curves_figure([Method(run.label + " $\\bad{$", (run,))], "val/acc").canvas.draw()
+    panels_figure({("", "val/acc"): {0: Method(run.label + " $\\bad{$", (run,))}}).canvas.draw()
 
 
 @pytest.mark.parametrize(

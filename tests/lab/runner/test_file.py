@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.studies.study import AxisValue, Profile, Report, Space, Study, Tune
 
@@ -80,6 +81,15 @@ def test_a_range_is_for_other_samplers_than_the_grid(tmp_path: Path) -> None:
             FederatedError, match=r"a range of 'aggregator.lr' from `low` to a larger `high` .*got [01] to"
         ):
             load(tmp_path, (text % "tpe").replace("low: 0.1, high: 1, log: true", wrong))
+
+
+def test_an_attack_is_asked_for_by_its_options(tmp_path: Path) -> None:
+    assert load(tmp_path, WHOLE).attack is None
+    assert load(tmp_path, WHOLE + "attack: {}\n").attack == AttackOptions()
+    study = load(tmp_path, WHOLE + "attack: {samples: 40, test_set: unseen}\n", "cpu")
+    assert study.attack == AttackOptions("unseen", 40)
+    words = "--test_set=unseen --samples=40 --draw_seed=0 --shadows=0 --bootstrap=1000"
+    assert study.attack.words == tuple(words.split())
 
 
 def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
@@ -177,6 +187,17 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
         ("axes: {rate: [0.01]}", "axes: {rate: [0.001]}", "Expected `tune.at` to name values of 'rate'"),
         ("by: {rule: {GMA: {set", "by: {rule: {A: {set", "Expected `profiles.cpu.by` to name values of 'rule'"),
         ("{aggregator.lr: [1.0]}", "{x: [1.0]}", "Expected `profiles.cpu.parameters` to name tuned options"),
+        *(
+            ("seeds: [0, 1]", f"attack: {wrong}", said)
+            for wrong, said in (
+                ("{sample: 9}", "There is no key `attack.sample`, .*did you mean `attack.samples`"),
+                ("{samples: all}", "Expected `attack.samples` to be an integer, got 'all'"),
+                ("{samples: 1}", "Expected `attack.samples` to be an integer of at least 2, got 1"),
+                ("{shadows: 3}", "Expected `attack.shadows` to be even, for they come in pairs, got 3"),
+                ("loss", "Expected `attack` to be a mapping, got 'loss'"),
+            )
+        ),
+        ("per: [rule]", "metric: attack/loss/auc\n  per: [rule]", "Expected `tune.metric` to be of a validation set"),
         ("seeds: [0, 1]", "title: again", "to be the YAML file of a study, but it cannot be read: the key 'title'"),
     ],
 )

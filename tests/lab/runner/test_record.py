@@ -1,12 +1,15 @@
 """A run of a study is done while its words, the files that these name and its folder are as they were."""
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.attack.options import COLUMNS, AttackOptions
 from lightning_fed.lab.runner import command, record, worker
 from lightning_fed.lab.runner.command import main, rounds_of
 from lightning_fed.lab.runner.record import done_run, read_run, write_record
@@ -92,6 +95,59 @@ def test_of_a_run_that_has_more_rounds_than_it_is_to_have_the_first_ones_count(t
     assert collect(one, "full", tmp_path)[0].runs[0].rounds == 0
     write_record(tmp_path, cell, run, rounds=2)
     assert list(read_run(tmp_path, cell)["test/acc"]) == [0, 2]
+
+
+FOUND = """attack,members,others,accuracy,accuracy_low,auc,tpr_at_0.01,tpr_at_0.001
+logistic regression,20,20,0.57,0.5,0.6,0.02,0.002
+loss,20,20,0.61,0.6,0.64,0.03,0.003
+"""
+
+
+def attacked(folder: Path, **options: int) -> Study:
+    """A study that reports an attack on its runs."""
+    report = Report([Name("attack/logistic_regression/accuracy"), Name("test/acc")])
+    return replace(study(folder), attack=AttackOptions(**options), report=report)
+
+
+def test_an_attack_on_its_model_is_part_of_a_run(tmp_path: Path) -> None:
+    one = attacked(tmp_path)
+    cell, plain, other = (cells_of(s)[0] for s in (one, study(tmp_path), attacked(tmp_path, samples=40)))
+    assert len({record.hash_of(each) for each in (cell, plain, other)}) == 3
+    run = train(tmp_path, cell)
+    assert done_run(tmp_path, cell) is None  # nobody has attacked it yet
+    (run.path / "attack.csv").write_text(FOUND)
+    assert done_run(tmp_path, cell) == run
+    assert (done_run(tmp_path, plain), done_run(tmp_path, other)) == (None, None)
+    columns = read_run(tmp_path, cell)
+    assert columns["attack/logistic_regression/accuracy"] == {2: 0.57}
+    assert columns["attack/loss/auc"] == {2: 0.64}
+    assert columns["attack/loss/tpr_at_0.01"] == {2: 0.03}
+    assert columns["test/acc"] == {0: 0.1, 2: 0.5}
+    (found,) = collect(one, "full", tmp_path)[0].runs
+    assert found.curves["attack/logistic_regression/accuracy"] == {2: 0.57}
+
+
+def test_a_run_that_diverged_is_not_attacked_and_lost_there_too(tmp_path: Path) -> None:
+    cell = cells_of(attacked(tmp_path))[0]
+    write_record(tmp_path, cell, train(tmp_path, cell), diverged=True)
+    columns = read_run(tmp_path, cell)
+    assert all(math.isnan(columns[name][3]) for name in (*COLUMNS, "test/acc"))
+
+
+@pytest.mark.parametrize("damage", ["", "attack\nloss\n", FOUND.replace("0.57", "x"), FOUND.replace("auc", "area")])
+def test_figures_of_an_attack_that_cannot_be_read_are_told(tmp_path: Path, damage: str) -> None:
+    cell = cells_of(attacked(tmp_path))[0]
+    run = train(tmp_path, cell)
+    (run.path / "attack.csv").write_text(damage)
+    with pytest.raises(FederatedError, match="attack.csv as `lightning-fed attack` writes it, but it cannot be read"):
+        read_run(tmp_path, cell)
+
+
+def test_the_model_of_more_rounds_than_a_run_is_to_have_is_not_attacked(tmp_path: Path) -> None:
+    run = train(tmp_path, cells_of(attacked(tmp_path))[0])
+    said = "Expected a model of 2 rounds to attack, but that of .* has been trained for 3: give the study another"
+    with pytest.raises(FederatedError, match=said):
+        worker._attack(AttackOptions(), run, SimpleNamespace(round=3, max_rounds=2))  # type: ignore[arg-type]
 
 
 def test_what_no_run_has_measured_is_no_report(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from lightning_fed.lab.studies.cells import cells_of
 from lightning_fed.lab.studies.results import read_results
 from lightning_fed.runs.folder import create_run
 from lightning_fed.runs.lock import RunLock
+from tests.lab.report.parts import Page
 
 DRAWN = ("curves.png", "table.csv", "table.md", "table.tex")
 COMMITTED = sorted((Path(__file__).parents[3] / "docs" / "results").rglob("results.csv"))
@@ -63,10 +64,11 @@ def test_tables_are_drawn_from_runs_and_again_from_their_csvs(file: str, tmp_pat
     assert main(["--study", file]) == 0
     out = capsys.readouterr().out
     # 0.6 at round 0 of the first run, 0.01 more in each; FedAvg at 0.01, 0.1, then GMA, two seeds each but the last.
-    assert "| FedAvg | final | 60.52 ± 0.71 [86.49, -25.97] | 62.52 ± 0.71 [88.31, -25.79] |" in out
-    assert "| GMA | last 10 | 64.52 ± 0.71\\*\\*\\* [87.00, -22.48] | 66.02 [88.40, -22.38] |" in out
-    assert "| GMA | final | 0.1 | +4.00 |  |  |  | 1 |" in out
-    assert "Of 8 runs 7 are there." in out
+    assert "| FedAvg | final | 60.52 ± 0.71 | 62.52 ± 0.71 |" in out
+    assert "| GMA | last 10 | 64.52 ± 0.71\\*\\*\\* | 66.02 |" in out
+    assert "| GMA | last 10 | 87.00 [-22.48] | 88.40 [-22.38] |" in out
+    assert "| final | 0.1 | +4.00 |  |  |  | 1 |" in out
+    assert "Results of 7 of 8 runs are there." in out
     assert "\nwritten: runs/studies/rates/table.md, runs/studies/rates/table.csv, " in out
     assert {path.name for path in root.glob("*.*") if path.is_file()} == {*DRAWN, "results.csv", "curves.csv"}
     with (root / "curves.csv").open() as lines:
@@ -86,9 +88,28 @@ def test_a_profile_and_one_format(file: str, tmp_path: Path, capsys) -> None:
     assert ended.value.code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curves.csv", "results.csv", "table.tex"]
     # Runs in order: two of GMA, of which a profile changes the order, and one of FedAvg.
-    assert r"GMA & final & 60.52 $\pm$ 0.71 [88.40, $-$27.88] \\" in (tmp_path / "out" / "table.tex").read_text()
+    assert r"GMA & final & 60.52 $\pm$ 0.71 \\" in (tmp_path / "out" / "table.tex").read_text()
     assert main(["--study", file, "--from", "out", "--format", "html", "--output", "page"]) == 0
     assert [path.name for path in (tmp_path / "page").iterdir()] == ["report.html"]
+
+
+def test_the_page_shows_what_the_folders_of_runs_hold(file: str) -> None:
+    """The runs are drawn over all that they measured, but from tables alone over what stands there."""
+    pytest.importorskip("plotly")
+    axes = []
+    for words in ([], ["--from", "runs/studies/rates"]):
+        main(["--study", file, "--format", "html", *words])
+        (_, layout), *_ = Page(Path("runs/studies/rates/report.html").read_text(encoding="utf-8")).figures()
+        menus = [menu["buttons"] for menu in layout["updatemenus"]]
+        axes.append({button["label"] for buttons in menus for button in buttons} - {"bands", "no bands"})
+    assert axes == [{"time", "round"}, set()]
+
+
+def test_the_best_are_marked_where_asked_for(file: str) -> None:
+    main(["--study", file, "--best"])
+    text, latex = (Path(f"runs/studies/rates/table.{kind}").read_text() for kind in ("md", "tex"))
+    assert "| GMA | last 10 | **64.52 ± 0.71\\*\\*\\*** | **66.02** |" in text
+    assert r" & last 10 & \textbf{64.52 $\pm$ 0.71$^{***}$} & \textbf{66.02} \\" in latex
 
 
 def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:

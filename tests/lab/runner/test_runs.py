@@ -1,5 +1,6 @@
 """The command as a process of its own: what it trains, what stops it, and what is lost by that, which is nothing."""
 
+import csv
 import fcntl
 import os
 import pty
@@ -165,17 +166,53 @@ def test_a_run_that_diverges_is_done_and_counts_as_lost(tmp_path: Path) -> None:
     said = run(tmp_path)
     assert (said.count("done in"), said.count("diverged after")) == (4, 4)
     assert "8 are done" in run(tmp_path)
-    report = subprocess.run(
-        [sys.executable, "-m", "lightning_fed", "report", "--study", "t.yaml", "runs"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert "Of 8 runs 4 have diverged" in report
-    assert report.count("| diverged") == 2
+    page = report(tmp_path)
+    assert "Of 8 runs 4 have diverged" in page
+    assert page.count("| diverged") == 2
     (tmp_path / "t.yaml").write_text(TEXT.replace("ROUNDS", "2") + tuned)
     assert "diverged after" in run(tmp_path, output="tuned")
     results, missing = collect(load_study(str(tmp_path / "t.yaml")), "full", tmp_path / "tuned" / "t")
     assert (len(results.runs), missing) == (4, [])
     assert {done.chosen["model.optimizer.lr"] for done in results.runs} == {"0.1"}
+
+
+@pytest.mark.slow
+def test_each_model_is_attacked_and_its_figures_are_those_of_the_run(tmp_path: Path) -> None:
+    """Other options of the attack attack again and train nothing; a model of more rounds is none of the study's."""
+    text = TEXT.replace("ROUNDS", "2").replace("seeds: [0, 1]", "seeds: [0]") + "attack: {samples: 40, bootstrap: 5}\n"
+    metrics = "[attack/logistic_regression/accuracy, attack/loss/auc, test/acc]"
+    published = "{file: gma_appendix_f, axes: {rule: {FedAvg: {aggregation: avg}, GMA: {aggregation: gma}}}}"
+    text += f"report: {{metric: {metrics}, statistic: final, baseline: {{rule: FedAvg}}, published: {published}}}\n"
+    (tmp_path / "t.yaml").write_text(text)
+    run(tmp_path)
+    folders = sorted((tmp_path / "runs").glob("t/*/seed0/version_*"))
+    rows = [list(csv.DictReader((folder / "attack.csv").open())) for folder in folders]
+    assert [(row["attack"], row["members"]) for row in rows[0]] == [("logistic regression", "20"), ("loss", "20")]
+    results, _ = collect(load_study(str(tmp_path / "t.yaml")), "full", tmp_path / "runs" / "t")
+    for done, found in zip(results.runs, rows, strict=True):
+        assert done.curves["attack/logistic_regression/accuracy"] == {2: float(found[0]["accuracy"])}
+        assert done.curves["attack/loss/auc"] == {2: float(found[1]["auc"])}
+    beside_the_paper = r"\| GMA \| attack/logistic_regression/accuracy \| \d+\.\d\d \[55\.00, [+-]\d+\.\d\d\] \|"
+    assert re.search(beside_the_paper, page := report(tmp_path)), page
+    before = [(folder / "metrics.csv").read_bytes() for folder in folders]
+    (tmp_path / "t.yaml").write_text(text.replace("samples: 40", "samples: 60"))
+    assert "0 are done" in run(tmp_path)
+    assert sorted((tmp_path / "runs").glob("t/*/seed0/version_*")) == folders
+    assert [(folder / "metrics.csv").read_bytes() for folder in folders] == before
+    assert ",30,30," in (folders[0] / "attack.csv").read_text()
+    assert "2 are done" in run(tmp_path)
+    (tmp_path / "t.yaml").write_text(text.replace("max_rounds: 2", "max_rounds: 1"))
+    assert "2 runs failed" in run(tmp_path, code=1)
+    log = (folders[0].parent / "log.txt").read_text()
+    assert "Expected a model of 1 rounds to attack, but that of" in log
+
+
+def report(folder: Path) -> str:
+    """What the report of the study prints."""
+    command = [sys.executable, "-m", "lightning_fed", "report", "--study", "t.yaml", "runs"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return ended.stdout
 
 
 @pytest.mark.slow

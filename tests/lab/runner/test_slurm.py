@@ -151,6 +151,10 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_dry_run_says_what_would_be_submitted(cluster: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert study("--jobs", "2", "--slurm", "time=1", "--dry_run") == 0
     assert "4 runs are missing, for which 2 tasks would be submitted, with time=1." in capsys.readouterr().out
+    assert study("--slurm", "time=1", "--dry_run", "--only", "rule=GMA,seed=0") == 0
+    said = capsys.readouterr().out
+    assert "T: 1 run in " in said
+    assert "1 run is missing, for which 1 task would be submitted, with time=1." in said
 
 
 def environment(path: Path, code: int) -> int:

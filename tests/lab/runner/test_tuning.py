@@ -15,8 +15,9 @@ from lightning_fed.lab.runner import command, record, tuning
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.record import done_run, read_run, write_record
 from lightning_fed.lab.runner.report import collect
-from lightning_fed.lab.runner.tuning import groups_of, tune, with_choices
+from lightning_fed.lab.runner.tuning import expect_sound_stages, groups_of, tune, tuned_together, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations, make_cell
+from lightning_fed.lab.studies.results import read_results, write_results
 from lightning_fed.lab.studies.study import AxisValue, Name, Space, Study, Tune
 from lightning_fed.runs.folder import create_run
 from lightning_fed.runs.lock import RunLock
@@ -308,3 +309,82 @@ def test_the_runs_of_a_large_study_are_laid_out_in_one_pass(tmp_path: Path, monk
 
     monkeypatch.setattr(tuning, "combinations", counted)
     assert len(groups_of(large, cells_of(large), tmp_path)) == yielded == 1600
+
+
+STAGES = Tune(
+    parameters={"lr": [0.1, 1.0, 2.0], "wd": [0, 1]}, by={"rule": {"B": {"mu": [1, 2, 3]}}}, statistic="final",
+    stages=[["mu"], ["lr", "wd"]], start={"rule": Name("A")},
+)  # fmt: skip
+
+
+def staged(rules: dict[str, AxisValue]) -> Study:
+    return Study("T", "t", axes={"rule": rules}, seeds=[0, 1], tune=STAGES)
+
+
+def best_in_stages(cell: Cell) -> float:
+    """Rate 1 and decay 1 are best for A; B is best with mu 2 where rate and decay are A's, and then at rate 2."""
+    lr, wd, mu = (float(cell.options.get(name, 0)) for name in ("lr", "wd", "mu"))
+    if not mu:
+        return 0.5 * (lr == 1) + 0.1 * wd
+    return 0.3 * (mu == 2 and lr == 1 and wd == 1) + 0.6 * (mu == 2 and lr == 2) + 0.9 * (mu == 3 and lr == 0.1)
+
+
+@pytest.mark.parametrize("rules", [RULES, dict(reversed(RULES.items())), {"B": RULES["B"], "A": RULES["A"]}])
+def test_stages_are_as_many_trials_as_their_sum_and_carry_the_choice(rules: dict[str, Any], tmp_path: Path) -> None:
+    file = staged(rules)
+    groups = groups_of(file, cells_of(file), tmp_path)
+    assert tune(groups, trainer(tmp_path, best_in_stages), 2) == Outcome()
+    tried = {(group.values["rule"], group.stage): group.asked() for group in groups}
+    assert {key: len(one) for key, one in tried.items()} == {("A", 2): 6, ("B", 1): 3, ("B", 2): 6}
+    assert [one.options for one in tried["B", 1]] == [{"lr": 1.0, "wd": 1, "mu": mu} for mu in (1, 2, 3)]
+    assert {one.options["mu"] for one in tried["B", 2]} == {2}  # 3 were better in the product of all
+    tuned, undecided = with_choices(file, cells_of(file), groups)
+    assert undecided == []
+    chosen = {cell.axes["rule"]: cell.options for cell in tuned}
+    assert chosen == {"A": {"lr": 1.0, "wd": 1}, "B": {"lr": 2.0, "wd": 0, "mu": 2}}
+
+
+def test_stages_go_on_where_they_were_and_the_table_tells_them(tmp_path: Path) -> None:
+    file, calls = staged(RULES), list[int]()
+
+    def train(cells: Sequence[Cell], ended: Callable[[Cell, bool], object]) -> Outcome:
+        calls.append(sum(done_run(tmp_path, cell) is None for cell in cells))
+        outcome = trainer(tmp_path, best_in_stages)(cells, ended)
+        return Outcome(outcome.failed, 2) if len(calls) == 2 else outcome
+
+    assert tune(groups_of(file, cells_of(file), tmp_path), train, 1).signum == 2
+    assert tune(groups_of(file, cells_of(file), tmp_path), train, 1) == Outcome()
+    # A run of B's second stage is the one that the first has chosen.
+    assert calls == [6, 3, 0, 0, 5]
+    tuned, _ = with_choices(file, cells_of(file), groups_of(file, cells_of(file), tmp_path, writes=False))
+    trainer(tmp_path, best_in_stages)(tuned)
+    results, missing = collect(file, "full", tmp_path)
+    assert missing == []
+    assert [(trial.axes["rule"], trial.stage) for trial in results.trials] == (
+        [("A", 2)] * 6 + [("B", 1)] * 3 + [("B", 2)] * 5
+    )
+    write_results(results, tmp_path / "tables")
+    assert (tmp_path / "tables" / "tuning.csv").read_text().startswith("rule,seed,stage,chosen lr,")
+    assert read_results(tmp_path / "tables").trials == results.trials
+
+
+def test_who_starts_from_another_is_in_its_share_and_tunes_it_too(tmp_path: Path) -> None:
+    file = staged(RULES)
+    assert tuned_together(file) == []
+    only = [cell for cell in cells_of(file) if cell.axes["rule"] == "B"]
+    assert [(group.values["rule"], group.stage) for group in groups_of(file, only, tmp_path)] == [
+        ("A", 2), ("B", 1), ("B", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"stages": [["mu"], ["lr"]]}, r"Expected `tune.stages` to have all that is tuned, got no stage with 'wd'"),
+        ({"stages": [["mu", "x"], ["lr", "wd"]]}, r"Expected `tune.stages` to name tuned options .*got 'x'"),
+        ({"stages": []}, r"Expected `tune.stages` with `tune.start`"),
+    ],
+)
+def test_stages_that_do_not_fit_are_refused(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(FederatedError, match=sentence):
+        expect_sound_stages(replace(staged(RULES), tune=replace(STAGES, **changed)))

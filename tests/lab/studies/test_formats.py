@@ -5,26 +5,17 @@ import io
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
 from lightning_fed.lab.common import csv_text
-from lightning_fed.lab.studies.blocks import (
-    Block,
-    as_latex,
-    as_markdown,
-    column_head,
-    heading,
-    study_blocks,
-    study_figure,
-    study_page,
-    table_lines,
-)
+from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
+from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, column_head, without_constants
+from lightning_fed.lab.studies.page import study_figure
 from lightning_fed.lab.studies.published import Figure
-from lightning_fed.lab.studies.results import StudyResults, Trial
-from lightning_fed.lab.studies.study import AxisValue, Report, Study, Tune
+from lightning_fed.lab.studies.results import StudyResults
+from lightning_fed.lab.studies.study import AxisValue, Report, Study
 from lightning_fed.lab.studies.table import StudyTable, study_table
 from tests.lab.studies.parts import some_results, some_study, study_run
 
@@ -51,19 +42,38 @@ def test_markdown_by_hand(table: StudyTable, blocks: list[Block]) -> None:
 
 Source: A paper, Table 1.
 
-Left open by the source: rounds: 10; batch size: 32.
-
 Profile `cpu`: fewer rounds.
+
+Left open by the source:
+
+- rounds: 10
+- batch size: 32.
 
 ## test/acc (%), best, mean ± std over 2 seeds
 
 | rule | mnist | fmnist | average rank |
 | --- | ---: | ---: | ---: |
-| FedAvg | 80.65 ± 0.92 [80.50 ± 0.25, +0.15] | 70.65 ± 0.92 | 2.00 |
+| FedAvg | 80.65 ± 0.92 | 70.65 ± 0.92 | 2.00 |
 | FedAvg, masked | 81.65 ± 0.92\\*\\*\\* | 71.65 ± 0.92\\*\\*\\* | 1.00 |
 
-In brackets: A paper, Table 1, and our difference to it. \\*, \\*\\*, \\*\\*\\*: other than rule FedAvg""")
-    assert "| FedAvg, masked | mnist | +1.00 | [+1.00, +1.00] | [+1.00, +1.00] | \\< 0.001 | 2 |" in text
+\\*, \\*\\*, \\*\\*\\*: other than rule FedAvg at the level 0.05, 0.01, 0.001 after Holm.
+
+## Difference to rule FedAvg, percentage points
+
+In all rows: rule FedAvg, masked; 95 % interval (t) [+1.00, +1.00]; 95 % interval (bootstrap) [+1.00, +1.00]; p""")
+    assert "; p (Holm) \\< 0.001; seeds 2; seen at 80 % power 0.00." in text
+    assert "\n| data set | difference |\n| --- | ---: |\n| mnist | +1.00 |\n| fmnist | +1.00 |\n" in text
+    assert (
+        """## A paper, Table 1, and in brackets our mean minus it
+
+All cells: data set mnist.
+
+| rule | test/acc (%) |
+| --- | ---: |
+| FedAvg | 80.50 ± 0.25 [+0.15] |
+"""
+        in text
+    )
     assert "| FedAvg, masked | 10 ± 0 | 0 of 2 seeds |" in text
     assert "| rule | data set | by val/acc best | val/acc best | by test/acc best, not to choose by | test/" in text
     assert "| FedAvg | mnist | aggregator.lr 1 | 60.00 % | model.optimizer.lr 0.1 | 90.00 % |" in text
@@ -100,7 +110,7 @@ a\_b \& c & 50 \% & \#\{x\}\textasciitilde{}\textasciicircum{} \\
 
 def test_latex_of_a_study_is_balanced(table: StudyTable, blocks: list[Block]) -> None:
     text = as_latex(heading(STUDY, some_results()), blocks, table.notes)
-    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == len(blocks) == 4
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == len(blocks) == 5
     plain = re.sub(r"\\[\\{}%&_$#]", "", text)
     assert plain.count("{") == plain.count("}")
     assert plain.count("$") % 2 == 0
@@ -126,7 +136,9 @@ def test_losses_and_single_seeds_have_no_percent_and_no_deviation() -> None:
     main, differences, _ = study_blocks(study, results, table)
     assert main.title == "val/loss, best, one seed"
     assert main.lines[1][1:3] == ["0.3333", "0.3333"]
-    assert differences.lines[1][2:] == ["+0", "", "", "", "1", ""]
+    # What a single seed does not tell has no column.
+    assert differences.lines == [["data set", "difference"], ["mnist", "+0"], ["fmnist", "+0"]]
+    assert differences.above == "In all rows: rule FedAvg, masked; seeds 1."
 
 
 def test_differences_say_which_of_them_are_points() -> None:
@@ -159,43 +171,6 @@ def test_the_picture_has_a_panel_for_each_column_and_is_the_same_each_time(table
     assert panels[0].lines[0].get_ydata().tolist() == pytest.approx([10, 70.65, 80.65])
     (legend,) = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == ["FedAvg (2 seeds)", "FedAvg, masked (2 seeds)"]
-
-
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.found.append(tag)
-
-
-def test_the_page_has_all_tables_and_curves(table: StudyTable, blocks: list[Block]) -> None:
-    page = study_page(["Two <rules>", "By us & them."], blocks, table.notes, table, "round")
-    assert "<h1>Two &lt;rules&gt;</h1>\n<p>By us &amp; them.</p>\n<p>A note.</p>" in page
-    tags = Tags()
-    tags.feed(page[page.index("<body>") :])
-    assert tags.found.count("table") == 4
-    assert tags.found.count("h3") == 2
-
-
-def test_the_choice_is_by_means_over_whole_trials() -> None:
-    def trial(rate: str, seed: int, **values: float) -> Trial:
-        return Trial({"rule": "FedAvg", "data set": str(seed)}, seed, {"lr": rate}, values)
-
-    trials = (
-        *(trial("0.1", seed, acc=acc, loss=1.0) for seed, acc in enumerate([0.5, 0.6])),
-        *(trial("0.2", seed, acc=acc, loss=2.0) for seed, acc in enumerate([0.5, 0.7])),
-        *(trial("0.3", seed, acc=acc, loss=3.0) for seed, acc in enumerate([0.9, math.nan])),
-        trial("0.4", 0, acc=1.0, loss=0.1),
-    )
-    study = replace(STUDY, tune=Tune(per=["rule"], seeds=[0, 1]))
-    results = replace(some_results(), trials=trials)
-    block = study_blocks(study, results, study_table(study, results))[-1]
-    assert block.lines == [
-        ["rule", "by acc", "acc", "by loss", "loss"],
-        ["FedAvg", "lr 0.2", "60.00 %", "lr 0.1", "1"],
-    ]
 
 
 def test_methods_may_be_columns() -> None:
@@ -241,3 +216,103 @@ def test_runs_that_have_diverged_are_not_drawn() -> None:
     assert some.axes[0].get_ylim()[1] < 3
     assert [text.get_text() for text in some.legends[0].get_texts()] == ["rate 0 (1 seed)", "rate 1 (2 seeds)"]
     assert figure(lost, lost, lost, lost).axes == []
+
+
+def test_what_all_rows_share_is_said_once_above() -> None:
+    lines = [
+        ["data", "rate", "rule", "gain", "seeds", "p", "word"],
+        ["mnist", "0.1", "A", "+1", "3", "", ""],
+        ["mnist", "0.1", "B", "+1", "3", "", "no"],
+    ]
+    block = without_constants(Block("T", lines, 3))
+    # Of numbers the first one stays, whatever it is; an empty column is not worth a word.
+    assert block.lines == [["rule", "gain", "word"], ["A", "+1", ""], ["B", "+1", "no"]]
+    assert (block.labels, block.above) == (1, "In all rows: data mnist; rate 0.1; seeds 3.")
+    single = without_constants(Block("T", lines[:2], 3))
+    assert single.lines == [["data", "rate", "rule", "gain", "seeds"], ["mnist", "0.1", "A", "+1", "3"]]
+    assert single.above == ""
+    text = as_markdown(["S"], [block], [])
+    assert "## T\n\nIn all rows: data mnist; rate 0.1; seeds 3.\n\n| rule |" in text
+    assert r"\caption{T. In all rows: data mnist; rate 0.1; seeds 3.}" in as_latex(["S"], [block], [])
+
+
+def test_every_column_of_the_means_has_a_head() -> None:
+    study = some_study(columns=[], rows=["rule"], baseline={})
+    one = tuple(run for run in some_results().runs if run.axes["data set"] == "mnist")
+    (main, _) = study_blocks(study, some_results(), study_table(study, replace(some_results(), runs=one)))
+    assert main.lines[0] == ["rule", "test/acc (%)"]
+    both = some_study(columns=[], rows=["metric"], metric=["test/acc", "val/loss"], baseline={})
+    (main, _) = study_blocks(both, some_results(), study_table(both, replace(some_results(), runs=one)))
+    assert main.lines[0] == ["metric", "rule", "best"]
+    assert {line[0] for line in main.lines[1:]} == {"test/acc (%)", "val/loss"}
+    assert main.title == "Best, mean ± std over 2 seeds"
+
+
+def test_axes_that_the_runs_agree_in_are_no_columns() -> None:
+    study = some_study(columns=["data set", "rule"], baseline={})
+    one = tuple(run for run in some_results().runs if run.axes["data set"] == "mnist")
+    (main, _) = study_blocks(study, some_results(), study_table(study, replace(some_results(), runs=one)))
+    assert main.lines[0] == ["FedAvg", "FedAvg, masked"]
+    assert main.above == "All cells: data set mnist."
+
+
+BEST = {"FedAvg": (0.5, 3.0), "A": (0.7, 2.0), "B": (0.6, 1.0), "C": (math.nan, math.nan)}
+
+
+@pytest.mark.parametrize(
+    ("report", "marks"),
+    [
+        # By line and column: accuracies from the largest, losses from the smallest, no mark for what has diverged.
+        ({"columns": ["metric"], "baseline": {"rule": "FedAvg"}}, {(2, 1): 1, (3, 1): 2, (3, 2): 1, (2, 2): 2}),
+        ({"columns": ["metric"]}, {(2, 1): 1, (3, 1): 2, (3, 2): 1, (2, 2): 2}),
+        (
+            {"columns": ["rule"], "rows": ["metric"], "baseline": {"rule": "FedAvg"}},
+            {(1, 2): 1, (1, 3): 2, (2, 3): 1, (2, 2): 2},
+        ),
+    ],
+)
+def test_the_best_are_marked_where_asked_for(report: dict[str, Any], marks: dict[tuple[int, int], int]) -> None:
+    axes = {"rule": dict.fromkeys(BEST, AxisValue())}
+    study = Study("T", axes=axes, report=Report(metric=["test/acc", "test/loss"], **report))
+    runs = [
+        study_run(0, {"test/acc": {1: acc}, "test/loss": {1: loss}}, rule=rule) for rule, (acc, loss) in BEST.items()
+    ]
+    results = StudyResults("t", "full", tuple(runs))
+    table = study_table(study, results)
+    assert study_blocks(study, results, table)[0].marks == {}
+    block = study_blocks(study, results, table, best=True)[0]
+    assert block.marks == marks
+    assert "**70.00**" in as_markdown(["T"], [block], [])
+    assert "<ins>60.00</ins>" in as_markdown(["T"], [block], [])
+    assert r"\textbf{70.00}" in as_latex(["T"], [block], [])
+    assert r"\underline{60.00}" in as_latex(["T"], [block], [])
+
+
+def test_of_two_that_are_compared_the_second_has_no_mark() -> None:
+    study = some_study()
+    block = study_blocks(study, some_results(), study_table(study, some_results()), best=True)[0]
+    assert block.marks == {(2, 1): 1, (2, 2): 1}
+    assert "Bold: the best mean" in block.note
+
+
+def test_latex_puts_shared_heads_over_their_columns_and_says_names_once() -> None:
+    heads = (("A", "x"), ("A", "y"), ("B", "x"), ("", "rank"))
+    lines = [
+        ["data", "split", "A, x", "A, y", "B, x", "rank"],
+        *([d, s, "1", "2", "3", "4"] for d in "ij" for s in "pq"),
+    ]
+    text = as_latex(["T"], [Block("T", lines, 2, heads=heads)], [])
+    assert (
+        r"""\toprule
+ &  & \multicolumn{2}{c}{A} & \multicolumn{1}{c}{B} & \multicolumn{1}{c}{} \\
+\cmidrule(lr){3-4}\cmidrule(lr){5-5}
+data & split & x & y & x & rank \\
+\midrule
+i & p & 1 & 2 & 3 & 4 \\
+ & q & 1 & 2 & 3 & 4 \\
+\addlinespace
+j & p & 1 & 2 & 3 & 4 \\
+ & q & 1 & 2 & 3 & 4 \\
+\bottomrule"""
+        in text
+    )

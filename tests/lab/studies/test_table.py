@@ -150,9 +150,18 @@ def some_results_of_three() -> StudyResults:
 
 def test_axes_that_no_place_names_are_in_rows_where_runs_differ() -> None:
     whole = study_table(study(columns=[], rows=[]), results(VALUES))
-    assert (whole.row_axes, whole.column_axes) == (("rule", "data set"), ())
+    assert (whole.row_axes, whole.column_axes) == (("data set", "rule"), ())
     one = {key: seeds for key, seeds in VALUES.items() if key[1] == "mnist"}
     assert study_table(study(columns=[], rows=[]), results(one)).row_axes == ("rule",)
+
+
+def test_metrics_and_statistics_are_columns_and_methods_stand_below_each_other() -> None:
+    several = study(metric=["test/acc", "val/loss"], statistic=["final", "best"], columns=[])
+    table = study_table(several, some_results_of_three())
+    # The baseline's axis comes last, although the file has it first.
+    assert (table.row_axes, table.column_axes) == (("data set", "rule"), ("metric", "statistic"))
+    rows = study(metric=["test/acc", "val/loss"], rows=["metric"], columns=[])
+    assert study_table(rows, some_results_of_three()).row_axes == ("metric", "data set", "rule")
 
 
 def test_a_run_that_diverged_is_counted_and_ranks_last() -> None:
@@ -166,7 +175,8 @@ def test_a_run_that_diverged_is_counted_and_ranks_last() -> None:
     assert study_blocks(study(), results(lost), all_lost)[0].lines[1][2] == "diverged"
     assert math.isnan(table.cells[("FedAvg, masked",), ("fmnist",)].difference.p_value)
     differences = study_blocks(study(), results(lost), table)[1]
-    assert differences.lines[2] == ["FedAvg, masked", "fmnist", "", "", "", "", "3", ""]
+    assert [line[:2] for line in differences.lines] == [["rule", "data set"], ["FedAvg, masked", "mnist"]]
+    assert differences.note.endswith(" 1 comparison with runs that diverged is left out.")
 
 
 def test_notes_say_what_is_not_there() -> None:
@@ -177,7 +187,7 @@ def test_notes_say_what_is_not_there() -> None:
         study(statistic=["last 10"]), StudyResults("two_rules", "full", (shorter, *runs[1:3], *runs[4:]))
     )
     assert table.notes == (
-        "Of 12 runs 11 are there.",
+        "Results of 11 of 12 runs are there.",
         "The runs end at different rounds, 8 to 9: each counts as far as it goes.",
         "`last 10` is the mean of those of its rounds that were evaluated: up to 7 were not.",
     )
@@ -191,8 +201,11 @@ def test_of_several_metrics_one_may_be_of_other_runs() -> None:
 
 def test_a_window_that_no_run_reaches_has_no_cells() -> None:
     table = study_table(study(statistic=["final", "rounds 50-60"]), some_results_of_three())
-    assert table.rows == (("FedAvg", "final"), ("FedAvg, masked", "final"))
-    assert table.notes == ("Of 12 curves 0 reach `rounds 50-60`.",)
+    assert (table.rows, table.columns) == (
+        (("FedAvg",), ("FedAvg, masked",)),
+        (("mnist", "final"), ("fmnist", "final")),
+    )
+    assert table.notes == ("`rounds 50-60` is reached by 0 of 12 curves.",)
     with pytest.raises(FederatedError, match=r"evaluated, got rounds 50-60 of runs that end at round 9\.$"):
         study_table(study(statistic=["rounds 50-60"]), some_results_of_three())
 

@@ -152,6 +152,26 @@ def test_equal_cells_are_no_test_and_the_same_two_cells_are_one() -> None:
     assert [cell.p_holm for cell in tested] == [cell.difference and cell.difference.p_value for cell in tested]
 
 
+def test_cells_with_no_pairs_and_cells_that_diverged_are_no_tests() -> None:
+    """One setting is tested, beside one with a seed on each side and one that is lost: its p-value stays as it is."""
+    accuracies = {0: (0.8, 0.82), 13: (0.8, 0.83)}
+    whole = [
+        study_run(seed, {"test/acc": {1: value}}, rule=rule, data_set="mnist")
+        for seed, pair in accuracies.items()
+        for rule, value in zip(("FedAvg", "FedAvg, masked"), pair, strict=True)
+    ]
+    base = [study_run(seed, {"test/acc": {1: 0.7 + seed / 100}}, rule="FedAvg", data_set="fmnist") for seed in (0, 13)]
+    for others in (
+        [study_run(13, {"test/acc": {1: 0.9}}, rule="FedAvg, masked", data_set="fmnist")],
+        [study_run(seed, {"test/acc": {1: math.nan}}, rule="FedAvg, masked", data_set="fmnist") for seed in (0, 13)],
+    ):
+        table = study_table(some_study(), StudyResults("two_rules", "cpu", (*whole, *base, *others)))
+        tested, empty = (cell for cell in table.cells.values() if cell.difference)
+        assert tested.difference is not None
+        assert tested.p_holm == tested.difference.p_value < 1
+        assert math.isnan(empty.p_holm)
+
+
 @pytest.mark.parametrize(("learned", "word"), [(1.0, "reproduced"), (0.5, "nothing learned")])
 def test_less_is_better_of_a_loss(learned: float, word: str) -> None:
     runs = [replace(run, curves={"val/loss": run.curves["test/acc"]}) for run in results(-0.02).runs]

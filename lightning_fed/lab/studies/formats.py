@@ -1,0 +1,129 @@
+"""Tables of text, and these as Markdown and LaTeX."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from lightning_fed.lab.common import one_line
+
+__all__ = ["Block", "as_latex", "as_markdown", "column_head", "paragraphs", "without_constants"]
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}",
+    "–": "--",
+}  # fmt: skip
+# Of a cell that is neither, the best one and the second; sites that show Markdown take no other tag for a line below.
+_MARKS = {"md": ("{}", "**{}**", "<ins>{}</ins>"), "tex": ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table of text, with a title, what holds for all of it, and a note on how it is read."""
+
+    title: str
+    lines: list[list[str]]  # header and rows
+    labels: int  # how many columns at the left are names, not numbers
+    note: str = ""
+    above: str = ""
+    heads: tuple[tuple[str, ...], ...] = ()  # of the columns of numbers, where they have several levels
+    marks: Mapping[tuple[int, int], int] = field(default_factory=dict)  # 1 best, 2 second, by line and column
+
+
+def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
+    """Names a column by its values; a number is named with its axis, which a name like MNIST needs not."""
+    named = zip(axes, column, strict=True)
+    plain = re.compile(r"true|false|null|[-+]?[\d.]+(e[-+]?\d+)?")
+    return ", ".join(f"{axis} {value}" if plain.fullmatch(value) else value for axis, value in named)
+
+
+def without_constants(block: Block) -> Block:
+    """Takes columns that are the same, or empty, in all rows out of a table and says them; the first number stays."""
+    head, *rows = block.lines
+    same = [at for at, (first, *others) in enumerate(zip(*rows, strict=True)) if {*others} <= {first}]
+    same = [at for at in same if at != block.labels and (len(rows) > 1 or not rows[0][at])]
+    said = "; ".join(f"{head[at]} {rows[0][at]}" for at in same if rows[0][at])
+    lines = [[cell for at, cell in enumerate(line) if at not in same] for line in block.lines]
+    labels = block.labels - sum(at < block.labels for at in same)
+    return replace(block, lines=lines, labels=labels, above=f"In all rows: {said}." if said else "")
+
+
+def paragraphs(parts: Iterable[str]) -> str:
+    """Joins paragraphs of Markdown, and items of one list without an empty line between them."""
+    return re.sub(r"^(- .+)\n\n(?=- )", r"\1\n", "\n\n".join(parts), flags=re.MULTILINE)
+
+
+def as_markdown(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:
+    """Writes a title, sentences, tables and notes as Markdown."""
+    parts = [f"# {_markdown(text[0])}", *map(_markdown, text[1:])]
+    for block in blocks:
+        head, *rows = [
+            [_marked(block, "md", at, place, _markdown(cell)) for place, cell in enumerate(line)]
+            for at, line in enumerate(block.lines)
+        ]
+        rule = ["---"] * block.labels + ["---:"] * (len(head) - block.labels)
+        table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+        above, note = ([_markdown(one)] if one else [] for one in (block.above, block.note))
+        parts += [f"## {_markdown(block.title)}", *above, table, *note]
+    return paragraphs([*parts, *map(_markdown, notes)]) + "\n"
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\|*<])", r"\\\1", one_line(text))
+
+
+def _marked(block: Block, kind: str, at: int, place: int, cell: str) -> str:
+    return _MARKS[kind][block.marks.get((at, place), 0)].format(cell)
+
+
+def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:
+    r"""Writes each table as an environment ``table`` for a paper that loads ``booktabs``; the sentences as comments."""
+    comments = "".join(f"% {one_line(part)}\n" for part in (*text, *notes))
+    return comments + "% \\usepackage{booktabs}\n\n" + "\n".join(_latex_table(block) for block in blocks)
+
+
+def _latex_table(block: Block) -> str:
+    head, *body = block.lines
+    rows = []
+    for at, line in enumerate(body, 1):
+        # What the line above says is not said again, but for the last name, which tells lines apart.
+        said = [at > 1 and line[: i + 1] == body[at - 2][: i + 1] for i in range(block.labels - 1)] + [False]
+        rows += [r"\addlinespace"] * (at > 1 and block.labels > 1 and not said[0])
+        labels = ["" if again else _latex_text(name) for again, name in zip(said, line[: block.labels], strict=False)]
+        cells = (_marked(block, "tex", at, i, _latex(line[i])) for i in range(block.labels, len(line)))
+        row = " & ".join([*labels, *cells]) + r" \\"
+        rows.append(re.sub(r"^([\[*])", r"{\1}", row))  # which the break of the line before would take
+    columns = "l" * block.labels + "r" * (len(head) - block.labels)
+    caption = " ".join([f"{block.title}.", *filter(None, (block.above, block.note))])
+    lines = [
+        r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(caption)}}}", rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule", *_latex_head(block), r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _latex_head(block: Block) -> list[str]:
+    """Writes heads of several levels over each other, with a rule below what is shared by columns."""
+    levels, lines = max(map(len, block.heads), default=1), []
+    for level in range(levels - 1):
+        cells, rules, first = [""] * block.labels, [], block.labels + 1
+        for parts, group in groupby(block.heads, key=lambda head: head[: level + 1]):
+            last = first + len([*group]) - 1
+            cells.append(rf"\multicolumn{{{last - first + 1}}}{{c}}{{{_latex_text(parts[-1])}}}")
+            rules += [rf"\cmidrule(lr){{{first}-{last}}}"] * bool(parts[-1])
+            first = last + 1
+        lines += [" & ".join(cells) + r" \\", "".join(rules)]
+    last_level = [head[-1] for head in block.heads] if levels > 1 else block.lines[0][block.labels :]
+    return [*lines, " & ".join(map(_latex_text, [*block.lines[0][: block.labels], *last_level])) + r" \\"]
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in one_line(text))
+
+
+def _latex(text: str) -> str:
+    """Writes a number, whose stars are its significance."""
+    escaped = re.sub(r"(?<=\d)(\*{1,3})", r"$^{\1}$", _latex_text(text))
+    # A hyphen before a number is its sign.
+    return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)

@@ -1,0 +1,79 @@
+"""What tuning has tried: a table of the choices, and a chart for each of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from statistics import fmean
+
+from lightning_fed.lab.report.charts import tuning_html
+from lightning_fed.lab.report.tables import counted, is_share
+from lightning_fed.lab.studies.formats import Block, column_head, without_constants
+from lightning_fed.lab.studies.results import Trial
+from lightning_fed.lab.studies.study import Study, tuned_per
+from lightning_fed.runs.statistics import lower_is_better
+
+__all__ = ["tuned_block", "tuning_charts"]
+
+
+def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
+    """Returns what was chosen by the metric that decides, and what each other value of the trials would have chosen."""
+    axes, names = tuned_per(study), _names(trials)
+    lines = [[*axes, *(word for name in names for word in (f"by {name}", name))]]
+    for key, attempts in _groups(axes, trials).items():
+        best = (_best(name, attempts) for name in names)
+        lines.append([*key, *(word for pair in best for word in pair)])
+    seeds = len(study.tune.seeds)
+    over = "one seed" if seeds == 1 else f"mean over {counted(seeds, 'seed')}"
+    note = f"The runs have what stands first, the choice by {names[0]}, {over}."
+    return without_constants(Block("Tuned options", lines, len(axes), note))
+
+
+def tuning_charts(study: Study, trials: Sequence[Trial]) -> list[str]:
+    """Draws for each choice what decides over the option of which most values were tried, and marks what was chosen."""
+    axes, charts, names = tuned_per(study), [], _names(trials)
+    for index, (key, attempts) in enumerate(_groups(axes, trials).items()):
+        means, chosen = _means(names[0], attempts), _best(names[0], attempts)[0]
+        if not chosen:
+            continue
+        options = {text: attempts[text][0].options for text in means}
+        pairs = {pair for one in options.values() for pair in one.items()}
+        option = max(options[chosen], key=lambda name: sum(name == other for other, _ in pairs))
+        lines: dict[str, list[tuple[str, float]]] = {}
+        for text, mean in means.items():
+            others = ", ".join(f"{name} {value}" for name, value in options[text].items() if name != option)
+            lines.setdefault(others or names[0], []).append((options[text].get(option, ""), mean))
+        drawn = tuning_html(lines, [(options[chosen][option], means[chosen])], option, names[0], f"tuning-{index}")
+        charts.append(f"<div><h3>{escape(column_head(axes, key))}</h3>{drawn}</div>")
+    return charts
+
+
+def _names(trials: Sequence[Trial]) -> list[str]:
+    return list(dict.fromkeys(name for trial in trials for name in trial.values))
+
+
+def _groups(axes: Sequence[str], trials: Sequence[Trial]) -> dict[tuple[str, ...], dict[str, list[Trial]]]:
+    """Sorts trials by what a choice is made for, then by their options as text."""
+    groups: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
+    for trial in trials:
+        options = ", ".join(f"{option} {value}" for option, value in trial.options.items())
+        key = tuple(trial.axes.get(axis, "") for axis in axes)
+        groups.setdefault(key, {}).setdefault(options, []).append(trial)
+    return groups
+
+
+def _means(name: str, attempts: Mapping[str, Sequence[Trial]]) -> dict[str, float]:
+    """Returns the mean of a value over all runs of the options that have been tried as often as any."""
+    most = max(map(len, attempts.values()))
+    return {
+        options: fmean([trial.values[name] for trial in trials])
+        for options, trials in attempts.items()
+        if len(trials) == most and all(math.isfinite(trial.values.get(name, math.nan)) for trial in trials)
+    }
+
+
+def _best(name: str, attempts: Mapping[str, Sequence[Trial]]) -> tuple[str, str]:
+    """Returns the options whose mean over all their runs is best, the first of equals, and that mean."""
+    if not (values := _means(name, attempts)):
+        return "", ""
+    choice = (min if lower_is_better(name) else max)(values, key=values.__getitem__)
+    return choice, f"{100 * values[choice]:.2f} %" if is_share(name, [values[choice]]) else f"{values[choice]:.4g}"
