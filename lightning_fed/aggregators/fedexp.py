@@ -79,8 +79,8 @@ class FedExP(StatefulAggregator):
         if self.vectors and trainer.state.fn == TrainerFn.FITTING:
             trainer.vector.data.copy_(trainer.weights)
 
-    on_validation_start = on_test_start = on_train_end = _show
-    on_validation_end = on_test_end = _hide
+    on_validation_start = on_test_start = on_train_end = _show  # type: ignore[assignment]  # our trainer stands in
+    on_validation_end = on_test_end = _hide  # type: ignore[assignment]  # the same
 
     def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Saves the mean as the model, and the last iterate beside it as Lightning's WeightAveraging does."""

@@ -113,11 +113,12 @@ def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
         weights = gamma(t)
         return float(np.sqrt(max(weights @ gram @ weights, 0.0)) - radius * t)
 
-    highest = np.sqrt(gram.diagonal().max()) / radius  # no mean of updates is longer than all of them
-    t = lowest = 1e-9 * highest
+    highest = np.sqrt(float(np.diagonal(gram).max())) / radius  # no mean of updates is longer than all of them
+    t = lowest = 1e-6 * highest  # below it ‖g_γ‖ is lost in the rounding of G
     if excess(lowest) > 0:
         t = brentq(excess, lowest, 2 * highest, xtol=1e-15 * highest, rtol=1e-14)
-    return shares + gamma(t) / t
+    weights: Array = shares + gamma(t) / t
+    return weights
 
 
 def least_norm(gram: Array, start: Array, linear: Array | float = 0.0, reach: float = 1.0) -> Array:

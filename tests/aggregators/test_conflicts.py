@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from lightning_fed.aggregators import (
     TIES,
@@ -23,6 +24,7 @@ from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
 from tests.aggregators.quadratic import step_by_hand, train_by_hand, weights_after
+from tests.parts import Classifier, federated_data, federated_trainer, points
 
 SIZES = [7, 1, 30, 12, 5]
 SHARES = np.array(SIZES) / sum(SIZES)
@@ -221,6 +223,23 @@ def test_the_order_of_pcgrad_comes_from_seed_and_round_alone() -> None:
     assert torch.equal(stepped(first, deltas, 3, 1), steps[0])
     assert not torch.allclose(steps[0], steps[1])
     assert not torch.allclose(stepped(first, deltas, 4, 1), steps[0])
+
+
+def test_a_resumed_run_of_pcgrad_has_the_same_bits(tmp_path: Path) -> None:
+    x, y = points(37).tensors
+    data = {"dataset": TensorDataset(x[y.argsort()], y.sort().values), "val_dataset": None}
+
+    def run(name: str, rule: Aggregator, *stops: int) -> torch.Tensor:
+        for rounds in stops:
+            torch.manual_seed(0)
+            trainer = federated_trainer(tmp_path / name, rule, max_rounds=rounds, enable_checkpointing=True, seed=1)
+            trainer.logger_choice = []
+            trainer.fit(Classifier(), federated_data(6, 20, 11, **data), ckpt_path="last")
+        return trainer.weights.clone()
+
+    whole = run("whole", PCGrad(), 4)
+    assert torch.equal(run("parts", PCGrad(), 2, 4), whole)
+    assert not torch.allclose(run("plain", FedAvg(), 4), whole)
 
 
 class StandsStill(FederatedCallback):

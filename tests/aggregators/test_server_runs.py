@@ -21,7 +21,6 @@ from lightning_fed.aggregators import (
     FedExP,
     FedNova,
     FedYogi,
-    PCGrad,
     ServerOptimizer,
 )
 from lightning_fed.core.hooks import FederatedCallback
@@ -30,14 +29,13 @@ from lightning_fed.masks import SignAgreement
 from lightning_fed.models import MLP, ImageClassifier
 
 EVERY: list[Any] = [
-    FedAvgM, FedACG, FedExP, PCGrad, FedAdagrad, FedAdam, FedYogi, FedNova, FedDynServer,
+    FedAvgM, FedACG, FedExP, FedAdagrad, FedAdam, FedYogi, FedNova, FedDynServer,
     lambda **options: ServerOptimizer(lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5), **options),
 ]  # fmt: skip
 IDS = [
     "FedAvgM",
     "FedACG",
     "FedExP",
-    "PCGrad",
     "FedAdagrad",
     "FedAdam",
     "FedYogi",

@@ -207,6 +207,13 @@ def test_cagrad_where_zero_is_a_mean_of_updates_is_finite() -> None:
         assert not step_of(still, 0.5, np.full(len(still), 1 / len(still))).any()
 
 
+@pytest.mark.parametrize(("rows", "expected"), [([1.0, -3.0], -0.5), ([1.0, 3.0], 3.0), ([2.0, -1.0, 5.0], 1.0)])
+def test_cagrad_on_a_line_by_hand(rows: list[float], expected: float) -> None:
+    """Opposed: the end of the reach where the one that is hurt is hurt least; agreed: the other end."""
+    found = step_of(np.array(rows)[:, None], 0.5, np.full(len(rows), 1 / len(rows)))
+    assert found == pytest.approx([expected], rel=1e-9)
+
+
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
 def test_steps_scale_with_the_updates(scale: float) -> None:
     rows = cohort(4, 7)

@@ -285,7 +285,8 @@ def fedomg(each: Round, server: Server, kappa: float) -> Array:
         for start in [*(0.9 * np.eye(n) + 0.1 / n), np.full(n, 1 / n)]
     ]
     best = min(found, key=goal) @ each.deltas
-    return LR * (mean + kappa * length * best / np.sqrt((best**2).sum()))
+    norm = np.sqrt((best**2).sum())
+    return LR * (mean + kappa * length * best / norm if norm > 1e-6 * length else mean)
 
 
 def geometric_median(each: Round, server: Server, smoothing: float) -> Array:

@@ -254,6 +254,8 @@ def test_the_rounds_tell_everything_apart() -> None:
     plain = {key[1:]: formula(*key)[-1] for key in GRID if key[0] == "plain"}
     for (one, here), (other, there) in combinations(plain.items(), 2):
         case, differing = RULES[one[0]], [i for i in range(4) if one[i] != other[i]]
+        if one[1] == "sand" and {one[0], other[0]} <= {"FedAvg", "FedExP", "FedExP bounded"}:
+            continue  # before the rule it lengthens Δ, so that FedExP's factor is 1
         if differing == [2] and not case.weighs or differing == [3] and case.memoryless:
             assert np.allclose(here, there, rtol=1e-12)
         elif len(differing) == 1:
