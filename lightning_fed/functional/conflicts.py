@@ -111,7 +111,7 @@ def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
 
     def excess(t: float) -> float:
         weights = gamma(t)
-        return float(np.sqrt(max(weights @ gram @ weights, 0.0)) - radius * t)
+        return float(np.sqrt(max(float(weights @ gram @ weights), 0.0)) - radius * t)
 
     highest = np.sqrt(float(np.diagonal(gram).max())) / radius  # no mean of updates is longer than all of them
     t = lowest = 1e-6 * highest  # below it ‖g_γ‖ is lost in the rounding of G

@@ -37,12 +37,14 @@ class Rule:
         weighs: Whether the p_i enter its step.
         memoryless: Whether its step is linear in the mean of the updates and in nothing else, so that a mask before it
             and one after it are the same.
+        is_mean: Whether it is FedAvg for clients who agree as far as these do, or with the option given here.
     """
 
     make: Callable[..., Aggregator]
     weightings: tuple[str, ...] = ("samples", "uniform")
     weighs: bool = True
     memoryless: bool = False
+    is_mean: bool = False
 
 
 RULES = {
@@ -60,13 +62,13 @@ RULES = {
     "TrimmedMean": Rule(aggregators.TrimmedMean, weighs=False),
     "Krum": Rule(aggregators.Krum, weighs=False),
     "MultiKrum": Rule(aggregators.MultiKrum, weighs=False),
-    "Bulyan": Rule(partial(aggregators.Bulyan, 0), weighs=False),
+    "Bulyan": Rule(partial(aggregators.Bulyan, 0), weighs=False, is_mean=True),
     "GeometricMedian": Rule(aggregators.GeometricMedian),
-    "FedExP": Rule(aggregators.FedExP),
+    "FedExP": Rule(aggregators.FedExP, is_mean=True),
     "FedACG": Rule(aggregators.FedACG),
-    "SignMajority": Rule(aggregators.SignMajority, weighs=False),
+    "SignMajority": Rule(partial(aggregators.SignMajority, lr=0.1), weighs=False),
     "TIES": Rule(aggregators.TIES, weighs=False),
-    "PCGrad": Rule(aggregators.PCGrad),
+    "PCGrad": Rule(aggregators.PCGrad, is_mean=True),
     "FedMGDA": Rule(aggregators.FedMGDA),
     "FedOMG": Rule(aggregators.FedOMG),
 }
