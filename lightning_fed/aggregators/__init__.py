@@ -1,14 +1,17 @@
 """Server-side callbacks: each steps the global model at the end of a round."""
 
 from lightning_fed.aggregators.adaptive import FedAdagrad, FedAdam, FedYogi
-from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.aggregators.base import Aggregator, StatefulAggregator
 from lightning_fed.aggregators.cgw import CGW
+from lightning_fed.aggregators.conflicts import TIES, CombiningAggregator, FedMGDA, FedOMG, PCGrad, SignMajority
 from lightning_fed.aggregators.fedavg import FedAvg
-from lightning_fed.aggregators.fedavgm import FedAvgM
+from lightning_fed.aggregators.fedavgm import FedACG, FedAvgM
 from lightning_fed.aggregators.feddyn import FedDynServer
+from lightning_fed.aggregators.fedexp import FedExP
 from lightning_fed.aggregators.fedgma import FedGMA
 from lightning_fed.aggregators.fednova import FedNova
 from lightning_fed.aggregators.robust import (
+    Bulyan,
     CoordinateMedian,
     GeometricMedian,
     Krum,
@@ -17,25 +20,33 @@ from lightning_fed.aggregators.robust import (
     TrimmedMean,
 )
 from lightning_fed.aggregators.server_optimizer import ServerOptimizer
-from lightning_fed.aggregators.stateful import StatefulAggregator
 
 __all__ = [
     "Aggregator",
+    "Bulyan",
     "CGW",
+    "CombiningAggregator",
     "CoordinateMedian",
+    "FedACG",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedDynServer",
+    "FedExP",
     "FedGMA",
+    "FedMGDA",
     "FedNova",
+    "FedOMG",
     "FedYogi",
     "GeometricMedian",
     "Krum",
     "MultiKrum",
+    "PCGrad",
     "RobustMean",
     "ServerOptimizer",
+    "SignMajority",
     "StatefulAggregator",
+    "TIES",
     "TrimmedMean",
 ]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_fed.aggregators.stateful import StatefulAggregator
+from lightning_fed.aggregators.base import StatefulAggregator
 from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.server import fedadagrad_step, fedadam_step, fedyogi_step

@@ -1,9 +1,10 @@
-"""The base of aggregators: callbacks that step the global model at the end of a round."""
+"""The bases of aggregators: callbacks that step the global model at the end of a round."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from lightning_fed.core.updates import Client, Need, ReducedUpdate, StartGradien
 from lightning_fed.errors import FederatedError, expect_choice, expect_number
 from lightning_fed.masks import Mask
 
-__all__ = ["Aggregator"]
+__all__ = ["Aggregator", "StatefulAggregator"]
 
 
 class Aggregator(FederatedCallback, ABC):
@@ -147,3 +148,39 @@ class Aggregator(FederatedCallback, ABC):
         means = {name: getattr(update, name) for name in ("mean", "normalized_mean")}
         masked: dict[str, Any] = {name: mask.over(value, factors) for name, value in means.items() if value.numel()}
         return self.server_step(replace(update, **masked))
+
+
+class StatefulAggregator(Aggregator):
+    """Keeps server state: vectors of shape (d,) by name, forgotten at a new ``fit`` and saved with the checkpoint.
+
+    Attributes:
+        vectors: The state after the last round; empty before the first.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.vectors: dict[str, Tensor] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forgets the state of a former ``fit``."""
+        if stage == "fit":
+            self.vectors = {}
+
+    def recall(self, name: str, like: Tensor, initial: float = 0.0) -> Tensor:
+        """Returns a vector of the state, filled with ``initial`` before the first round.
+
+        Args:
+            name: Name of the vector.
+            like: Tensor of shape (d,) whose dtype and device the vector gets, as a checkpoint loads on the CPU.
+            initial: Value of every element before the first round.
+        """
+        kept = self.vectors.get(name)
+        return torch.full_like(like, initial) if kept is None else kept.to(like)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns copies of the vectors."""
+        return {name: vector.clone() for name, vector in self.vectors.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.vectors = dict(state_dict)

@@ -1,15 +1,17 @@
-"""Federated averaging with server momentum."""
+"""Federated averaging with server momentum, and clients that start where the momentum leads."""
 
 from typing import Any
 
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fed.aggregators.stateful import StatefulAggregator
-from lightning_fed.core.updates import ReducedUpdate
+from lightning_fed.aggregators.base import StatefulAggregator
+from lightning_fed.core.hooks import TrainerLike
+from lightning_fed.core.updates import Client, Cohort, ReducedUpdate
 from lightning_fed.errors import expect_number
 from lightning_fed.functional.server import fedavgm_step
 
-__all__ = ["FedAvgM"]
+__all__ = ["FedACG", "FedAvgM"]
 
 
 class FedAvgM(StatefulAggregator):
@@ -32,3 +34,31 @@ class FedAvgM(StatefulAggregator):
         momentum = self.recall("momentum", update.mean)
         step, self.vectors["momentum"] = fedavgm_step(update.mean, momentum, self.beta)
         return step
+
+
+class FedACG(FedAvgM):
+    """FedAvgM whose clients start at w + η_g β m, where the momentum leads, and are measured from there.
+
+    Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated Client Gradient", CVPR 2024, whose λ is
+    β here. The pull of its clients to their start is the client algorithm ``FedProx``, whose μ is its β. The first
+    round, and β = 0, are FedAvg, or FedProx beside it, bit for bit.
+
+    Args:
+        beta: β in [0, 1), the paper's λ.
+        **kwargs: Options of every aggregator.
+    """
+
+    stacks = True
+
+    def __init__(self, beta: float = 0.85, **kwargs: Any) -> None:
+        super().__init__(beta, **kwargs)
+
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Computes η_g β m."""
+        self._ahead = self.recall("momentum", trainer.weights) * (self.lr * self.beta)
+
+    def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
+        """Moves the start ahead, also one that a client algorithm has displaced."""
+        if self.beta and self.vectors:
+            start = trainer.vector.data.add_(self._ahead)
+            trainer.origin = start.clone()

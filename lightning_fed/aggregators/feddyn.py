@@ -5,7 +5,7 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_fed.aggregators.stateful import StatefulAggregator
+from lightning_fed.aggregators.base import StatefulAggregator
 from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError, expect_number
 from lightning_fed.functional.server import feddyn_step

@@ -8,6 +8,8 @@ from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import expect_count, expect_number
 from lightning_fed.functional.robust import (
+    bulyan,
+    check_bulyan,
     check_krum,
     check_trim,
     coordinate_median,
@@ -16,7 +18,7 @@ from lightning_fed.functional.robust import (
     trimmed_mean,
 )
 
-__all__ = ["CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "RobustMean", "TrimmedMean"]
+__all__ = ["Bulyan", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "RobustMean", "TrimmedMean"]
 
 
 class RobustMean(Aggregator):
@@ -123,6 +125,36 @@ class Krum(MultiKrum):
 
     def __init__(self, num_corrupted: int = 1, **kwargs: Any) -> None:
         super().__init__(num_corrupted, 1, **kwargs)
+
+
+class Bulyan(RobustMean):
+    """Picks n - 2f clients by Krum, then adds the mean of each coordinate near their median; see ``bulyan``.
+
+    El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018, section
+    4: against corrupted clients that pass Krum by putting all their difference into few coordinates. The weights p_i do
+    not enter. f = 0 is FedAvg with uniform weighting.
+
+    Args:
+        num_corrupted: f, at least 0; every round has n >= 4f + 3 clients.
+        **kwargs: Options of every aggregator.
+    """
+
+    weighs_updates = False
+    mask_refusal = "it already leaves out clients, and coordinate by coordinate those far from the median"
+
+    def __init__(self, num_corrupted: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        expect_count("--aggregator.num_corrupted", num_corrupted, least=0)
+        self.num_corrupted = num_corrupted
+        self.min_clients = 4 * num_corrupted + 3
+
+    def check_cohort(self, num_clients: int) -> None:
+        """Refuses a round of fewer than 4f + 3 clients."""
+        check_bulyan(num_clients, self.num_corrupted)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns the mean near the median of the picked updates, shape (d,)."""
+        return bulyan(update.updates, self.num_corrupted)
 
 
 class GeometricMedian(RobustMean):

@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     SPEED = 12
     WORK = 13
     MASK = 14
+    SERVER = 15
 
 
 def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0, index: int | None = None) -> int:

@@ -2,8 +2,21 @@
 
 from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.clients import ClientSummary, summarize_clients
+from lightning_fed.functional.conflicts import (
+    cagrad_weights,
+    least_norm,
+    mgda_weights,
+    pcgrad_weights,
+    ties_mean,
+)
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
-from lightning_fed.functional.geometry import GradientSpread, gradient_spread, gram_matrix, squared_distances
+from lightning_fed.functional.geometry import (
+    GradientSpread,
+    combine_rows,
+    gradient_spread,
+    gram_matrix,
+    squared_distances,
+)
 from lightning_fed.functional.local import control_variate, difference, linear_scaling_shift
 from lightning_fed.functional.masks import (
     agreement,
@@ -15,12 +28,20 @@ from lightning_fed.functional.masks import (
     sign_agreement_mask,
     vote_threshold,
 )
-from lightning_fed.functional.robust import coordinate_median, geometric_median, krum_scores, krum_select, trimmed_mean
+from lightning_fed.functional.robust import (
+    bulyan,
+    coordinate_median,
+    geometric_median,
+    krum_scores,
+    krum_select,
+    trimmed_mean,
+)
 from lightning_fed.functional.server import (
     fedadagrad_step,
     fedadam_step,
     fedavgm_step,
     feddyn_step,
+    fedexp_factor,
     fedyogi_step,
 )
 
@@ -28,7 +49,10 @@ __all__ = [
     "ClientSummary",
     "GradientSpread",
     "agreement",
+    "bulyan",
+    "cagrad_weights",
     "coin_flip_votes",
+    "combine_rows",
     "control_variate",
     "coordinate_median",
     "corrective_weights",
@@ -37,6 +61,7 @@ __all__ = [
     "fedadam_step",
     "fedavgm_step",
     "feddyn_step",
+    "fedexp_factor",
     "fedyogi_step",
     "geometric_median",
     "gradient_and_mask",
@@ -44,15 +69,19 @@ __all__ = [
     "gram_matrix",
     "krum_scores",
     "krum_select",
+    "least_norm",
     "linear_scaling_shift",
     "magnitude_agreement",
     "magnitude_agreement_mask",
+    "mgda_weights",
     "optimizer_distance",
+    "pcgrad_weights",
     "sand_mask",
     "sgd_distance",
     "sign_agreement_mask",
     "squared_distances",
     "summarize_clients",
+    "ties_mean",
     "trimmed_mean",
     "vote_threshold",
     "weighted_gradients",

@@ -7,10 +7,12 @@ from torch import Tensor
 
 __all__ = [
     "GradientSpread",
+    "combine_rows",
     "direction_cosines",
     "gradient_spread",
     "gram_matrix",
     "squared_distances",
+    "waits",
     "wide_dtype",
 ]
 
@@ -21,6 +23,31 @@ _COLUMNS = 1 << 16
 def wide_dtype(tensor: Tensor) -> torch.dtype:
     """Returns the dtype to sum in: float64, or float32 on devices that have no other."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def waits(tensor: Tensor) -> bool:
+    """Says whether to read a number is to wait for a device."""
+    return tensor.device.type != "cpu"
+
+
+def combine_rows(rows: Tensor, factors: Tensor) -> Tensor:
+    """Computes Σ c_i r_i in double precision, in ascending order of i.
+
+    Args:
+        rows: r_i, shape (n, d), floating.
+        factors: c_i, shape (n,), as wide as ``wide_dtype`` and on the device of ``rows``.
+
+    Returns:
+        Shape (d,), in the dtype of ``factors``.
+    """
+    total = rows.new_zeros(rows.shape[1], dtype=factors.dtype)
+    if waits(rows):
+        for row, factor in zip(rows, factors, strict=True):
+            total.addcmul_(row.to(total.dtype), factor)
+    else:
+        for row, alpha in zip(rows, factors.tolist(), strict=True):
+            total.add_(row, alpha=alpha)
+    return total
 
 
 def gram_matrix(rows: Tensor) -> Tensor:

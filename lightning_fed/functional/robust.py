@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.functional.geometry import squared_distances, wide_dtype
+from lightning_fed.functional.geometry import combine_rows, squared_distances, waits, wide_dtype
 
 __all__ = [
+    "bulyan",
+    "check_bulyan",
     "check_krum",
     "check_trim",
     "coordinate_median",
@@ -68,16 +70,26 @@ def check_trim(num_clients: int, trim: int) -> None:
 
 def check_krum(num_clients: int, num_corrupted: int, num_selected: int | None = None) -> None:
     """Refuses a cohort too small for Krum: n >= 2f + 3 (Blanchard et al., NeurIPS 2017, section 4) and m <= n."""
-    if num_clients < 2 * num_corrupted + 3:
-        raise FederatedError(
-            f"Expected at least 2f + 3 = {2 * num_corrupted + 3} clients in a round for Krum with f = {num_corrupted}, "
-            f"got {num_clients}: lower `--aggregator.num_corrupted` or raise `--trainer.clients_per_round`; clients "
-            "without samples or that diverged do not count."
-        )
+    _expect_enough(num_clients, 2, num_corrupted, "Krum")
     if num_selected is not None and num_selected > num_clients:
         raise FederatedError(
             f"Expected at least as many clients in a round as Krum selects, {num_selected}, got {num_clients}: lower "
             "`--aggregator.num_selected` or raise `--trainer.clients_per_round`."
+        )
+
+
+def check_bulyan(num_clients: int, num_corrupted: int) -> None:
+    """Refuses a cohort too small for Bulyan: n >= 4f + 3 (El Mhamdi et al., ICML 2018, section 4)."""
+    _expect_enough(num_clients, 4, num_corrupted, "Bulyan")
+
+
+def _expect_enough(num_clients: int, times: int, num_corrupted: int, name: str) -> None:
+    needed = times * num_corrupted + 3
+    if num_clients < needed:
+        raise FederatedError(
+            f"Expected at least {times}f + 3 = {needed} clients in a round for {name} with f = {num_corrupted}, got "
+            f"{num_clients}: lower `--aggregator.num_corrupted` or raise `--trainer.clients_per_round`; clients "
+            "without samples or that diverged do not count."
         )
 
 
@@ -91,10 +103,14 @@ def krum_scores(updates: Tensor, num_corrupted: int) -> Tensor:
     Returns:
         Scores, the lower the better, shape (n,), float64.
     """
-    count = len(updates)
-    check_krum(count, num_corrupted)
-    distances = squared_distances(updates).fill_diagonal_(-1.0)  # so that a client itself comes first, and is left out
-    return distances.sort(dim=1).values[:, 1 : count - num_corrupted - 1].sum(dim=1)
+    check_krum(len(updates), num_corrupted)
+    return _scores(squared_distances(updates), num_corrupted)
+
+
+def _scores(distances: Tensor, num_corrupted: int) -> Tensor:
+    """Computes Krum's scores, shape (m,), from the distances of m clients, whose diagonal it overwrites."""
+    distances.fill_diagonal_(-1.0)  # so that a client itself comes first, and is left out
+    return distances.sort(dim=1).values[:, 1 : max(len(distances) - num_corrupted - 1, 1)].sum(dim=1)
 
 
 def krum_select(updates: Tensor, num_corrupted: int, num_selected: int = 1) -> Tensor:
@@ -108,6 +124,33 @@ def krum_select(updates: Tensor, num_corrupted: int, num_selected: int = 1) -> T
     """
     check_krum(len(updates), num_corrupted, num_selected)
     return krum_scores(updates, num_corrupted).argsort(stable=True)[:num_selected]
+
+
+def bulyan(updates: Tensor, num_corrupted: int) -> Tensor:
+    """Computes Bulyan over Krum (El Mhamdi, Guerraoui, Rouault, ICML 2018, section 4).
+
+    Krum picks a client, again and again among those that are left, until θ = n - 2f are picked. Of these the mean of
+    each coordinate is over the θ - 2f values nearest to its median. f = 0 is the mean of all.
+
+    Args:
+        updates: δ_i, shape (n, d), floating, in ascending order of client id.
+        num_corrupted: f; n >= 4f + 3.
+
+    Returns:
+        Shape (d,), in the dtype of ``updates``.
+    """
+    check_bulyan(len(updates), num_corrupted)
+    left, picked, distances = list(range(len(updates))), list[int](), squared_distances(updates).cpu()
+    while len(picked) < len(updates) - 2 * num_corrupted:
+        scores = _scores(distances[left][:, left], num_corrupted)
+        picked.append(left.pop(int(scores.argsort(stable=True)[0])))
+    low, high, kept = (len(picked) - 1) // 2, len(picked) // 2, len(picked) - 2 * num_corrupted
+
+    def mean_near_median(ordered: Tensor) -> Tensor:
+        far = (ordered - (ordered[low] + ordered[high]) / 2).abs()
+        return ordered.gather(0, far.argsort(dim=0, stable=True)[:kept]).mean(dim=0)
+
+    return _of_sorted(updates[sorted(picked)], mean_near_median)
 
 
 def geometric_median(
@@ -124,31 +167,14 @@ def geometric_median(
     """
     wide = wide_dtype(updates)
     shares = (weights / weights.sum()).to(updates.device, wide)  # so that 1 / Σ pulls is the harmonic mean
-    center, moves = _combine(updates, shares), torch.ones((), dtype=torch.bool, device=updates.device)
-    looks_every = _LOOKS_EVERY if _waits(updates) else 1
+    center, moves = combine_rows(updates, shares), torch.ones((), dtype=torch.bool, device=updates.device)
+    looks_every = _LOOKS_EVERY if waits(updates) else 1
     for iteration in range(1, iterations + 1):
         distances = torch.stack([torch.linalg.vector_norm(center - row) for row in updates])
         pulls = shares / distances.clamp(min=smoothing)
         total = pulls.cumsum(0)[-1]  # in ascending order of i
-        former, center = center, torch.where(moves, _combine(updates, pulls / total), center)
+        former, center = center, torch.where(moves, combine_rows(updates, pulls / total), center)
         moves = moves & ~(torch.linalg.vector_norm(center - former) * total <= tolerance)
         if iteration % looks_every == 0 and not moves:
             break
     return center.to(updates.dtype)
-
-
-def _combine(rows: Tensor, factors: Tensor) -> Tensor:
-    """Computes Σ c_i r_i in double precision, in ascending order of i."""
-    total = rows.new_zeros(rows.shape[1], dtype=factors.dtype)
-    if _waits(rows):
-        for row, factor in zip(rows, factors, strict=True):
-            total.addcmul_(row.to(total.dtype), factor)
-    else:
-        for row, alpha in zip(rows, factors.tolist(), strict=True):
-            total.add_(row, alpha=alpha)
-    return total
-
-
-def _waits(tensor: Tensor) -> bool:
-    """Says whether to read a number is to wait for a device."""
-    return tensor.device.type != "cpu"

@@ -4,9 +4,29 @@ Every function returns u, the step before mask and server learning rate, then th
 left as they are. Δ is the pseudo-gradient Σ p_i δ_i in the server's direction of travel, δ_i = w_i - w.
 """
 
+import torch
 from torch import Tensor
 
-__all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step", "fedyogi_step"]
+from lightning_fed.functional.geometry import wide_dtype
+
+__all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step", "fedexp_factor", "fedyogi_step"]
+
+
+def fedexp_factor(mean: Tensor, mean_square: Tensor, epsilon: float) -> Tensor:
+    """Computes η_g = max(1, Σ p_i ‖δ_i‖² / (2 (‖Δ‖² + ε))) (Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1).
+
+    In double precision, and 1 where Δ and ε are 0.
+
+    Args:
+        mean: Δ, shape (d,), floating.
+        mean_square: Σ p_i ‖δ_i‖², shape ().
+        epsilon: ε, at least 0, in the unit of squared updates.
+
+    Returns:
+        η_g, shape (), as wide as ``mean_square``.
+    """
+    below = 2 * (torch.linalg.vector_norm(mean, dtype=wide_dtype(mean)).square() + epsilon)
+    return torch.where(below > 0, mean_square / below, 1.0).clamp(min=1.0)
 
 
 def fedavgm_step(mean: Tensor, momentum: Tensor, beta: float) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
-from lightning_fed.core.updates import Client, ReducedUpdate, Update
+from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, Update
 from lightning_fed.data import FederatedDataModule, Partitioner
 
 STRENGTHS = np.array([1.0, 2.0, 0.5])
@@ -102,6 +102,7 @@ def step_by_hand(
     module = Logged()
     reducer = RoundReducer(weights, aggregator.all_needs, len(deltas))
     reducer.reset(len(deltas))
+    aggregator.on_round_start(trainer, module, Cohort(1, ()))
     for i, (delta, size) in enumerate(zip(deltas, sizes, strict=True)):
         client = Client(i, size, 1)
         update = Update(client, torch.tensor(delta), 1, {}, aggregator.client_weight(client))

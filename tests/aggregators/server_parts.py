@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
-from lightning_fed.core.updates import Client, Update
+from lightning_fed.core.updates import Client, Cohort, Update
 
 SIZES, REGISTERED = [7, 1, 30, 12], 9
 
@@ -18,6 +18,8 @@ SIZES, REGISTERED = [7, 1, 30, 12], 9
 class Module(LightningModule):
     def log_dict(self, *args: Any, **kwargs: Any) -> None:
         """Takes what the mask reports."""
+
+    log = log_dict
 
 
 class Server:
@@ -29,7 +31,9 @@ class Server:
     def __init__(self, aggregator: Aggregator, start: np.ndarray, state: dict[str, Any] | None = None) -> None:
         self.aggregator, self.weights = aggregator, torch.tensor(start)
         vector = SimpleNamespace(parameters=[self.weights])
-        self.trainer: Any = SimpleNamespace(weights=self.weights, vector=vector, seed=0, optimizers=[], callbacks=[])
+        self.trainer: Any = SimpleNamespace(
+            weights=self.weights, vector=vector, seed=0, optimizers=[], callbacks=[], reduce_sum=lambda tensor: tensor
+        )
         aggregator.setup(self.trainer, Module(), "fit")
         if state is not None:
             aggregator.load_state_dict(state)
@@ -38,11 +42,13 @@ class Server:
     def reduce(self, deltas: np.ndarray, sizes: Sequence[int], distances: Sequence[float] | None = None) -> Any:
         reducer = RoundReducer(self.weights, self.aggregator.all_needs, REGISTERED)
         reducer.reset(len(deltas))
+        self.aggregator.on_round_start(self.trainer, Module(), Cohort(1, ()))
         for i, (delta, size) in enumerate(zip(deltas, sizes, strict=True)):
             client = Client(i, size, 1)
             update = Update(client, torch.tensor(delta), 1, {}, self.aggregator.client_weight(client))
             update.distance = 1.0 if distances is None else distances[i]
             reducer.add(update, average_buffers=False)
+            self.aggregator.on_client_entered(self.trainer, Module(), update)
         return reducer.reduce(1)
 
     def round(self, deltas: np.ndarray, sizes: Sequence[int], distances: Sequence[float] | None = None) -> np.ndarray:

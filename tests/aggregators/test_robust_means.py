@@ -10,6 +10,7 @@ import torch
 from lightning_fed import FederatedCallback
 from lightning_fed.aggregators import (
     Aggregator,
+    Bulyan,
     CoordinateMedian,
     FedAvg,
     GeometricMedian,
@@ -28,6 +29,7 @@ RULES = {
     "trimmed": lambda **kwargs: TrimmedMean(2, **kwargs),
     "krum": lambda **kwargs: Krum(2, **kwargs),
     "multi-krum": lambda **kwargs: MultiKrum(2, 4, **kwargs),
+    "bulyan": lambda **kwargs: Bulyan(1, **kwargs),
     "geometric": lambda **kwargs: GeometricMedian(iterations=5000, tolerance=1e-15, **kwargs),
 }
 SIZES = [7, 1, 30, 12, 5, 5, 9, 2, 4]
@@ -56,6 +58,17 @@ def weiszfeld(deltas: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return center
 
 
+def bulyan_of(deltas: np.ndarray, f: int) -> np.ndarray:
+    picked, left = [], deltas
+    while len(picked) < len(deltas) - 2 * f:
+        best = best_of(left, f)[0]
+        picked.append(left[best])
+        left = np.delete(left, best, axis=0)
+    far = np.abs(picked - np.median(picked, axis=0))
+    nearest = np.argsort(far, axis=0)[: len(picked) - 2 * f]
+    return np.take_along_axis(np.array(picked), nearest, axis=0).mean(axis=0)
+
+
 def by_numpy(name: str, deltas: np.ndarray, weighting: str) -> np.ndarray:
     weights = np.array(SIZES) / sum(SIZES) if weighting == "samples" else np.full(9, 1 / 9)
     ordered = np.sort(deltas, axis=0)
@@ -63,6 +76,8 @@ def by_numpy(name: str, deltas: np.ndarray, weighting: str) -> np.ndarray:
         return ordered[4]
     if name == "trimmed":
         return ordered[2:7].mean(axis=0)
+    if name == "bulyan":
+        return bulyan_of(deltas, 1)
     if name == "geometric":
         return weiszfeld(deltas, weights)
     return deltas[best_of(deltas, 2)[: 1 if name == "krum" else 4]].mean(axis=0)
@@ -115,7 +130,7 @@ def test_one_client_is_followed(rule: Aggregator) -> None:
 def test_limits_that_are_the_unweighted_mean() -> None:
     start, deltas = problem()
     expected, _ = step_by_hand(FedAvg(weighting="uniform"), start, deltas, SIZES)
-    for rule in (TrimmedMean(0), MultiKrum(2, 9), MultiKrum(0, None)):
+    for rule in (TrimmedMean(0), MultiKrum(2, 9), MultiKrum(0, None), Bulyan(0)):
         after, _ = step_by_hand(rule, start, deltas, SIZES)
         np.testing.assert_allclose(after, expected, rtol=0, atol=1e-15)
     two, _ = step_by_hand(CoordinateMedian(), start, deltas[:2], SIZES[:2])
@@ -142,6 +157,7 @@ def test_masks_are_refused_with_the_reason(rule: Any) -> None:
         (lambda: TrimmedMean(-1), "trim"),
         (lambda: Krum(-1), "num_corrupted"),
         (lambda: MultiKrum(1, 0), "num_selected"),
+        (lambda: Bulyan(-1), "num_corrupted"),
         (lambda: GeometricMedian(iterations=0), "iterations"),
         (lambda: GeometricMedian(tolerance=-1e-9), "tolerance"),
         (lambda: GeometricMedian(smoothing=0.0), "smoothing"),
@@ -155,8 +171,13 @@ def test_options_out_of_range_are_refused(make: Any, option: str) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "option"),
-    [(TrimmedMean(2), "trim"), (Krum(1), "num_corrupted"), (MultiKrum(0, 4), "num_selected")],
-    ids=["trimmed", "krum", "multi-krum"],
+    [
+        (TrimmedMean(2), "trim"),
+        (Krum(1), "num_corrupted"),
+        (MultiKrum(0, 4), "num_selected"),
+        (Bulyan(1), "num_corrupted"),
+    ],
+    ids=["trimmed", "krum", "multi-krum", "bulyan"],
 )
 def test_a_cohort_that_is_too_small_is_refused_before_training(rule: RobustMean, option: str, tmp_path: Path) -> None:
     with pytest.raises(FederatedError, match=rf"got 3: lower `--aggregator\.{option}`"):

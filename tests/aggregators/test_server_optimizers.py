@@ -13,11 +13,13 @@ from torch import Tensor
 
 from lightning_fed.aggregators import (
     Aggregator,
+    FedACG,
     FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgM,
     FedDynServer,
+    FedExP,
     FedNova,
     FedYogi,
     ServerOptimizer,
@@ -28,10 +30,10 @@ from lightning_fed.masks import SignAgreement
 from tests.aggregators.server_parts import REGISTERED, SIZES, Module, Server, rounds, run
 
 EVERY: list[Callable[..., Aggregator]] = [
-    FedAvgM, FedAdagrad, FedAdam, FedYogi, FedNova, FedDynServer,
+    FedAvgM, FedACG, FedExP, FedAdagrad, FedAdam, FedYogi, FedNova, FedDynServer,
     lambda **options: ServerOptimizer(lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True), **options),
 ]  # fmt: skip
-IDS = ["FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedNova", "FedDynServer", "ServerOptimizer"]
+IDS = ["FedAvgM", "FedACG", "FedExP", "FedAdagrad", "FedAdam", "FedYogi", "FedNova", "FedDynServer", "ServerOptimizer"]
 every = pytest.mark.parametrize("make", EVERY, ids=IDS)
 
 
@@ -171,7 +173,7 @@ def test_state_goes_through_a_checkpoint_to_the_bit(make: Any, dtype: Any, tmp_p
         assert np.array_equal(second.round(deltas[t], SIZES), whole[t])
     assert whole.dtype == dtype
     forgotten = Server(make(), middle).round(deltas[3], SIZES)
-    assert np.array_equal(forgotten, whole[3]) == (make is FedNova)
+    assert np.array_equal(forgotten, whole[3]) == (make in (FedNova, FedExP))  # it keeps what it shows alone
 
 
 @every
@@ -238,6 +240,9 @@ def test_the_reduced_update_is_not_changed(make: Any) -> None:
         (FedAdagrad, {"initial_v": "one"}, "initial_v"),
         (FedDynServer, {"alpha": 0.0}, "alpha"),
         (FedDynServer, {"weighting": "samples"}, "weighting"),
+        (FedACG, {"beta": 1.0}, "beta"),
+        (FedExP, {"epsilon": -1e-9}, "epsilon"),
+        (FedExP, {"evaluate": "best"}, "evaluate"),
         (FedNova, {"weighting": "equal"}, "weighting"),
         (ServerOptimizer, {"lr": -1.0}, "lr"),
     ],

@@ -12,11 +12,13 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import (
+    FedACG,
     FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgM,
     FedDynServer,
+    FedExP,
     FedNova,
     FedYogi,
     ServerOptimizer,
@@ -27,10 +29,20 @@ from lightning_fed.masks import SignAgreement
 from lightning_fed.models import MLP, ImageClassifier
 
 EVERY: list[Any] = [
-    FedAvgM, FedAdagrad, FedAdam, FedYogi, FedNova, FedDynServer,
+    FedAvgM, FedACG, FedExP, FedAdagrad, FedAdam, FedYogi, FedNova, FedDynServer,
     lambda **options: ServerOptimizer(lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5), **options),
 ]  # fmt: skip
-IDS = ["FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedNova", "FedDynServer", "ServerOptimizer"]
+IDS = [
+    "FedAvgM",
+    "FedACG",
+    "FedExP",
+    "FedAdagrad",
+    "FedAdam",
+    "FedYogi",
+    "FedNova",
+    "FedDynServer",
+    "ServerOptimizer",
+]
 every = pytest.mark.parametrize("make", EVERY, ids=IDS)
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer, aggregators
 from lightning_fed.aggregators import Aggregator
+from lightning_fed.core.updates import Need
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
 from lightning_fed.sampling import ClientSampler
@@ -36,12 +37,14 @@ class Rule:
         weighs: Whether the p_i enter its step.
         memoryless: Whether its step is linear in the mean of the updates and in nothing else, so that a mask before it
             and one after it are the same.
+        is_mean: Whether it is FedAvg for clients who agree as far as these do, or with the option given here.
     """
 
     make: Callable[..., Aggregator]
     weightings: tuple[str, ...] = ("samples", "uniform")
     weighs: bool = True
     memoryless: bool = False
+    is_mean: bool = False
 
 
 RULES = {
@@ -59,10 +62,20 @@ RULES = {
     "TrimmedMean": Rule(aggregators.TrimmedMean, weighs=False),
     "Krum": Rule(aggregators.Krum, weighs=False),
     "MultiKrum": Rule(aggregators.MultiKrum, weighs=False),
+    "Bulyan": Rule(partial(aggregators.Bulyan, 0), weighs=False, is_mean=True),
     "GeometricMedian": Rule(aggregators.GeometricMedian),
+    "FedExP": Rule(aggregators.FedExP, is_mean=True),
+    "FedACG": Rule(aggregators.FedACG),
+    "SignMajority": Rule(partial(aggregators.SignMajority, lr=0.1), weighs=False),
+    "TIES": Rule(aggregators.TIES, weighs=False),
+    "PCGrad": Rule(aggregators.PCGrad, is_mean=True),
+    "FedMGDA": Rule(aggregators.FedMGDA),
+    "FedOMG": Rule(aggregators.FedOMG),
 }
 MASKED = [name for name in RULES if getattr(aggregators, name).mask_refusal is None]
 UNMASKED = [name for name in RULES if name not in MASKED]
+# A mask can come before these, as they use a mean.
+AFTER_A_MASK = [name for name in MASKED if getattr(aggregators, name).needs & (Need.MEAN | Need.NORMALIZED_MEAN)]
 
 MASKS: dict[str, Callable[[], Mask] | None] = {
     "none": None,
@@ -95,6 +108,8 @@ LIMITS: dict[str, Callable[[], Mask]] = {
 }
 SPECIAL = {
     "FedAvgM at 0": Rule(partial(aggregators.FedAvgM, beta=0.0)),
+    "FedACG at 0": Rule(partial(aggregators.FedACG, beta=0.0)),
+    "FedOMG at 0": Rule(partial(aggregators.FedOMG, kappa=0.0)),
     "CGW at 0": Rule(partial(aggregators.CGW, alpha=0.0)),
     "FedGMA at 0": Rule(partial(aggregators.FedGMA, server_lr=0.0)),
     "ServerOptimizer as FedAvg": Rule(aggregators.ServerOptimizer),

@@ -65,6 +65,7 @@ SHAPES = {
     "still": still(),
     "whole numbers": whole_numbers(),
     "one client": [make_round(np.random.default_rng(i), SIZES[:1], (15, 8)) for i in range(3)],
+    "seven clients": [make_round(np.random.default_rng(i + 40), np.array([*SIZES, 3, 15]), (15, 8)) for i in range(3)],
     "one coordinate": [make_round(np.random.default_rng(i + 22), SIZES, (1,)) for i in range(3)],
 }
 

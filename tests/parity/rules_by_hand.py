@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from math import tanh
+from itertools import product
+from math import fsum, tanh
 
 import numpy as np
+from scipy.optimize import minimize
 
 # η_g of every rule; not 1, so that what it multiplies is seen.
 LR = 0.7
@@ -182,6 +184,109 @@ def krum(each: Round, server: Server, corrupted: int, selected: int) -> Array:
         scores.append(sum(others[: n - corrupted - 2]))
     best = sorted(range(n), key=lambda i: (scores[i], i))[: selected if selected > 0 else n + selected]
     return LR * sum(each.deltas[i] for i in best) / len(best)
+
+
+def bulyan(each: Round, server: Server, corrupted: int) -> Array:
+    """Krum again and again, of those that are left, then the mean of the values nearest to the median."""
+    left, picked = list(range(len(each.deltas))), []
+    while len(picked) < len(each.deltas) - 2 * corrupted:
+        scores = []
+        for i in left:
+            others = sorted(((each.deltas[i] - each.deltas[j]) ** 2).sum() for j in left if j != i)
+            scores.append((sum(others[: max(len(left) - corrupted - 2, 0)]), i))
+        picked.append(min(scores)[1])
+        left.remove(picked[-1])
+    step = []
+    for column in each.deltas[picked].T:
+        nearest = sorted(column, key=lambda x, column=column: (abs(x - np.median(column)), x))
+        step.append(np.mean(nearest[: len(picked) - 2 * corrupted]))
+    return LR * np.array(step)
+
+
+def fedexp(each: Round, server: Server, epsilon: float) -> Array:
+    """η_g of the authors' weighted form, which for equal counts is the paper's."""
+    mean, squares = server.pseudo_gradient(each), (each.deltas**2).sum(axis=1)
+    mean_square, square = (server.counts * squares).sum() / server.counts.sum(), (mean**2).sum()
+    return LR * max(1.0, mean_square / (2 * (square + epsilon)) if square + epsilon else 1.0) * mean
+
+
+def sign_majority(each: Round, server: Server) -> Array:
+    votes = [(column > 0).sum() - (column < 0).sum() for column in each.deltas.T]
+    return LR * np.array([float(vote > 0) - float(vote < 0) for vote in votes])
+
+
+def ties(each: Round, server: Server, keep: float) -> Array:
+    rows, count = [], max(1, round(keep * each.deltas.shape[1]))
+    for row in each.deltas:
+        least = sorted(abs(row))[-count]
+        rows.append([x if abs(x) >= least else 0.0 for x in row])
+    step = []
+    for column in zip(*rows, strict=True):
+        total = fsum(column)
+        agreeing = [x for x in column if x * total > 0]
+        step.append(fsum(agreeing) / len(agreeing) if agreeing else 0.0)
+    return LR * np.array(step)
+
+
+def pcgrad(each: Round, server: Server, seed: int) -> Array:
+    """Vector by vector; the orders are those of the seed (15 is what the stream is for) and the round."""
+    number, n = server.recall("round")[0] + 1, len(each.deltas)
+    server.memory["round"] = np.array([number])
+    draw = np.random.default_rng(np.random.SeedSequence([seed, 15, int(number), 0]))
+    others = np.array([[j for j in range(n) if j != i] for i in range(n)], dtype=np.int64).reshape(n, n - 1)
+    projected = []
+    for own, order in zip(each.deltas, draw.permuted(others, axis=1), strict=True):
+        for other in each.deltas[order]:
+            if own @ other < 0:
+                own = own - (own @ other) / (other @ other) * other
+        projected.append(own)
+    return LR * each.mean(np.array(projected), server.counts)
+
+
+def fedmgda(each: Round, server: Server, epsilon: float) -> Array:
+    """The shortest of the points that each choice of clients at their bounds, and the rest free, leads to."""
+    lengths = np.sqrt((each.deltas**2).sum(axis=1))
+    moved = lengths > 0
+    if not moved.any():
+        return np.zeros_like(server.w)
+    rows, first = each.deltas[moved] / lengths[moved, None], server.counts[moved] / server.counts[moved].sum()
+    low, high, best = np.maximum(first - epsilon, 0), np.minimum(first + epsilon, 1), first
+    for where in product((low, high, None), repeat=len(rows)):
+        free = np.array([bound is None for bound in where])
+        weights = np.array([0.0 if b is None else b[i] for i, b in enumerate(where)])
+        if free.any():
+            fixed, base = weights @ rows, np.flatnonzero(free)[0]
+            weights[base] = 1 - weights.sum()
+            along = rows[free][1:] - rows[base]
+            if len(along):
+                start = fixed + weights[base] * rows[base]
+                moves = np.linalg.lstsq(along.T, -start, rcond=None)[0]
+                weights[np.flatnonzero(free)[1:]] = moves
+                weights[base] -= moves.sum()
+        inside = abs(weights.sum() - 1) < 1e-9 and (weights > low - 1e-9).all() and (weights < high + 1e-9).all()
+        if inside and ((weights @ rows) ** 2).sum() < ((best @ rows) ** 2).sum():
+            best = weights
+    return LR * (best @ rows)
+
+
+def fedomg(each: Round, server: Server, kappa: float) -> Array:
+    """Sequential quadratic programming on γ from each client and from all, the best of them."""
+    mean = each.mean(each.deltas, server.counts)
+    length, n = np.sqrt((mean**2).sum()), len(each.deltas)
+    if length == 0:
+        return np.zeros_like(mean)
+
+    def goal(gamma: Array) -> float:
+        return (gamma @ each.deltas @ mean) / length**2 + kappa * np.sqrt(((gamma @ each.deltas) ** 2).sum()) / length
+
+    sums = {"type": "eq", "fun": lambda gamma: gamma.sum() - 1}
+    found = [
+        minimize(goal, start, method="SLSQP", bounds=[(0, 1)] * n, constraints=sums, options={"ftol": 1e-15}).x
+        for start in [*(0.9 * np.eye(n) + 0.1 / n), np.full(n, 1 / n)]
+    ]
+    best = min(found, key=goal) @ each.deltas
+    norm = np.sqrt((best**2).sum())
+    return LR * (mean + kappa * length * best / norm if norm > 1e-6 * length else mean)
 
 
 def geometric_median(each: Round, server: Server, smoothing: float) -> Array:

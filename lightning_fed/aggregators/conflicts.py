@@ -1,0 +1,169 @@
+"""Rules for clients whose updates pull against each other."""
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.core.hooks import TrainerLike
+from lightning_fed.core.seeding import Purpose, numpy_generator_for
+from lightning_fed.core.updates import Need, ReducedUpdate
+from lightning_fed.errors import expect_number
+from lightning_fed.functional.conflicts import Array, cagrad_weights, mgda_weights, pcgrad_weights, ties_mean
+from lightning_fed.functional.geometry import combine_rows, gram_matrix, wide_dtype
+
+__all__ = ["TIES", "CombiningAggregator", "FedMGDA", "FedOMG", "PCGrad", "SignMajority"]
+
+
+class SignMajority(Aggregator):
+    """Moves every coordinate by η_g towards the sign that most clients give it: w <- w + η_g sign(Σ sign(δ_i)).
+
+    Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with Majority Vote is Communication Efficient and Fault
+    Tolerant", ICLR 2019, Algorithm 1, with the updates of local training in the place of gradients. A tie leaves the
+    coordinate where it is. The weights p_i do not enter.
+
+    Args:
+        lr: η_g, above 0: what every coordinate moves in a round, unless there is a tie.
+        **kwargs: Options of every aggregator.
+    """
+
+    needs = Need.SIGN_SUM
+    weighs_updates = False
+    mask_refusal = "its step is the clients' vote already, which a mask would count a second time"
+
+    def __init__(self, lr: float = 1e-3, **kwargs: Any) -> None:
+        super().__init__(lr=lr, **kwargs)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns sign(Σ sign(δ_i)), shape (d,)."""
+        return update.sign_sum.sign()
+
+
+class TIES(Aggregator):
+    """Adds, coordinate by coordinate, the mean over the clients whose sign is elected; see ``ties_mean``.
+
+    Yadav, Tam, Choshen, Raffel, Bansal, "TIES-Merging: Resolving Interference When Merging Models", NeurIPS 2023,
+    Algorithm 1; η_g is its λ. The weights p_i do not enter. With ``keep`` 1 it is FedAvg with uniform weighting where
+    all clients agree in sign.
+
+    Args:
+        keep: Share of its coordinates, in (0, 1], that each client keeps, the largest ones.
+        **kwargs: Options of every aggregator.
+    """
+
+    needs = Need.UPDATES
+    weighs_updates = False
+    mask_refusal = "it already leaves out, coordinate by coordinate, the clients of the other sign"
+
+    def __init__(self, keep: float = 0.2, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        expect_number("--aggregator.keep", keep, above=0, most=1)
+        self.keep = keep
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns the mean over the clients of the elected sign, shape (d,)."""
+        return ties_mean(update.updates, self.keep)
+
+
+class CombiningAggregator(Aggregator):
+    """The base of rules that add Σ c_i δ_i with c_i found from the inner products of the updates.
+
+    Such a rule holds the updates of the whole cohort, shape (n, d).
+
+    Attributes:
+        step_weights: c_i of the last round, shape (n,), float64, on the CPU; empty before the first.
+    """
+
+    needs = Need.UPDATES
+    step_weights: Tensor = torch.empty(0, dtype=torch.float64)
+
+    @abstractmethod
+    def combine(self, gram: Array, shares: Array, round: int) -> Array:
+        """Computes c_i, shape (n,).
+
+        Args:
+            gram: ⟨δ_i, δ_j⟩, shape (n, n), in ascending order of client id.
+            shares: p_i, shape (n,), summing to 1.
+            round: Index of the round, from 1.
+        """
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns Σ c_i δ_i, shape (d,)."""
+        rows, shares = update.updates, update.weights.numpy()
+        gram = gram_matrix(rows).cpu().double().numpy()  # read once: what follows asks for one number after another
+        self.step_weights = torch.from_numpy(self.combine(gram, shares, update.round))
+        return combine_rows(rows, self.step_weights.to(rows.device, wide_dtype(rows))).to(rows.dtype)
+
+    def client_figures(self) -> dict[str, Tensor]:
+        """Returns c_i of the last round."""
+        return {"step_weight": self.step_weights}
+
+
+class PCGrad(CombiningAggregator):
+    """Takes from each update what pulls against another, then averages: w <- w + η_g Σ p_i g_i; see ``pcgrad_weights``.
+
+    Yu, Kumar, Gupta, Levine, Hausman, Finn, "Gradient Surgery for Multi-Task Learning", NeurIPS 2020, Algorithm 1, of
+    gradients of tasks and their sum. The order in which an update meets the others is drawn anew each round, from the
+    run's seed. Without conflicts it is FedAvg, to rounding.
+    """
+
+    def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Steps ``trainer.weights`` in place, with the orders of the run's seed."""
+        self._seed = trainer.seed
+        super().step(trainer, pl_module, update)
+
+    def combine(self, gram: Array, shares: Array, round: int) -> Array:
+        """Returns the weights of Σ p_i g_i."""
+        clients = np.arange(len(gram))
+        others = np.array([np.delete(clients, i) for i in clients])
+        draw = numpy_generator_for(self._seed, Purpose.SERVER, round)
+        return pcgrad_weights(gram, shares, draw.permuted(others, axis=1))
+
+
+class FedMGDA(CombiningAggregator):
+    """Adds the shortest mean of the updates' directions: w <- w + η_g Σ λ_i δ_i / ‖δ_i‖; see ``mgda_weights``.
+
+    FedMGDA+ of Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets Multi-objective Optimization", 2020. λ is on the
+    simplex with |λ_i - p_i| <= ε. The step is at most 1 long, whatever the clients' learning rate. ε = 0 is the mean of
+    the directions.
+
+    Args:
+        epsilon: ε in [0, 1]; 1 is no bound.
+        lr: η_g, above 0: the most that the model moves in a round.
+        **kwargs: Options of every aggregator.
+    """
+
+    def __init__(self, epsilon: float = 0.1, lr: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(lr=lr, **kwargs)
+        expect_number("--aggregator.epsilon", epsilon, least=0, most=1)
+        self.epsilon = epsilon
+
+    def combine(self, gram: Array, shares: Array, round: int) -> Array:
+        """Returns λ_i / ‖δ_i‖, 0 for an update of 0."""
+        return mgda_weights(gram, shares, self.epsilon)
+
+
+class FedOMG(CombiningAggregator):
+    """Adds the step near the mean that helps the least helped client most: u = Δ + κ ‖Δ‖ g_γ / ‖g_γ‖.
+
+    g_γ = Σ γ_i δ_i, γ = argmin ⟨g_γ, Δ⟩ + κ ‖Δ‖ ‖g_γ‖ over the simplex; see ``cagrad_weights``. Nguyen et al.,
+    "Federated Domain Generalization with Data-free On-server Matching Gradient", ICLR 2025: CAGrad (Liu et al., NeurIPS
+    2021) on updates. κ = 0 is FedAvg, to rounding.
+
+    Args:
+        kappa: κ in [0, 1): how far from Δ the step may go, in lengths of Δ.
+        **kwargs: Options of every aggregator.
+    """
+
+    def __init__(self, kappa: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        expect_number("--aggregator.kappa", kappa, least=0, below=1)
+        self.kappa = kappa
+
+    def combine(self, gram: Array, shares: Array, round: int) -> Array:
+        """Returns the weights of Δ + κ ‖Δ‖ g_γ / ‖g_γ‖."""
+        return cagrad_weights(gram, shares, self.kappa)

@@ -1,0 +1,92 @@
+"""Federated averaging with a step length that follows how far the clients' updates differ."""
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lightning_fed.aggregators.base import StatefulAggregator
+from lightning_fed.core.hooks import TrainerLike
+from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
+from lightning_fed.errors import expect_choice, expect_number
+from lightning_fed.functional.geometry import wide_dtype
+from lightning_fed.functional.server import fedexp_factor
+
+__all__ = ["FedExP"]
+
+
+class FedExP(StatefulAggregator):
+    """Goes further along the mean the more the updates differ: w <- w + η_g max(1, Σ p_i ‖δ_i‖² / (2 (‖Δ‖² + ε))) Δ.
+
+    Jhunjhunwala, Wang, Joshi, "FedExP: Speeding up Federated Averaging via Extrapolation", ICLR 2023, Algorithm 1, with
+    p_i = 1/n. Where the maximum is 1, as for one client or clients that agree, it is FedAvg, bit for bit. The iterates
+    swing around the optimum: what is validated, tested and saved as the model is the mean of the last two, from which
+    no client starts.
+
+    Args:
+        epsilon: ε, at least 0, in the unit of squared updates: bounds the factor where ‖Δ‖² is below it.
+        evaluate: Which model is shown: the ``mean_of_two`` or the ``last`` iterate.
+        weighting: p_i before normalisation: 1 (``uniform``) or s_i (``samples``, as the authors' code has it).
+        **kwargs: Options of every aggregator.
+    """
+
+    stacks = True
+
+    def __init__(
+        self,
+        epsilon: float = 0.0,
+        evaluate: Literal["mean_of_two", "last"] = "mean_of_two",
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(weighting=weighting, **kwargs)
+        expect_number("--aggregator.epsilon", epsilon, least=0)
+        expect_choice("--aggregator.evaluate", evaluate, ("mean_of_two", "last"))
+        self.epsilon, self.evaluate = epsilon, evaluate
+
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Begins the sum of squares."""
+        self._squares = trainer.weights.new_zeros((), dtype=wide_dtype(trainer.weights))
+
+    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Adds ‖δ_i‖², weighted."""
+        length = torch.linalg.vector_norm(update.delta, dtype=self._squares.dtype)
+        self._squares.add_(length.square(), alpha=update.weight)
+
+    def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Steps ``trainer.weights`` in place, and logs the factor as ``fedexp/factor``."""
+        total = sum(self.client_weight(client) for client in update.clients)
+        self._squares = trainer.reduce_sum(self._squares) / total
+        if self.evaluate == "mean_of_two":
+            self.vectors["former"] = trainer.weights.clone()
+        super().step(trainer, pl_module, update)
+        pl_module.log("fedexp/factor", self._factor)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns max(1, Σ p_i ‖δ_i‖² / (2 (‖Δ‖² + ε))) Δ, shape (d,)."""
+        self._factor = fedexp_factor(update.mean, self._squares, self.epsilon)
+        return update.mean * self._factor.to(update.mean.dtype)
+
+    def _show(self, trainer: Any, *args: Any) -> None:
+        """Puts the mean of the last two iterates into the module, within ``fit``."""
+        if self.vectors and trainer.state.fn == TrainerFn.FITTING:
+            trainer.vector.data.copy_(torch.lerp(trainer.weights, self.recall("former", trainer.weights), 0.5))
+
+    def _hide(self, trainer: Any, *args: Any) -> None:
+        """Puts the last iterate back, from which clients start."""
+        if self.vectors and trainer.state.fn == TrainerFn.FITTING:
+            trainer.vector.data.copy_(trainer.weights)
+
+    on_validation_start = on_test_start = on_train_end = _show  # type: ignore[assignment]  # our trainer stands in
+    on_validation_end = on_test_end = _hide  # type: ignore[assignment]  # the same
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Saves the mean as the model, and the last iterate beside it as Lightning's WeightAveraging does."""
+        if self.vectors:
+            last = checkpoint["current_model_state"] = checkpoint["state_dict"]
+            self._show(trainer)
+            shown = pl_module.state_dict()
+            checkpoint["state_dict"] = {name: value.clone().copy_(shown[name]) for name, value in last.items()}
+            self._hide(trainer)

@@ -1,0 +1,151 @@
+"""What to make of clients' updates that pull against each other: by signs, or by weights from their inner products.
+
+For the latter a rule finds c_i from n updates δ_i with G_ij = ⟨δ_i, δ_j⟩ and shares p_i, and its step is Σ c_i δ_i: the
+work is on n x n numbers, in double precision, and the updates themselves are read twice.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["cagrad_weights", "least_norm", "mgda_weights", "pcgrad_weights", "ties_mean"]
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+# Coordinates taken at a time: what is kept of them stays small beside the matrix itself.
+_COLUMNS = 1 << 16
+# The most exchanges of weight between two clients; a cohort takes some hundreds.
+_EXCHANGES = 100_000
+
+
+def ties_mean(updates: Tensor, keep: float) -> Tensor:
+    """Computes the mean over the clients of the elected sign (Yadav et al., "TIES-Merging", NeurIPS 2023, Algorithm 1).
+
+    Each client keeps its largest coordinates; s = sign(Σ of what is kept); then the mean over those that kept a value
+    of sign s, 0 where s is. With ``keep`` 1 and updates that agree in every sign it is the mean.
+
+    Args:
+        updates: δ_i, shape (n, d), floating, n at least 1.
+        keep: Share of its coordinates, in (0, 1], that a client keeps, at least one; those of equal size go together.
+
+    Returns:
+        Shape (d,), in the dtype of ``updates``.
+    """
+    dropped = updates.shape[1] - max(1, round(keep * updates.shape[1]))
+    least = torch.stack([row.abs().kthvalue(dropped + 1).values for row in updates])[:, None]
+    means = []
+    for columns in torch.split(updates, _COLUMNS, dim=1):
+        kept = torch.where(columns.abs() >= least, columns, 0.0)
+        elected = kept.sum(dim=0).sign()
+        agreeing = (kept.sign() == elected) & (elected != 0)
+        means.append(torch.where(agreeing, kept, 0.0).sum(dim=0) / agreeing.sum(dim=0).clamp(min=1))
+    return torch.cat(means)
+
+
+def pcgrad_weights(gram: Array, shares: Array, orders: npt.NDArray[np.int64]) -> Array:
+    """Computes c_i of PCGrad (Yu et al., "Gradient Surgery for Multi-Task Learning", NeurIPS 2020, Algorithm 1).
+
+    Each update meets the others one after another; where ⟨g_i, δ_j⟩ < 0, g_i <- g_i - ⟨g_i, δ_j⟩ δ_j / ‖δ_j‖², from
+    g_i = δ_i, with δ_j as it came. The step is Σ p_i g_i; without conflicts c_i = p_i.
+
+    Args:
+        gram: G, shape (n, n).
+        shares: p_i, shape (n,).
+        orders: Whom each client meets, in order: the others, shape (n, n - 1).
+    """
+    made_of = np.eye(len(gram))  # g_i = Σ_j made_of[i, j] δ_j
+    for met in orders.T:
+        products = (made_of * gram[met]).sum(axis=1)
+        conflicting = np.flatnonzero(products < 0)
+        others = met[conflicting]
+        made_of[conflicting, others] -= products[conflicting] / gram[others, others]
+    weights: Array = shares @ made_of
+    return weights
+
+
+def mgda_weights(gram: Array, shares: Array, epsilon: float) -> Array:
+    """Computes c_i of FedMGDA+ (Hu, Shaloudegi, Zhang, Yu, 2020, arXiv:2006.11489).
+
+    c_i = λ_i / ‖δ_i‖ with λ = argmin ‖Σ λ_i δ_i / ‖δ_i‖‖² over the simplex, |λ_i - p_i| <= ε. An update of 0 has no
+    direction and is left out: p_i are the shares of the others. ε = 0 gives Σ p_i δ_i / ‖δ_i‖.
+
+    Args:
+        gram: G, shape (n, n).
+        shares: p_i, shape (n,), summing to 1.
+        epsilon: ε, at least 0.
+    """
+    moved = np.flatnonzero(gram.diagonal() > 0)
+    weights, lengths = np.zeros(len(gram)), np.sqrt(gram.diagonal()[moved])
+    if len(moved):
+        cosines = gram[np.ix_(moved, moved)] / np.outer(lengths, lengths)
+        weights[moved] = least_norm(cosines, shares[moved] / shares[moved].sum(), reach=epsilon) / lengths
+    return weights
+
+
+def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
+    """Computes c_i of CAGrad's step u = ḡ + κ ‖ḡ‖ g_γ / ‖g_γ‖, ḡ = Σ p_i δ_i (Liu et al., NeurIPS 2021, section 3.2).
+
+    g_γ = Σ γ_i δ_i with γ = argmin ⟨g_γ, ḡ⟩ + κ ‖ḡ‖ ‖g_γ‖ over the simplex. Then u is the step within κ ‖ḡ‖ of ḡ for
+    which the least of ⟨δ_i, u⟩ is greatest. κ = 0 gives ḡ.
+
+    γ also minimises ½ ‖g_γ‖² + t ⟨g_γ, ḡ⟩ for the t at which ‖g_γ‖ = t κ ‖ḡ‖, and then u = ḡ + g_γ / t. That t is found
+    by bisection: ‖g_γ‖ / t falls with t. Where it is lost in rounding, as 0 is a mean of updates, t is next to 0.
+
+    Args:
+        gram: G, shape (n, n).
+        shares: p_i, shape (n,), summing to 1.
+        kappa: κ in [0, 1).
+    """
+    from scipy.optimize import brentq  # here: the import takes as long as a small run
+
+    along = gram @ shares  # ⟨δ_i, ḡ⟩
+    radius = kappa * np.sqrt(max(float(shares @ along), 0.0))
+    if radius == 0:
+        return shares
+
+    def gamma(t: float) -> Array:
+        return least_norm(gram, shares, t * along)
+
+    def excess(t: float) -> float:
+        weights = gamma(t)
+        return float(np.sqrt(max(float(weights @ gram @ weights), 0.0)) - radius * t)
+
+    highest = np.sqrt(float(np.diagonal(gram).max())) / radius  # no mean of updates is longer than all of them
+    t = lowest = 1e-6 * highest  # below it ‖g_γ‖ is lost in the rounding of G
+    if excess(lowest) > 0:
+        t = brentq(excess, lowest, 2 * highest, xtol=1e-15 * highest, rtol=1e-14)
+    weights: Array = shares + gamma(t) / t
+    return weights
+
+
+def least_norm(gram: Array, start: Array, linear: Array | float = 0.0, reach: float = 1.0) -> Array:
+    """Finds λ = argmin ½ ‖Σ λ_i δ_i‖² + Σ b_i λ_i over the simplex, |λ_i - λ⁰_i| <= ``reach``.
+
+    By sequential minimal optimisation (Platt, 1998): weight goes from the client where a bit less lowers the objective
+    most to the one where a bit more does, as far as pays, until nothing is gained beyond rounding.
+
+    Args:
+        gram: ⟨δ_i, δ_j⟩, shape (n, n).
+        start: λ⁰, shape (n,), not negative, summing to 1.
+        linear: b, shape (n,).
+        reach: At least 0; at 0 it is λ⁰, from 1 on no bound.
+    """
+    low, high = np.maximum(start - reach, 0.0), np.minimum(start + reach, 1.0)
+    weights, slope = start.copy(), gram @ start + linear
+    rounding = 4e-15 * max(float(gram.diagonal().max()), float(np.abs(slope).max()))
+    for _ in range(_EXCHANGES):
+        gains = int(np.where(high - weights > 1e-15, slope, np.inf).argmin())
+        gives = int(np.where(weights - low > 1e-15, slope, -np.inf).argmax())
+        pays = slope[gives] - slope[gains]
+        if not pays > rounding:
+            break
+        curvature = gram[gains, gains] + gram[gives, gives] - 2 * gram[gains, gives]
+        room = min(high[gains] - weights[gains], weights[gives] - low[gives])
+        step = room if curvature * room <= pays else pays / curvature
+        weights[gains] += step
+        weights[gives] -= step
+        slope += step * (gram[gains] - gram[gives])
+    return weights
