@@ -75,10 +75,8 @@ class Tune:
         at: Values at which the other axes are kept while tuning; over those that are not named the mean decides.
         sampler: Who proposes values: `grid` all combinations, `tpe` as Optuna's estimator says.
         trials: Most combinations to try for each choice: of a grid the first ones, all by default.
-        pruner: Whether runs end early whose best so far is worse than the median of the others at a round (`median`),
-            after a fifth of the rounds.
-        storage: URL of the database that Optuna keeps the trials in, as `postgresql://user@host/name` (default: a
-            journal in the folder of the runs).
+        pruner: `median` stops runs whose best is worse than the median of the others, after a fifth of the rounds.
+        storage: URL of Optuna's database, as `postgresql://user@host/name` (default: a journal in the runs' folder).
         stages: Lists of tuned options. One after the other each is searched, the others as the stage before has chosen
             them (default: one stage of all). A choice passes over a stage that has none of its options.
         start: Values of axes whose choice the first stage of all others starts from, such as `{rule: FedAvg}`.
@@ -107,14 +105,12 @@ class Report:
         metric: Column of metrics.csv, or several.
         statistic: What of its rounds, or several: `best`, `final`, `last 10`, `rounds 171-200` (the mean of those), or
             `at equal train/loss`, where all that is compared has first fallen to one level of that loss.
-        rows: Axes that the rows of the table are of (default: those that are not columns); `seed`, `metric` and
-            `statistic` are such axes too.
-        columns: Axes that its columns are of.
+        rows: Axes of the table's rows (default: those that are not columns), also `seed`, `metric` and `statistic`.
+        columns: Axes of its columns.
         baseline: Values of axes whose runs the others are compared with, paired by seed.
         published: Figures of a paper beside those of the runs: a `file`; `where`, columns of it that are the same for
             all cells; and `axes`, the column that each axis is.
-        target: Value of the first metric, an accuracy as a share of 1; a further table has the rounds to the first
-            evaluation as good.
+        target: Value of the first metric, an accuracy as a share of 1; a table has the rounds until it is reached.
         x: Column that curves are drawn over.
         gain: The smallest gain of interest, where none is published: in the unit of the first metric, an accuracy as a
             share of 1, below 0 where less is better. A verdict on each difference says whether it is reproduced.
