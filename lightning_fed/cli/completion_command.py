@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     try:
         import shtab
     except ImportError:
-        raise FederatedError("Expected shtab for completion, which is not installed: run `pip install shtab`.") from None
+        raise FederatedError("Expected shtab, which is not installed: run `pip install shtab`.") from None
     whole = ArgumentParser(prog="lightning-fed", add_help=False)
     commands = whole.add_subparsers()
     for name, options in _options().items():

@@ -14,7 +14,9 @@ from lightning_fed.trainer.lightning_arguments import FOREIGN
 
 __all__ = ["explain"]
 
-_COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs", "completion")
+_COMMANDS = (
+    "fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs", "completion"
+)  # fmt: skip
 _GIVES_DATA = ("--data", "--config", "-c")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>[\w.]+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"

@@ -109,8 +109,8 @@ def _size(dataset: Any, client: int) -> int:
         size = sum(1 for _ in islice(dataset, _MOST_COUNTED + 1))
         if size > _MOST_COUNTED:
             raise FederatedError(
-                f"Expected {type(dataset).__name__}, the data set of client {client}, to end or to say by `__len__` how "
-                f"many samples it has, but it gave more than {_MOST_COUNTED:,}: add `__len__`."
+                f"Expected {type(dataset).__name__}, the data set of client {client}, to end or to say by `__len__` "
+                f"how many samples it has, but it gave more than {_MOST_COUNTED:,}: add `__len__`."
             )
     if not size:
         raise FederatedError(
