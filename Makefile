@@ -9,8 +9,8 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-all test-lowest test-ecosystem test-faults lint format docs bench bench-data \
-	bench-scale bench-peers
+.PHONY: help install install-dev quickstart test test-all test-lowest test-ecosystem test-faults lint format docs package bench \
+	bench-data bench-scale bench-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,18 @@ format: $(INSTALLED_DEV) ## rewrite the code as `make lint` wants it
 
 docs: $(INSTALLED_DOCS) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+# In an environment of its own, so that what is built depends on nothing of a developer's.
+package: ## build the sdist and the wheel into dist/, and check them
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install -q "build>=1.2" "twine>=6.0"
+	rm -rf dist
+	.venv-package/bin/python -m build --outdir dist .
+	.venv-package/bin/python -m twine check --strict dist/*
+	.venv-package/bin/python -c 'import sys, zipfile; \
+		names = zipfile.ZipFile(sys.argv[1]).namelist(); \
+		wanted = {"lightning_fed/py.typed", "lightning_fed/configs/quickstart.yaml"}; \
+		sys.exit(sorted(wanted - set(names)) or [n for n in names if n.startswith(("tests", "benchmarks", "docs"))] or 0)' dist/*.whl
 
 # What a benchmark is given: make bench BENCH="--rows A-sequential --write-docs"
 BENCH ?=

@@ -22,7 +22,7 @@ __all__ = [
     "Tolerance",
     "Update",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Loaded on first use: commands that need no trainer, such as `lightning-fed report`, start without Lightning.
 _HOME = {

@@ -61,7 +61,7 @@ class FederatedTrainer(LightningNames):
         default_root_dir: Where run folders are made: DEFAULT_ROOT_DIR/NAME/version_K.
         name: NAME of the run folder; by default the aggregator, mask and client algorithms.
         seed: The run's seed; by default that of ``seed_everything``, else 0.
-        max_rounds: Rounds to train.
+        max_rounds: Rounds to train; ``max_epochs`` is taken as well.
         clients_per_round: Clients drawn each round, a count (int) or a fraction (float).
         engine: ``sequential`` trains the clients of a cohort one after another, ``vectorized`` many at once, with the
             same results up to rounding; ``auto`` chooses ``vectorized`` if a rule on module, data and clients says that
