@@ -21,7 +21,7 @@ from lightning_fed.data.summary.overview import facts
 from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report import load
 from lightning_fed.lab.report.page import differing, html_table, run_options
-from lightning_fed.lab.report.plots import curves_figure
+from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.lab.report.tables import PREFERRED
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.statistics import run_statistic
@@ -132,7 +132,7 @@ def _run(folder: RunFolder) -> Iterator[str]:
         [name, *(f"{run_statistic(columns[name], which, name):.4g}" for which in ("final", "best"))]
         for name in measured
     ]
-    figure = curves_figure([load.Method(folder.label, (run,))], measured[0])
+    figure = panels_figure({("", measured[0]): {0: load.Method(folder.label, (run,))}})
     yield _beside(_picture(figure, f"{measured[0]} by round"), html_table([["", "last", "best"], *lines]))
 
 
