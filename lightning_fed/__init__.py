@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.hooks import FederatedCallback
     from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
     from lightning_fed.errors import FederatedError
+    from lightning_fed.lab.notebook import load_runs
     from lightning_fed.trainer import FederatedTrainer, FullGradients, Participation, Tolerance
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ReducedUpdate",
     "Tolerance",
     "Update",
+    "load_runs",
 ]
 __version__ = "0.2.0"
 
@@ -37,6 +39,7 @@ _HOME = {
     "ReducedUpdate": "core.updates",
     "Tolerance": "trainer",
     "Update": "core.updates",
+    "load_runs": "lab.notebook",
 }
 
 

@@ -25,6 +25,7 @@ import pytest
 from jsonargparse import _common
 from lightning.fabric.utilities import registry
 
+from lightning_fed.core.display import shown
 from lightning_fed.data import split_figures
 
 # As it is now: a test that generates data of a format says in the same variable where they are.
@@ -49,6 +50,12 @@ def _any_class_may_be_named() -> Iterator[None]:
     before = {name: copy(value) for name, value in _common.parsing_settings.items()}
     yield
     _common.parsing_settings.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _all_is_news() -> None:
+    """Lets every test hear the lines that a process says once."""
+    shown._SAID.clear()
 
 
 @pytest.fixture

@@ -1,15 +1,18 @@
-"""A bar for the rounds and one for the clients of the round."""
+"""A bar for the rounds, one for the clients of the round, and the layers of the module before them."""
 
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelSummary
 from tqdm import tqdm
 
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
 
-__all__ = ["FederatedProgressBar"]
+__all__ = ["FederatedProgressBar", "model_summary"]
 
 _TICK_S = 0.1
 _EVALUATED = ("test/acc", "val/acc", "test/loss", "val/loss")
@@ -18,34 +21,43 @@ _EVALUATED = ("test/acc", "val/acc", "test/loss", "val/loss")
 class FederatedProgressBar(FederatedCallback):
     """Shows rounds with the newest metrics and the time left, and the clients of the current round.
 
-    Metrics are those logged with ``prog_bar``, and where none of them is of an evaluation, the first of test and
-    validation accuracy, then of losses, that is there; behind them stands how many clients that were drawn have been
-    left out so far, if any.
+    Metrics are the loss of training, those logged with ``prog_bar``, and where none of them is of an evaluation, the
+    first of test and validation accuracy, then of losses, that is there; behind them stands how many clients that were
+    drawn have been left out so far, if any.
 
-    Quiet without a terminal: progress then shows in metrics.csv, which is flushed after every round.
+    In a notebook the bars are widgets; without ipywidgets there is the bar of rounds alone, as text. Quiet without a
+    terminal or a notebook: progress then shows in metrics.csv, which is flushed after every round.
     """
 
     def __init__(self) -> None:
-        self.is_enabled = sys.stderr.isatty()
+        self.in_notebook = type(sys.stderr).__module__.startswith("ipykernel")
+        self.is_enabled = self.in_notebook or sys.stderr.isatty()
         self._rounds: Any = None
         self._clients: Any = None
         self._left_out = self._missing = 0
 
     def on_fit_start(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
-        """Opens the bars at the round to start from."""
-        if not (self.is_enabled and trainer.is_global_zero):
-            return
+        """Forgets the clients that a former run has left out."""
         self._left_out = 0
-        self._rounds = tqdm(
-            total=trainer.max_rounds, initial=trainer.round, desc="Rounds", unit="round", mininterval=_TICK_S
-        )
-        self._clients = tqdm(desc="Clients", unit="client", leave=False, mininterval=_TICK_S)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Starts the bar of the clients anew, about those of this process."""
+        """Opens the bars, when all is said that comes before, and starts that of the clients of this process anew."""
+        if self._rounds is None and self.is_enabled and trainer.is_global_zero:
+            self._open(trainer)
         self._missing = len(cohort.clients) + len(cohort.skipped)
         if self._clients is not None:
             self._clients.reset(total=-(-len(cohort.clients) // trainer.world_size))
+
+    def _open(self, trainer: TrainerLike) -> None:
+        has_widgets = self.in_notebook and find_spec("ipywidgets") is not None
+        bar: Any = tqdm
+        if has_widgets:
+            from tqdm.auto import tqdm as bar  # warns in a notebook that has no widgets
+        self._rounds = bar(
+            total=trainer.max_rounds, initial=trainer.round - 1, desc="Rounds", unit="round", mininterval=_TICK_S
+        )
+        if has_widgets or not self.in_notebook:  # text in a notebook is one line, and cannot go back to another
+            self._clients = bar(desc="Clients", unit="client", leave=False, mininterval=_TICK_S)
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Counts a client."""
@@ -86,8 +98,22 @@ class FederatedProgressBar(FederatedCallback):
 
 
 def _metrics(trainer: Any) -> dict[str, float]:
-    shown = dict(trainer.progress_bar_metrics)
+    known, shown = trainer.callback_metrics, dict(trainer.progress_bar_metrics)
+    if "train/loss" in known:
+        shown = {"train/loss": float(known["train/loss"]), **shown}
     if not any(name.startswith(("test", "val")) for name in shown):
-        found = next((name for name in _EVALUATED if name in trainer.callback_metrics), None)
-        shown |= {} if found is None else {found: float(trainer.callback_metrics[found])}
+        found = next((name for name in _EVALUATED if name in known), None)
+        shown |= {} if found is None else {found: float(known[found])}
     return shown
+
+
+def model_summary() -> ModelSummary:
+    """Makes Lightning's table of the module's layers, which is shown again only when it has changed."""
+    shown = ModelSummary()
+    shown.summarize = _summarize  # type: ignore[method-assign]  # a subclass would not give way to the user's own
+    return shown
+
+
+def _summarize(*table: Any, **options: Any) -> None:
+    if is_news("layers", repr((table, options))):
+        ModelSummary.summarize(*table, **options)

@@ -7,7 +7,6 @@ from itertools import takewhile
 from pathlib import Path
 from textwrap import shorten
 
-import lightning_fed
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 
@@ -18,7 +17,7 @@ _OPTIONS = ("--config", "-c")
 
 def shipped_configs() -> dict[str, Path]:
     """Returns the files by name, such as ``aggregator/gma``."""
-    package = Path(lightning_fed.__file__).parent
+    package = Path(__file__).parents[1]
     # Within an installed package, beside it in a checkout.
     folder = next((place for place in (package / "configs", package.parent / "configs") if place.is_dir()), package)
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}

@@ -23,6 +23,7 @@ _WITHOUT_TRAINER = {
     "configs": "lightning_fed.cli.configs_command",
 }
 _WITH_TRAINER = {
+    "completion": "lightning_fed.cli.completion_command",
     "data": "lightning_fed.cli.data_command",
     "attack": "lightning_fed.lab.attack.command",
     "study": "lightning_fed.lab.runner.command",

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 from lightning_fed.cli.configs_command import shipped_configs
 from lightning_fed.cli.suggestions import class_arguments, classes_for, command_options, did_you_mean, listing
-from lightning_fed.runs.folder import FLAT_NAMES
+from lightning_fed.trainer.lightning_arguments import FOREIGN
 
 __all__ = ["explain"]
 
-_COMMANDS = ("fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs")
+_COMMANDS = (
+    "fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs", "completion"
+)  # fmt: skip
 _GIVES_DATA = ("--data", "--config", "-c")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>[\w.]+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
@@ -188,7 +190,7 @@ def _unknown_option(parser: Any, keys: tuple[str, ...], class_path: str = "") ->
         known, prefix = sorted(class_arguments(class_path)), ".".join(keys[:-1]) + "."
         exists = f"{class_path.rsplit('.', 1)[1]} has {listing(known) or 'no options'}"
     else:
-        known += [f"trainer.{flat}" for flat in FLAT_NAMES]
+        known += [f"trainer.{other}" for other in FOREIGN]
     name = ".".join(keys)
     meant = did_you_mean(name.removeprefix(prefix), known)
     asked = f"did you mean `--{prefix}{meant}` ({exists})?" if meant else f"{exists}."

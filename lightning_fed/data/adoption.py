@@ -5,6 +5,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.user_code import overrides
 from lightning_fed.data.adapters.modules import GivenLoaders, is_datamodule
 from lightning_fed.data.datamodule import FederatedDataModule
@@ -15,20 +16,18 @@ __all__ = ["adopt"]
 
 
 class AdoptedData(FederatedDataModule):
-    """Data given without a word of clients: split over the default number of them, which is said once."""
-
-    _said = False
+    """Data given without a word of clients: split over the default number of them, which is said."""
 
     def train_source(self) -> BatchSource:
         """Returns where the local loop gets the clients' batches from."""
         source = super().train_source()
-        if not self._said and self._source is not None:
+        name = None if self._source is None else self._source.name
+        if name is not None and is_news("split", (name, len(source.sizes), self.split_by)):
             rank_zero_info(
-                f"The training data of {self._source.name} are split over {len(source.sizes)} clients "
+                f"The training data of {name} are split over {len(source.sizes)} clients "
                 f"({self.split_by}): to choose how, give a FederatedDataModule(source=..., "
                 "num_clients=..., partitioner=...), on the command line `--data FederatedDataModule --data.source ...`."
             )
-            self._said = True
         return source
 
 

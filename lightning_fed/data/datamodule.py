@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
+from lightning_fed.core.display.shown import ShownInNotebooks
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.data.adapters.clients import DEFAULT_CLIENTS, ClientDatasets
 from lightning_fed.data.adapters.modules import SourceModule, expect_source
@@ -31,7 +32,7 @@ from lightning_fed.errors import FederatedError, expect_count
 __all__ = ["FederatedDataModule"]
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     """Splits a map-style data set over clients; validation and test sets stay central.
 
     A data set with an attribute ``tensors`` (a ``TensorDataset``, or a tuple or dict of tensors whose row i is sample
@@ -107,8 +108,7 @@ class FederatedDataModule(LightningDataModule):
         self.collate_fn, self.drop_last = collate_fn, drop_last
         self.eval_batch_size = eval_batch_size
         self.held_out = DivisionOptions(val_fraction, val_split, unseen_clients, client_test_fraction)
-        self.val_fraction = val_fraction
-        self.split_seed = split_seed
+        self.val_fraction, self.split_seed = val_fraction, split_seed
         for name, least in (("num_clients", 1), ("batch_size", 1), ("num_workers", 0), ("split_seed", 0)):
             if (count := getattr(self, name)) is not None:
                 expect_count(f"--data.{name}", count, least)

@@ -155,7 +155,11 @@ class Engine(ABC):
         if is_device_fault(error):
             who += " or of one before it, as a device reports its faults late"
         rank = f", process {self.processes.rank}" if self.processes.size > 1 else ""
-        add_note(error, f"In the training of {who}: round {state.round}, local step {state.local_step}{rank}.")
+        count, size = self.recorder.batch_size or 0, state.source.batch_size
+        short = state.client is not None and state.is_last_batch and 1 <= count < size
+        what = f" Its batch has {count:g} of {size} samples; `--data.drop_last true` leaves such batches out."
+        place = f"In the training of {who}: round {state.round}, local step {state.local_step}{rank}."
+        add_note(error, place + what * short)
 
     def _gather_training(self) -> None:
         """Brings together what each process has found out about its own clients of a round, in one exchange."""

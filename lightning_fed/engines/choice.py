@@ -8,6 +8,7 @@ from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_fed.core.devices import cudnn_layer, out_of_memory
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.hooks import FederatedCallback, HookCaller, is_stock
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
 from lightning_fed.core.reduction import RoundReducer
@@ -54,9 +55,11 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
         choice = processes_of(state.fabric).from_first(lambda: _choose(state, options, hooks), "engine")
     if options.engine == "auto":
         line = f"Engine: {choice['engine']}, as {choice['reason']}."
-        rank_zero_info(f"Engine: {choice['engine']}." if choice.pop("quiet", False) else line)
+        quiet = choice.pop("quiet", False)
+        if is_news("engine", line):
+            rank_zero_info(f"Engine: {choice['engine']}." if quiet else line)
         rank_zero_debug(line)
-    if "full_gradients" in choice:
+    if "full_gradients" in choice and is_news("full gradients", choice["full_gradients"]):
         rank_zero_info(f"Gradients over a client's full data: {choice['full_gradients']}.")
     state.engine_choice = choice
     if choice["engine"] == "vectorized":

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lightning_fed.core.display.shown import ShownInNotebooks
 from lightning_fed.core.files import write_atomically, writing
 from lightning_fed.runs.lock import RunLock
 
@@ -40,7 +41,7 @@ _LENGTH = (
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RunFolder(ShownInNotebooks):
     """A run folder and what its ``run.json`` says.
 
     Attributes:

@@ -17,6 +17,7 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.files import WriteError, append_whole, write_atomically, writing
 from lightning_fed.runs.folder import RunFolder, read_rows
 from lightning_fed.runs.statistics import LAST, run_statistic
@@ -165,7 +166,8 @@ def _wandb_mode() -> str:
         return "offline" if chosen == "dryrun" else chosen
     if logged_in():
         return "online"
-    rank_zero_info("W&B: not logged in, so this run is kept offline (`wandb login`, then `wandb sync`, uploads it).")
+    if is_news("W&B", "offline"):
+        rank_zero_info("W&B: not logged in, so runs are kept offline (`wandb login`, then `wandb sync`, uploads them).")
     return "offline"
 
 

@@ -1,5 +1,6 @@
 """What a trainer keeps of a run: its folder, found again or made, its config, and how it ended."""
 
+import json
 import shlex
 import shutil
 import signal
@@ -157,6 +158,9 @@ class Bookkeeping:
                 notes = [line for line in notes if line not in text]
                 if notes:
                     write_atomically(path, "\n".join([text.rstrip("\n"), *notes, ""]).encode())
+            elif self.run is not None and trainer.is_global_zero:  # of a run from Python
+                options = json.dumps(self.config(trainer), indent=2, default=str)
+                write_atomically(self.run.path / "options.json", options.encode())
         if self.run is not None and log.loggers and trainer.is_global_zero:
             log.draw = partial(self._draw_split, trainer, self.run, log)
 

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fed.core.devices import cudnn_layer, wide_dtype
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.user_code import lightning_class, own_uses
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError, expect_variables
@@ -188,7 +189,7 @@ def lay_out(
     chosen = kept if asked == "auto" else asked
     if chosen is None:
         chosen, why = _layout(fabric, module, callbacks)
-        if why:
+        if why and is_news("memory format", (chosen, why)):
             rank_zero_info(f"Memory format: {chosen}, as {why}.")
     if chosen == "channels_last":
         module.to(memory_format=torch.channels_last)

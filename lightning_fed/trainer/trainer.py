@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelSummary, Timer
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,7 +15,9 @@ from torch import Tensor
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
+from lightning_fed.callbacks.progress import model_summary
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.display.shown import ShownInNotebooks
 from lightning_fed.core.files import writing
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
@@ -41,7 +43,7 @@ from lightning_fed.trainer.signals import graceful_stop
 __all__ = ["FederatedTrainer"]
 
 
-class FederatedTrainer(LightningNames):
+class FederatedTrainer(LightningNames, ShownInNotebooks):
     """Trains a LightningModule over simulated clients, round by round.
 
     Arguments carry the names of Lightning's Trainer wherever the meaning is the same.
@@ -61,7 +63,7 @@ class FederatedTrainer(LightningNames):
         default_root_dir: Where run folders are made: DEFAULT_ROOT_DIR/NAME/version_K.
         name: NAME of the run folder; by default the aggregator, mask and client algorithms.
         seed: The run's seed; by default that of ``seed_everything``, else 0.
-        max_rounds: Rounds to train.
+        max_rounds: Rounds to train; ``max_epochs`` is taken as well.
         clients_per_round: Clients drawn each round, a count (int) or a fraction (float).
         engine: ``sequential`` trains the clients of a cohort one after another, ``vectorized`` many at once, with the
             same results up to rounding; ``auto`` chooses ``vectorized`` if a rule on module, data and clients says that
@@ -90,7 +92,7 @@ class FederatedTrainer(LightningNames):
         deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns where there is none.
         fast_dev_run: Runs one round (or n) of one batch for two clients (more if the aggregator needs them), without
             logging, checkpoints, or any of ``participation`` but its sampler.
-        enable_progress_bar: Whether to show progress bars; without a terminal there are none.
+        enable_progress_bar: Whether to show progress bars, in a terminal or a notebook.
         enable_checkpointing: Whether to write ``last`` and ``best`` checkpoints.
         max_time: Time after which no further round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.
         enable_model_summary: Whether to show the module's layers before the first round.
@@ -155,7 +157,7 @@ class FederatedTrainer(LightningNames):
             FederatedProgressBar() if enable_progress_bar else None,
             FederatedCheckpoint() if self.options.enable_checkpointing else None,
             Timer(duration=max_time, interval="epoch") if max_time is not None else None,
-            ModelSummary() if enable_model_summary else None,
+            model_summary() if enable_model_summary else None,
         )
         self.aggregator = next(cb for cb in self.callbacks if isinstance(cb, Aggregator))
         self.hooks = HookCaller(self)

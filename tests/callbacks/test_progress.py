@@ -1,13 +1,13 @@
-"""The bars: shown on a terminal alone, with the newest metrics, and closed before the last message."""
+"""The bars: shown on a terminal and in a notebook, with the newest metrics, and closed before the last message."""
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.data import IID, FederatedDataModule
@@ -17,6 +17,34 @@ from lightning_fed.models import ImageClassifier, LogisticRegression
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class Notebook(io.StringIO):
+    """Stderr of a kernel, which is known by the module of its class."""
+
+    __module__ = "ipykernel.iostream"
+
+
+class Widget:
+    """A bar in the place of one that tqdm chooses for a notebook."""
+
+    made: ClassVar[list[str]] = []
+
+    def __init__(self, desc: str, **options: Any) -> None:
+        self.desc, self.shown, self.count = desc, {}, 0
+        self.made.append(desc)
+
+    def set_postfix(self, shown: dict[str, str], refresh: bool) -> None:
+        self.shown = shown
+
+    def reset(self, total: int) -> None:
+        self.count = 0
+
+    def update(self) -> None:
+        self.count += 1
+
+    def close(self) -> None:
+        self.made.append(f"{self.desc} {self.count} {', '.join(self.shown)}".strip())
 
 
 def _fit(tmp_path: Path, stream: Any, monkeypatch: pytest.MonkeyPatch, said: list[str], **options: Any) -> str:
@@ -50,6 +78,7 @@ class Diverges(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+        self.log("train/loss", 0.5)
         return loss * torch.nan if self.trainer.client.id == 1 else loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -68,9 +97,48 @@ def test_clients_left_out_are_counted_and_a_metric_is_found(tmp_path: Path, monk
     x = torch.randn(40, 4)
     samples = TensorDataset(x, (x.sum(1) > 0).long())
     trainer.fit(Diverges(), FederatedDataModule(samples, IID(), num_clients=4, batch_size=5, val_dataset=samples))
-    assert ", val/acc=0.25, clients left out=3]" in stream.getvalue()
+    assert ", train/loss=0.5, val/acc=0.25, clients left out=3]" in stream.getvalue()
 
 
 def test_quiet_without_a_terminal_or_when_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Rounds" not in _fit(tmp_path, io.StringIO(), monkeypatch, [])
     assert "Rounds" not in _fit(tmp_path, Terminal(), monkeypatch, [], enable_progress_bar=False)
+
+
+def test_a_notebook_without_widgets_has_one_line_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_fed.callbacks.progress.find_spec", lambda name: None)
+    shown = _fit(tmp_path, Notebook(), monkeypatch, [])
+    assert "Rounds: 100%" in shown
+    assert "train/loss=" in shown
+    assert "Clients" not in shown
+    assert "\x1b" not in shown, "a cell cannot move the cursor"
+
+
+def test_a_notebook_with_widgets_has_the_bars_that_tqdm_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_fed.callbacks.progress.find_spec", lambda name: object())
+    monkeypatch.setattr("tqdm.auto.tqdm", Widget)
+    monkeypatch.setattr(Widget, "made", [])
+    monkeypatch.setattr("lightning_fed.engines.choice.rank_zero_info", Widget.made.append)
+    assert _fit(tmp_path, Notebook(), monkeypatch, []) == ""
+    engine, *bars = Widget.made
+    assert engine.startswith("Engine: "), "the bars are below what is said before the first round"
+    assert bars == ["Rounds", "Clients", "Clients 2", "Rounds 3 train/loss"]
+
+
+def test_a_second_fit_says_what_is_new_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    samples = TensorDataset(torch.randn(40, 1, 4, 4), torch.arange(40) % 2)
+
+    def said(hidden: int) -> list[str]:
+        caplog.clear()
+        layers = torch.nn.Sequential(torch.nn.Conv2d(1, hidden, 3), torch.nn.Flatten(), torch.nn.Linear(4 * hidden, 2))
+        trainer = FederatedTrainer(accelerator="cpu", max_rounds=1, logger=[], default_root_dir=str(tmp_path))
+        with caplog.at_level("INFO"):
+            trainer.fit(ImageClassifier(layers, num_classes=2), DataLoader(samples, batch_size=5))
+        return [record.getMessage().strip().partition(" ")[0] for record in caplog.records]
+
+    first, second, wider = said(2), said(2), said(3)
+    assert second == ["1"], "where the run lies"
+    assert sorted(first) == sorted(["1", "|", "Engine:", "Memory", "The"])
+    assert wider == ["|", "1"], "other layers are shown"

@@ -14,6 +14,7 @@ BASE = ("fit", "--model", "Plain", "--data", "Digits")
         12,
         [
             (["--trainer.max_round", "3"], ["`--trainer.max_round`", "did you mean `--trainer.max_rounds`"]),
+            (["--trainer.max_epoch", "3"], ["`--trainer.max_epoch`", "did you mean `--trainer.max_epochs`"]),
             (["--trainer.max_round=3"], ["`--trainer.max_round`", "did you mean `--trainer.max_rounds`"]),
             (["--nothing.like.it", "3"], ["`--nothing.like.it`", "`lightning-fed fit --help`"]),
             (["stray"], ["'stray'", "--name value"]),
@@ -134,7 +135,7 @@ def test_a_variable(mistake, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], ["fit, validate, test, predict, data, report, study, dashboard, attack and configs"]),
+        ([], ["fit, validate, test, predict, data, report, study, dashboard, attack, configs and completion"]),
         (["fitt"], ["'fitt'", "did you mean `fit`"]),
         (["reprot"], ["did you mean `report`"]),
         (["--trainer.max_rounds", "3", "fit"], ["the command before its options"]),

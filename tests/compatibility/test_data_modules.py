@@ -1,6 +1,7 @@
 """Data of Lightning users, unchanged: data modules, data loaders, and models that bring theirs."""
 
 import logging
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from lightning.pytorch.demos.boring_classes import (
     BoringDataModule,
     BoringDataModuleNoLen,
     BoringModel,
-    RandomIterableDataset,
 )
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import nn
@@ -29,6 +29,7 @@ from torch.utils.data import (
 from lightning_fed.cli import main
 from lightning_fed.client_algorithms import FedGA
 from lightning_fed.data import IID, ClientDatasets, FederatedDataModule, Shards
+from lightning_fed.data.adapters import clients
 from lightning_fed.data.adapters.modules import GivenLoaders
 from lightning_fed.errors import FederatedError
 from tests.compatibility.data_modules import TextClassifier, TextData, Texts, TheirData, Watching, WithOwnData, padded
@@ -302,6 +303,16 @@ class Stream(IterableDataset[Any]):
         return (points(self.size)[i] for i in range(self.size))
 
 
+class Unmeasured(IterableDataset[Any]):
+    """Samples in order, or without end, that does not say how many."""
+
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+
+    def __iter__(self) -> Any:
+        return (points(8)[i % 8] for i in (count() if self.size is None else range(self.size)))
+
+
 SETS = [points(size) for size in (9, 4, 6)]
 BY_NAME = dict(zip(("ann", "bob", "cid"), SETS, strict=True))
 
@@ -317,8 +328,9 @@ BY_NAME = dict(zip(("ann", "bob", "cid"), SETS, strict=True))
         lambda trainer: trainer.fit(Classifier(), FederatedDataModule(SETS, batch_size=4)),
         lambda trainer: trainer.fit(Classifier(), FederatedDataModule(ClientDatasets(lambda i: SETS[i], 3))),
         lambda trainer: trainer.fit(Classifier(), FederatedDataModule(ClientDatasets(lambda i: Stream(9 - i), 3))),
+        lambda trainer: trainer.fit(Classifier(), FederatedDataModule([Unmeasured(size) for size in (9, 4, 6)])),
     ],
-    ids=["module", "list", "streams", "sets", "by name", "own", "function", "function of streams"],
+    ids=["module", "list", "streams", "sets", "by name", "own", "function", "function of streams", "unmeasured"],
 )
 def test_data_sets_of_clients_are_clients(tmp_path, fit) -> None:
     trainer = federated_trainer(tmp_path, local_epochs=2)
@@ -365,8 +377,8 @@ def test_clients_data_can_be_split_anew(tmp_path) -> None:
     [
         (lambda: FederatedDataModule(SETS, num_clients=5), "that of the clients' data sets, 3, got 5"),
         (
-            lambda: FederatedDataModule([points(4), RandomIterableDataset(3, 4)]),
-            "client 1 .* RandomIterableDataset",
+            lambda: FederatedDataModule([points(4), Unmeasured(None)]),
+            r"Unmeasured, the data set of client 1, to end or to say by `__len__`.* more than 50: add `__len__`",
         ),
         (lambda: FederatedDataModule([points(4), Subset(points(4), [])]), "client 1 .* got Subset without samples"),
         (
@@ -375,7 +387,8 @@ def test_clients_data_can_be_split_anew(tmp_path) -> None:
         ),
     ],
 )
-def test_clients_that_do_not_fit(tmp_path, data, sentence) -> None:
+def test_clients_that_do_not_fit(tmp_path, monkeypatch, data, sentence) -> None:
+    monkeypatch.setattr(clients, "_MOST_COUNTED", 50)
     with pytest.raises(FederatedError, match=sentence) as caught:
         federated_trainer(tmp_path).fit(Classifier(), datamodule=data())
     assert "\n" not in str(caught.value)

@@ -66,6 +66,7 @@ def test_offline_run_holds_rounds_config_and_picture_and_a_resumed_one_holds_eac
 def test_says_once_that_the_run_is_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("lightning_fed.runs.loggers.rank_zero_info", said.append)
-    _fit(tmp_path, 1)
+    for _ in range(2):
+        _fit(tmp_path, 1)
     assert len(said) == 1
     assert "not logged in" in said[0]

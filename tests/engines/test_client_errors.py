@@ -49,13 +49,15 @@ class Failing(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def data() -> FederatedDataModule:
+def data(batch_size: int = 5) -> FederatedDataModule:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(40, 4, generator=generator)
-    return FederatedDataModule(TensorDataset(x, (x.sum(1) > 0).long()), IID(), num_clients=4, batch_size=5)
+    return FederatedDataModule(TensorDataset(x, (x.sum(1) > 0).long()), IID(), num_clients=4, batch_size=batch_size)
 
 
-def fit(folder: Path, module: LightningModule, *callbacks: Any, **options: Any) -> FederatedTrainer:
+def fit(
+    folder: Path, module: LightningModule, *callbacks: Any, batch_size: int = 5, **options: Any
+) -> FederatedTrainer:
     given = {
         "max_rounds": 2,
         "logger": [],
@@ -65,7 +67,7 @@ def fit(folder: Path, module: LightningModule, *callbacks: Any, **options: Any) 
         **options,
     }
     trainer = FederatedTrainer(accelerator="cpu", callbacks=list(callbacks), **given)
-    trainer.fit(module, data())
+    trainer.fit(module, data(batch_size))
     return trainer
 
 
@@ -77,6 +79,15 @@ def test_the_users_own_error_says_where_it_was(tmp_path: Path, error: Exception)
     assert raised.value is error
     assert raised.value.__notes__ == ["In the training of client 2: round 1, local step 1."]
     assert raised.traceback[-1].name == "training_step"
+
+
+@NOTES
+def test_a_short_batch_is_named_with_what_leaves_it_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a bad sample") as raised:
+        fit(tmp_path, Failing({2}), batch_size=8)
+    place, short = raised.value.__notes__[0].split(". ", 1)
+    assert place == "In the training of client 2: round 1, local step 1"
+    assert short == "Its batch has 2 of 8 samples; `--data.drop_last true` leaves such batches out."
 
 
 FAULTS = [

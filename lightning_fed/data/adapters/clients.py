@@ -15,13 +15,14 @@ from lightning_fed.errors import FederatedError, expect_count
 __all__ = ["DEFAULT_CLIENTS", "ClientDatasets", "are_datasets"]
 
 DEFAULT_CLIENTS = 10
+_MOST_COUNTED = 1_000_000  # samples of a stream without a length; beyond that it may have no end
 
 
 class ClientDatasets(Dataset[Any]):
     """One data set for each client; client i is the i-th of them.
 
-    Those of a function are made when they are read, and only the newest is kept. A stream, an ``IterableDataset``, must
-    say how many samples it has, and is read into memory whenever it is this client's turn.
+    Those of a function are made when they are read, and only the newest is kept. A stream, an ``IterableDataset``, is
+    read into memory whenever it is this client's turn; one that does not say its length is read once to be counted.
 
     Args:
         datasets: A list of data sets, a dict of them by any name, or a function from a client's number, counted from 0.
@@ -84,7 +85,8 @@ class ClientDatasets(Dataset[Any]):
         if self._open[0] != client:
             part = self._part(client)
             stream = isinstance(part, IterableDataset)
-            self._open = (client, list(islice(part, _size(part, client))) if stream else part)
+            size = int(self._ends[client] - self._starts[client])
+            self._open = (client, list(islice(part, size)) if stream else part)
         return self._open[1][index - int(self._starts[client])]
 
     def _part(self, client: int) -> Any:
@@ -103,6 +105,13 @@ def _size(dataset: Any, client: int) -> int:
     if not hasattr(type(dataset), "__getitem__"):
         raise FederatedError(f"Expected the data set of client {client} to be a data set, got {name_kind(dataset)}.")
     size = len(dataset) if hasattr(dataset, "__len__") else None
+    if size is None and isinstance(dataset, IterableDataset):
+        size = sum(1 for _ in islice(dataset, _MOST_COUNTED + 1))
+        if size > _MOST_COUNTED:
+            raise FederatedError(
+                f"Expected {type(dataset).__name__}, the data set of client {client}, to end or to say by `__len__` "
+                f"how many samples it has, but it gave more than {_MOST_COUNTED:,}: add `__len__`."
+            )
     if not size:
         raise FederatedError(
             f"Expected the data set of client {client} to hold samples and to say by `__len__` how many, got "

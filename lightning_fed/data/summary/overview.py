@@ -5,13 +5,20 @@ from typing import Any
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.evaluation import num_samples
 
-__all__ = ["overview"]
+__all__ = ["facts", "overview"]
 
 _MEBIBYTE = 2**20
 
 
 def overview(datamodule: FederatedDataModule) -> str:
     """Describes data and split, a fact a line: its name and what it is."""
+    lines = facts(datamodule)
+    width = max(map(len, lines)) + 2
+    return "\n".join(f"{name:<{width}}{line}" for name, line in lines.items())
+
+
+def facts(datamodule: FederatedDataModule) -> dict[str, str]:
+    """Describes data and split by the names of the facts."""
     figures: dict[str, Any] = datamodule.split_summary()
     lines = {
         "data": f"{type(datamodule.source or datamodule).__name__}, split by {datamodule.split_by}",
@@ -36,9 +43,7 @@ def overview(datamodule: FederatedDataModule) -> str:
     lines |= _evaluation(datamodule)
     memory = datamodule.memory
     lines["memory"] = "read one by one" if memory is None else f"{memory / _MEBIBYTE:.1f} MiB of training tensors"
-    lines["hash"] = datamodule.split_hash
-    width = max(map(len, lines)) + 2
-    return "\n".join(f"{name:<{width}}{line}" for name, line in lines.items())
+    return lines | {"hash": datamodule.split_hash}
 
 
 def _input(datamodule: FederatedDataModule) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import own_places
@@ -82,6 +83,7 @@ class AutomaticEngine(VectorizedEngine):
 
     def _shrink(self, size: int, reason: str) -> None:
         """Lets fewer clients train at once, in a resumed run too."""
+        is_news("engine", f"chunks of {size}")  # so that the next run says its own
         tell(f"Engine: vectorized in chunks of {size} from round {self.state.round} on, as {reason}.")
         self.chunk_size = size
         self.state.engine_choice = {**(self.state.engine_choice or {}), "chunk_size": size}
@@ -90,6 +92,7 @@ class AutomaticEngine(VectorizedEngine):
     def _fall_back(self, reason: str) -> None:
         """Says why, and lets clients train alone from here on."""
         state, start = self.state, self.start_gradients
+        is_news("engine", f"sequential from round {state.round} on")
         tell(f"Engine: sequential from round {state.round} on, as {reason}.")
         state.engine_choice = {"engine": "sequential", "reason": reason}
         self.alone = self.make_alone()

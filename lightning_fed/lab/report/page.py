@@ -20,8 +20,8 @@ from lightning_fed.lab.report.tables import PREFERRED, Row, counted, table_cells
 from lightning_fed.runs.folder import read_rows
 
 __all__ = [
-    "MOST_LINES", "client_table", "config_differences", "details_of_runs", "html_table", "report_page", "section",
-    "split_pictures", "whole_page",
+    "MOST_LINES", "client_table", "config_differences", "details_of_runs", "differing", "html_table", "report_page",
+    "run_options", "section", "split_pictures", "whole_page",
 ]  # fmt: skip
 
 MOST_LINES = 14
@@ -138,17 +138,25 @@ def config_differences(methods: Sequence[Method]) -> list[list[str]]:
 
     Options have their names of the command line. Without differences there are no lines.
     """
-    configs = {m.label: _flatten(config) for m in methods if (config := _config(m.runs[0].path / "config.yaml"))}
-    lines = []
-    for option in dict.fromkeys(option for config in configs.values() for option in config):
-        values = [config.get(option, "") for config in configs.values()]
-        if len(set(values)) > 1 and option not in _NO_DIFFERENCE:
-            lines.append([option, *values])
+    configs = {m.label: options for m in methods if (options := run_options(m.runs[0].path))}
+    lines = [[option, *(c.get(option, "") for c in configs.values())] for option in differing(configs.values())]
     return [["option", *configs], *lines] if lines else []
 
 
+def differing(configs: Collection[Mapping[str, str]]) -> list[str]:
+    """Names the options that differ between flat configs, but for those that tell runs of one method apart."""
+    options = dict.fromkeys(option for config in configs for option in config if option not in _NO_DIFFERENCE)
+    return [option for option in options if len({config.get(option, "") for config in configs}) > 1]
+
+
+def run_options(folder: Path) -> dict[str, str]:
+    """Reads the options of a run by their names on the command line; of one from Python as its objects were made."""
+    config = _config(folder / "config.yaml") or _config(folder / "options.json")
+    return _flatten(config) if config else {}
+
+
 def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():  # a run from Python has none, and a device or a pipe may never end
+    if not path.is_file():  # a run has one of the two, and a device or a pipe may never end
         return {}
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))

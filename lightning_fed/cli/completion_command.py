@@ -1,0 +1,65 @@
+"""The command ``lightning-fed completion``: what a shell needs to complete commands and their options."""
+
+import argparse
+from argparse import ArgumentParser
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NoReturn
+
+from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.cli.suggestions import command_options
+from lightning_fed.errors import FederatedError
+
+__all__ = ["main"]
+
+# Where the parsers of commands without a trainer are made; of other commands only the name is completed.
+_PLAIN = {
+    "report": ("lightning_fed.lab.report_command", "lightning_fed.lab.runner.report"),
+    "study": ("lightning_fed.lab.runner.command",),
+}
+_NAMES = ("attack", "configs", "dashboard", "completion")
+
+
+class _Parsers(FederatedCLI):
+    """Makes the parsers of the commands that take a trainer, and parses nothing."""
+
+    def __init__(self) -> None:
+        self.commands: dict[str, Any] = {}
+        super().__init__([])
+
+    def parse_arguments(self, parser: Any, args: Any) -> NoReturn:
+        """Keeps the parsers of all commands, and stops there."""
+        self.commands = dict(parser._subcommands_action._name_parser_map)
+        raise StopIteration
+
+
+def _options() -> dict[str, list[str]]:
+    """Returns the names of each command's options."""
+    cli = _Parsers.__new__(_Parsers)
+    with suppress(StopIteration):  # once it has the parsers
+        cli.__init__()  # type: ignore[misc]
+    parsers = {name: [parser] for name, parser in cli.commands.items()}
+    parsers |= {name: [import_module(module)._parser() for module in modules] for name, modules in _PLAIN.items()}
+    found = {name: [option for each in ours for option in command_options(each)] for name, ours in parsers.items()}
+    return {**found, "data": [*found["fit"], "output"], **{name: [] for name in _NAMES}}
+
+
+def main(argv: list[str]) -> int:
+    """Prints the script of a shell, to be read by it at its start; returns 0."""
+    parser = ArgumentParser(prog="lightning-fed completion", description="The completion of commands and options.")
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    shell = parser.parse_args(argv).shell
+    try:
+        import shtab
+    except ImportError:
+        raise FederatedError("Expected shtab, which is not installed: run `pip install shtab`.") from None
+    whole = ArgumentParser(prog="lightning-fed", add_help=False)
+    commands = whole.add_subparsers()
+    for name, options in _options().items():
+        command = commands.add_parser(name, help=name, add_help=False, argument_default=argparse.SUPPRESS)
+        for option in dict.fromkeys(options):
+            argument = command.add_argument(f"--{option}")
+            if option in ("config", "study"):
+                argument.complete = shtab.FILE  # type: ignore[attr-defined]  # which shtab reads
+    print(shtab.complete(whole, shell))
+    return 0

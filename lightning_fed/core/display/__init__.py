@@ -1,0 +1,1 @@
+"""What people are shown: lines that are said once, and forms for notebooks."""

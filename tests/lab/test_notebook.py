@@ -1,0 +1,157 @@
+"""What a notebook shows: forms that load nothing, never fail and draw no random number, and the rounds of runs."""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import lightning_fed
+from lightning_fed import FederatedError, FederatedTrainer
+from lightning_fed.aggregators import FedAvg
+from lightning_fed.client_algorithms import FedProx
+from lightning_fed.data import Digits
+from lightning_fed.lab.report.load import load_runs
+from lightning_fed.masks import SignAgreement
+from lightning_fed.models import MLP, ImageClassifier
+from tests.lab.report.parts import write_run
+
+
+def form(shown: Any) -> str:
+    """The form, which leaves the random streams alone."""
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    text: str = shown._repr_html_()
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    return text
+
+
+class Absent(Digits):
+    """Data that must not be asked for."""
+
+    def prepare_data(self) -> None:
+        raise AssertionError("downloaded")
+
+    load_datasets = prepare_data  # type: ignore[assignment]
+
+
+def test_data_are_not_loaded_for_their_form() -> None:
+    assert "<b>Absent</b>: call <code>setup()</code>" in form(Absent())
+
+
+def test_data_show_their_split_once_it_is_made() -> None:
+    data = Digits(num_clients=4)
+    data.setup()
+    shown = form(data)
+    assert "data:image/png;base64,iVBOR" in shown
+    for cell in ("training samples", "classes per client", "validation", "144 samples", "359 samples"):
+        assert f"<td>{cell}</td>" in shown
+    data.split_seed = 1  # another split, which nobody has asked for
+    assert "call <code>setup()" in form(data)
+
+
+def test_what_cannot_be_shown_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Digits(num_clients=4)
+    data.setup()
+    monkeypatch.setattr(Digits, "class_names", property(lambda self: torch.rand(2)[5]))  # draws, then fails
+    assert (
+        form(data)
+        == "<p><b>Digits</b> cannot be shown (IndexError: index 5 is out of bounds for dimension 0 with size 2).</p>"
+    )
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> list[FederatedTrainer]:
+    """Two runs with different rates and seeds."""
+    root = str(tmp_path_factory.mktemp("runs"))
+    done = []
+    for seed, lr in ((0, 0.5), (1, 1.0)):
+        trainer = FederatedTrainer(
+            accelerator="cpu", max_rounds=2, clients_per_round=2, logger=[], default_root_dir=root, seed=seed,
+            callbacks=[FedAvg(lr=lr, mask=SignAgreement(threshold=0.4)), FedProx(mu=0.01)],
+        )  # fmt: skip
+        trainer.fit(ImageClassifier(MLP(in_features=64, hidden=(8,))), Digits(num_clients=4))
+        done.append(trainer)
+    return done
+
+
+def test_a_trainer_shows_what_it_will_do(tmp_path: Path) -> None:
+    trainer = FederatedTrainer(accelerator="cpu", max_rounds=2, local_steps=1, default_root_dir=str(tmp_path))
+    shown = form(trainer)
+    for cell in (
+        "100% of the clients, each trains for 1 step",
+        "none",
+        "auto: chosen when fit begins",
+        "cpu, 32-true",
+    ):
+        assert f"<td>{cell}</td>" in shown
+    assert "FedAvg(" in shown
+    assert "img" not in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trainer_shows_its_run(trainers: list[FederatedTrainer]) -> None:
+    trainer = trainers[0]
+    shown = form(trainer)
+    assert "<td>2 clients, each trains for 1 epoch</td>" in shown
+    assert "FedAvg(apply=&#x27;after&#x27;, buffers=&#x27;average&#x27;, lr=0.5, mask=SignAgreement(" in shown
+    assert "threshold=0.4" in shown
+    assert "FedProx(mu=0.01)" in shown
+    assert trainer.engine_choice is not None
+    assert f"<td>{trainer.engine_choice['engine']}: {trainer.engine_choice['reason']}</td>" in shown
+    assert trainer.run is not None
+    assert form(trainer.run) in shown
+
+
+def test_a_run_shows_its_curve_and_its_last_and_best_value(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", 3, [0.25, 0.75, 0.5])
+    run = load_runs([tmp_path])[0][0]
+    shown = form(run)
+    assert "<b>FedAvg</b>, seed 3" in shown
+    assert ": 2 rounds" in shown
+    assert "data:image/png;base64,iVBOR" in shown
+    assert "<td>test/acc</td><td>0.5</td><td>0.75</td>" in shown
+    run.metrics.write_text("round,test/acc\n")
+    assert "nothing is measured yet" in form(run)
+
+
+def test_rounds_of_runs_are_rows_with_the_options_that_differ(trainers: list[FederatedTrainer]) -> None:
+    pytest.importorskip("pandas")
+    frame = lightning_fed.load_runs(trainers[0].default_root_dir)
+    rate = "trainer.callbacks.0.lr"
+    assert list(frame.columns[:5]) == ["run", "method", "seed", rate, "round"]
+    assert frame[["seed", rate, "round"]].values.tolist() == [
+        [s, lr, r] for s, lr in ((0, 0.5), (1, 1)) for r in range(3)
+    ]
+    assert set(frame["run"]) == {str(trainer.log_dir) for trainer in trainers}
+    last = float(trainers[1].callback_metrics["val/acc"])
+    assert frame["val/acc"].iloc[-1] == pytest.approx(last)
+    assert np.isnan(frame["train/loss"].iloc[0]), "round 0 trains nobody"
+
+
+def test_a_run_from_python_leaves_its_options(trainers: list[FederatedTrainer]) -> None:
+    options = json.loads((Path(trainers[1].log_dir or "") / "options.json").read_text())
+    assert options["seed_everything"] == 1
+    assert options["trainer"]["max_rounds"] == 2
+
+
+def test_what_cannot_be_used_is_a_warning_and_nothing_at_all_a_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    with pytest.raises(FederatedError, match=r"^Expected folders of runs .*found no run .*trainer\.default_root_dir"):
+        lightning_fed.load_runs(tmp_path)
+    write_run(tmp_path, "a", 0, [0.5])
+    empty = write_run(tmp_path, "a", 1)
+    with pytest.warns(UserWarning, match="holds no measurement yet"):
+        frame = lightning_fed.load_runs(str(tmp_path), empty)
+    assert frame["test/acc"].tolist() == [0.5]
+
+
+def test_without_pandas_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        FederatedError, match=r"Expected pandas for `load_runs`.*pip install 'lightning_fed\[notebook\]'"
+    ):
+        lightning_fed.load_runs(tmp_path)
