@@ -23,7 +23,7 @@ class FedExP(StatefulAggregator):
     Jhunjhunwala, Wang, Joshi, "FedExP: Speeding up Federated Averaging via Extrapolation", ICLR 2023, Algorithm 1, with
     p_i = 1/n. Where the maximum is 1, as for one client or clients that agree, it is FedAvg, bit for bit. The iterates
     swing around the optimum: what is validated, tested and saved as the model is the mean of the last two, from which
-    no client starts.
+    no client starts. Hooks outside of validation and tests, such as those of ``ClientEvaluation``, see the last one.
 
     Args:
         epsilon: ε, at least 0, in the unit of squared updates: bounds the factor where ‖Δ‖² is below it.
@@ -84,9 +84,10 @@ class FedExP(StatefulAggregator):
 
     def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Saves the mean as the model, and the last iterate beside it as Lightning's WeightAveraging does."""
-        if self.vectors:
-            last = checkpoint["current_model_state"] = checkpoint["state_dict"]
-            self._show(trainer)
-            shown = pl_module.state_dict()
-            checkpoint["state_dict"] = {name: value.clone().copy_(shown[name]) for name, value in last.items()}
-            self._hide(trainer)
+        if self.vectors:  # within a validation the module holds the mean, and keeps it
+            held, layout = trainer.vector.data.clone(), checkpoint["state_dict"]
+            for key, put in (("current_model_state", self._hide), ("state_dict", self._show)):
+                put(trainer)
+                now = pl_module.state_dict()
+                checkpoint[key] = {name: value.clone().copy_(now[name]) for name, value in layout.items()}
+            trainer.vector.data.copy_(held)

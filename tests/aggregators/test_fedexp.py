@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_fed.aggregators import FedAvg, FedExP
@@ -142,6 +143,24 @@ def test_the_mean_is_saved_as_the_model_and_a_resumed_run_goes_on_from_the_itera
     assert torch.equal(parts.weights, whole.weights)
     assert torch.equal(resumed.now(), wanted.now())
     assert not torch.equal(resumed.now(), parts.weights)
+
+
+def test_who_saves_while_the_mean_is_shown_saves_the_iterate_beside_it(tmp_path: Path) -> None:
+    class Saves(Callback):
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "end.ckpt")
+
+    module = Noting()
+    trainer = federated_trainer(tmp_path, FedExP(), Saves(), max_rounds=2, enable_checkpointing=True)
+    trainer.fit(module, data())
+    saved = torch.load(tmp_path / "end.ckpt", weights_only=True)
+    vectors = [
+        torch.cat([saved[state][name].flatten() for name, _ in module.named_parameters()])
+        for state in ("state_dict", "current_model_state")
+    ]
+    assert torch.equal(vectors[1], trainer.weights)
+    assert torch.equal(vectors[0], module.now())
+    assert not torch.equal(*vectors)
 
 
 def test_the_last_iterate_can_be_shown_instead(tmp_path: Path) -> None:
