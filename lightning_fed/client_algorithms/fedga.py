@@ -73,10 +73,11 @@ class FedGA(ClientAlgorithm):
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Displaces the start, or has every gradient taken at a displaced point."""
         shift = self.shift(trainer, client, self.scratch("shift", trainer.weights))
-        self._global = trainer.origin
+        self._global: Tensor | None = None
         if self.form == "step" or _reads_weights(trainer):
             trainer.displacement = shift
             return
+        self._global = trainer.origin
         trainer.vector.data.sub_(shift)
         trainer.origin = self.scratch("start", trainer.vector.data).copy_(trainer.vector.data)
 
@@ -84,10 +85,10 @@ class FedGA(ClientAlgorithm):
         """Measures the update from the global model, if asked to."""
         if self.measure_from == "displaced" or self.form == "step":
             return
-        if trainer.origin is self._global:  # the start itself was not displaced, as the optimizer decays the weights
+        if self._global is None:  # the start itself was not displaced, as the optimizer decays the weights
             update.delta.sub_(self.scratch("shift", trainer.weights))
-        else:
-            update.delta.add_(trainer.origin).sub_(self._global)
+        else:  # not by `origin`, which a server rule moves on from there
+            update.delta.add_(self.scratch("start", trainer.vector.data)).sub_(self._global)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lets go of the vectors."""

@@ -66,10 +66,13 @@ def test_the_first_round_is_that_of_fedavg_to_the_bit(tmp_path: Path) -> None:
     assert not np.array_equal(weights_after(tmp_path, FedACG(0.8), 2, 3), weights_after(tmp_path, FedAvg(), 2, 3))
 
 
-def test_a_start_that_a_client_algorithm_displaces_is_moved_ahead_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("measure_from", ["displaced", "global"])
+def test_a_start_that_a_client_algorithm_displaces_is_moved_ahead_as_well(measure_from: Any, tmp_path: Path) -> None:
+    """Displacements add up to 0, so that both updates have one mean: none that has the way ahead in it again."""
+
     def displacement(w: np.ndarray) -> np.ndarray:
         gradients = gradients_by_hand(np.tile(w, (3, 1)))
         return 0.05 * (gradients.mean(axis=0) - gradients)
 
-    found = weights_after(tmp_path, FedACG(0.8), 3, 2, FedGA(0.05))
+    found = weights_after(tmp_path, FedACG(0.8), 3, 2, FedGA(0.05, measure_from=measure_from))
     np.testing.assert_allclose(found, fedacg_by_hand(0.8, 1.0, 0.0, 3, 2, displacement), rtol=0, atol=1e-12)
