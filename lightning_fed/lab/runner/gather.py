@@ -43,10 +43,11 @@ def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResul
     notes = [f"{place} holds {_of_another_version(count)}" for place, count in others.items()]
     notes += _on_several(taken, differing)
     first = next(iter(parts.values()))
-    trials: dict[tuple[object, ...], Trial] = {}
+    trials = dict[tuple[object, ...], Trial]()
     for part in parts.values():
         for trial in part.trials:
-            trials.setdefault((*_key(trial), *trial.options.items()), trial)
+            alike = (*_key(trial), *trial.options.items())
+            trials[alike] = max(trials.get(alike, trial), trial, key=lambda one: one.stage)
     return replace(first, runs=tuple(runs), trials=in_order(study, trials.values())), notes
 
 

@@ -183,11 +183,11 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     tuned, undecided = with_choices(study, cells, groups)
     runs = {cell.folder: run for cell in tuned if (run := _read(root, cell, study.report)) is not None}
     missing = [cell for cell in tuned if cell.folder not in runs]
-    # A sampler may propose the same options twice, which are one run.
+    # A sampler may propose the same options twice, and two stages too, which are one run: of the later stage.
     tried: dict[str, tuple[Cell, int]] = {}
     for group in groups:
         for cell in (cell for attempt in group.asked() for cell in attempt.cells):
-            tried.setdefault(cell.folder, (cell, group.stage))
+            tried[cell.folder] = cell, group.stage
     trials = [trial for cell, at in tried.values() if (trial := _trial(root, cell, study, at)) is not None]
     kept, report = {name for run in runs.values() for name in run.curves}, study.report
     for key, wanted, there in (

@@ -52,12 +52,14 @@ def _names(trials: Sequence[Trial]) -> list[str]:
 
 
 def _groups(axes: Sequence[str], trials: Sequence[Trial]) -> dict[tuple[str, ...], dict[str, list[Trial]]]:
-    """Sorts trials by what a choice is made for, then by their options as text."""
+    """Sorts trials of the last stage, which chooses, by what a choice is made for, then by their options as text."""
     groups: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
-    for trial in trials:
-        options = ", ".join(f"{option} {value}" for option, value in trial.options.items())
-        key = tuple(trial.axes.get(axis, "") for axis in axes)
-        groups.setdefault(key, {}).setdefault(options, []).append(trial)
+    keys = [tuple(trial.axes.get(axis, "") for axis in axes) for trial in trials]
+    last = dict(sorted(zip(keys, (trial.stage for trial in trials), strict=True)))
+    for key, trial in zip(keys, trials, strict=True):
+        if trial.stage == last[key]:
+            options = ", ".join(f"{option} {value}" for option, value in trial.options.items())
+            groups.setdefault(key, {}).setdefault(options, []).append(trial)
     return groups
 
 

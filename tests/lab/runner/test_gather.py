@@ -8,8 +8,10 @@ import pytest
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report_command import main
 from lightning_fed.lab.runner.file import load_study
+from lightning_fed.lab.runner.gather import joined
 from lightning_fed.lab.runner.record import write_record
 from lightning_fed.lab.studies.cells import Cell, cells_of
+from lightning_fed.lab.studies.results import StudyResults, Trial
 from lightning_fed.runs.folder import create_run
 from lightning_fed.runs.lock import RunLock
 
@@ -74,6 +76,16 @@ def test_of_one_run_in_two_folders_the_newest_counts(cells: list[Cell], tmp_path
     assert "1 run of them has other numbers in one folder than in another: FedAvg, 0.01, seed 1 (b, a)." in said
     # The second run is FedAvg's at 0.01 of seed 1: 0.5 + 0.01 + 0.02 + 0.05, and the 0.01 of b.
     assert b",5,0.59,0.59," in Path("joined/results.csv").read_bytes().splitlines()[2]
+
+
+def test_a_trial_counts_for_the_later_stage_whichever_folder_comes_first(cells: list[Cell]) -> None:
+    def part(stage: int) -> StudyResults:
+        trial = Trial(dict(cells[0].axes), 0, {"mu": "1"}, {"val/acc": 0.5}, stage)
+        return StudyResults("rates", "full", (), (trial,))
+
+    for order in ((1, 2), (2, 1)):
+        results, _ = joined(load_study("rates.yaml"), {Path(str(stage)): part(stage) for stage in order})
+        assert [trial.stage for trial in results.trials] == [2]
 
 
 def test_what_is_not_of_the_study_is_said(cells: list[Cell], tmp_path: Path, capsys) -> None:

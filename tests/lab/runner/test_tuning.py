@@ -361,7 +361,7 @@ def test_stages_go_on_where_they_were_and_the_table_tells_them(tmp_path: Path) -
     results, missing = collect(file, "full", tmp_path)
     assert missing == []
     assert [(trial.axes["rule"], trial.stage) for trial in results.trials] == (
-        [("A", 2)] * 6 + [("B", 1)] * 3 + [("B", 2)] * 5
+        [("A", 2)] * 6 + [("B", 1)] * 2 + [("B", 2)] * 6
     )
     write_results(results, tmp_path / "tables")
     assert (tmp_path / "tables" / "tuning.csv").read_text().startswith("rule,seed,stage,chosen lr,")

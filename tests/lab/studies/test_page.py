@@ -113,6 +113,15 @@ def test_the_choice_is_by_means_over_whole_trials() -> None:
     assert (chosen["name"], chosen["x"], chosen["y"]) == ("chosen", [0.2], pytest.approx([0.6]))
 
 
+def test_the_last_stage_chooses_whatever_an_earlier_one_came_to() -> None:
+    found = [(1, {"mu": "1"}, 0.9), (2, {"mu": "1", "lr": "0.1"}, 0.5), (2, {"mu": "1", "lr": "0.2"}, 0.6)]
+    trials = tuple(replace(trial(0, options, acc=acc), stage=stage) for stage, options, acc in found)
+    study = replace(STUDY, tune=Tune(per=["rule"]))
+    assert tuned_block(study, trials).lines[1] == ["FedAvg", "mu 1, lr 0.2", "60.00 %"]
+    (((*_, chosen), _),) = charts_of(study, trials)
+    assert (chosen["name"], chosen["x"]) == ("chosen", [0.2])
+
+
 def charts_of(study: Study, trials: tuple[Trial, ...]) -> list[tuple[list[dict], dict]]:
     pytest.importorskip("plotly")
     return Page("".join(tuning_charts(study, trials))).figures()
