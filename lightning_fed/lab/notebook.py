@@ -22,7 +22,7 @@ from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report import load
 from lightning_fed.lab.report.page import differing, html_table, run_options
 from lightning_fed.lab.report.plots import panels_figure
-from lightning_fed.lab.report.tables import PREFERRED
+from lightning_fed.lab.report.tables import PREFERRED, counted
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.statistics import run_statistic
 from lightning_fed.trainer import FederatedTrainer
@@ -101,12 +101,11 @@ def _data(data: FederatedDataModule) -> Iterator[str]:
 def _trainer(trainer: FederatedTrainer) -> Iterator[str]:
     options, share = trainer.options, trainer.options.clients_per_round
     drawn = f"{share:.0%} of the clients" if isinstance(share, float) else f"{share} clients"
-    count, unit = (options.local_steps, "step") if options.epochs is None else (options.epochs, "epoch")
-    local = f"{count} {unit}{'' if count == 1 else 's'}"
+    count, unit = (options.local_steps or 0, "step") if options.epochs is None else (options.epochs, "epoch")
     engine = trainer.engine_choice or {"engine": trainer.engine, "reason": "chosen when fit begins"}
     lines = {
         "rounds": str(options.max_rounds),
-        "cohort": f"{drawn}, each trains for {local}",
+        "cohort": f"{drawn}, each trains for {counted(count, unit)}",
         "aggregator": _written(describe(trainer.aggregator)),
         "client algorithms": ", ".join(
             _written(describe(cb)) for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm)
