@@ -25,7 +25,7 @@ def level_columns(report: Report) -> list[str]:
 
 
 def value_of(run: StudyRun, statistic: str, metric: str) -> float:
-    """Returns a statistic of one run of ``with_levels``; NaN where it diverged, or never reached the level."""
+    """Returns a statistic of one run of ``with_levels``; NaN where it diverged, or lacks a round with both."""
     if statistic.startswith(AT_EQUAL):
         return run.at_equal.get((metric, statistic), (0, math.nan))[1]
     return value_of_run(run.curves[metric], statistic, metric)
@@ -51,7 +51,8 @@ def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list
                 where = f"rounds {min(found.values())} to {max(found.values())}"
                 notes.append(f"`{AT_EQUAL}{loss}` reads `{metric}` at {where} of the runs.")
             if left := len(runs) - len(found):
-                notes.append(f"{left} of {counted(len(runs), 'run')} never reach the level of `{AT_EQUAL}{loss}`.")
+                why = f"they diverged, or no round has both `{loss}` and `{metric}`"
+                notes.append(f"{left} of {counted(len(runs), 'run')} cannot be read at equal `{loss}`: {why}.")
     if report.plateau:
         notes += [note for metric in report.metric if (note := _on_plateau(runs, report, metric))]
     return replace(results, runs=tuple(runs)), notes
