@@ -36,7 +36,7 @@ $(INSTALLED_DOCS): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -e ".[docs]"
 	@touch $@ $(INSTALLED)
 
-quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 seeds (two minutes)
+quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 seeds (a minute)
 	@$(BIN)/lightning-fed study configs/studies/quickstart.yaml --jobs 2 --output runs
 	@echo
 	@$(BIN)/lightning-fed report --study configs/studies/quickstart.yaml runs
