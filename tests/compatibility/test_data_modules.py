@@ -313,6 +313,14 @@ class Unmeasured(IterableDataset[Any]):
         return (points(8)[i % 8] for i in (count() if self.size is None else range(self.size)))
 
 
+class Once(Unmeasured):
+    """Samples that are there for the first reader alone."""
+
+    def __iter__(self) -> Any:
+        size, self.size = self.size, 0
+        return (points(8)[i] for i in range(size or 0))
+
+
 SETS = [points(size) for size in (9, 4, 6)]
 BY_NAME = dict(zip(("ann", "bob", "cid"), SETS, strict=True))
 
@@ -379,6 +387,10 @@ def test_clients_data_can_be_split_anew(tmp_path) -> None:
         (
             lambda: FederatedDataModule([points(4), Unmeasured(None)]),
             r"Unmeasured, the data set of client 1, to end or to say by `__len__`.* more than 50: add `__len__`",
+        ),
+        (
+            lambda: FederatedDataModule([points(4), Once(4)]),
+            "Once, the data set of client 1, to give 4 samples whenever it is read, got 0: let its `__iter__` begin",
         ),
         (lambda: FederatedDataModule([points(4), Subset(points(4), [])]), "client 1 .* got Subset without samples"),
         (

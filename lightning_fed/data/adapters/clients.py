@@ -84,9 +84,14 @@ class ClientDatasets(Dataset[Any]):
         client = int(np.searchsorted(self._ends, index, side="right"))
         if self._open[0] != client:
             part = self._part(client)
-            stream = isinstance(part, IterableDataset)
-            size = int(self._ends[client] - self._starts[client])
-            self._open = (client, list(islice(part, size)) if stream else part)
+            if isinstance(part, IterableDataset):
+                name, size = type(part).__name__, int(self._ends[client] - self._starts[client])
+                if len(part := list(islice(part, size))) < size:
+                    raise FederatedError(
+                        f"Expected {name}, the data set of client {client}, to give {size:,} samples whenever it is "
+                        f"read, got {len(part):,}: let its `__iter__` begin anew each time."
+                    )
+            self._open = (client, part)
         return self._open[1][index - int(self._starts[client])]
 
     def _part(self, client: int) -> Any:
