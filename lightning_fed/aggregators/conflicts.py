@@ -118,8 +118,7 @@ class PCGrad(CombiningAggregator):
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
         """Returns the weights of Σ p_i g_i."""
-        clients = np.arange(len(gram))
-        others = np.array([np.delete(clients, i) for i in clients])
+        others = np.array([np.delete(np.arange(len(gram)), i) for i in range(len(gram))])
         draw = numpy_generator_for(self._seed, Purpose.SERVER, round)
         return pcgrad_weights(gram, shares, draw.permuted(others, axis=1))
 

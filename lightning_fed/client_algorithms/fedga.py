@@ -73,11 +73,10 @@ class FedGA(ClientAlgorithm):
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Displaces the start, or has every gradient taken at a displaced point."""
         shift = self.shift(trainer, client, self.scratch("shift", trainer.weights))
-        self._global: Tensor | None = None
-        if self.form == "step" or _reads_weights(trainer):
+        self._global = None if self.form == "step" or _reads_weights(trainer) else trainer.origin
+        if self._global is None:
             trainer.displacement = shift
             return
-        self._global = trainer.origin
         trainer.vector.data.sub_(shift)
         trainer.origin = self.scratch("start", trainer.vector.data).copy_(trainer.vector.data)
 

@@ -390,7 +390,7 @@ def test_clients_data_can_be_split_anew(tmp_path) -> None:
         ),
         (
             lambda: FederatedDataModule([points(4), Once(4)]),
-            "Once, the data set of client 1, to give 4 samples whenever it is read, got 0: let its `__iter__` begin",
+            "Expected the stream of client 1 to give 4 samples whenever it is read, got 0: let its `__iter__` begin",
         ),
         (lambda: FederatedDataModule([points(4), Subset(points(4), [])]), "client 1 .* got Subset without samples"),
         (

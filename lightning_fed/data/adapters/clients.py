@@ -37,13 +37,11 @@ class ClientDatasets(Dataset[Any]):
     samples_are_rows = True  # where there are tensors
 
     def __init__(self, datasets: Any, num_clients: int | None = None) -> None:
-        self._make: Callable[[int], Any] | None = None
+        self._make: Callable[[int], Any] | None = datasets
         self._parts: list[Any] = []
         if isinstance(datasets, (Mapping, Sequence)):
             self._parts = list(datasets.values() if isinstance(datasets, Mapping) else datasets)
-            num_clients = len(self._parts)
-        else:
-            self._make = datasets
+            self._make, num_clients = None, len(self._parts)
         expect_count("num_clients of ClientDatasets", num_clients)
         assert num_clients is not None
         sizes, targets = [], []
@@ -51,8 +49,7 @@ class ClientDatasets(Dataset[Any]):
             part = self._part(client)
             sizes.append(_size(part, client))
             targets.append(None if isinstance(part, IterableDataset) else find_targets(part))
-        self._ends = np.cumsum(sizes)
-        self._starts = self._ends - sizes
+        self._sizes, self._ends = sizes, np.cumsum(sizes)
         self.users = np.repeat(np.arange(num_clients), sizes)
         known = [part for part in targets if part is not None]
         self.targets = np.concatenate(known) if len(known) == num_clients else None
@@ -83,16 +80,15 @@ class ClientDatasets(Dataset[Any]):
         """Returns a sample, counted through all clients."""
         client = int(np.searchsorted(self._ends, index, side="right"))
         if self._open[0] != client:
-            part = self._part(client)
-            if isinstance(part, IterableDataset):
-                name, size = type(part).__name__, int(self._ends[client] - self._starts[client])
-                if len(part := list(islice(part, size))) < size:
-                    raise FederatedError(
-                        f"Expected {name}, the data set of client {client}, to give {size:,} samples whenever it is "
-                        f"read, got {len(part):,}: let its `__iter__` begin anew each time."
-                    )
-            self._open = (client, part)
-        return self._open[1][index - int(self._starts[client])]
+            part, size = self._part(client), self._sizes[client]
+            read = list(islice(part, size)) if isinstance(part, IterableDataset) else part
+            if read is not part and len(read) < size:
+                raise FederatedError(
+                    f"Expected the stream of client {client} to give {size:,} samples whenever it is read, got "
+                    f"{len(read):,}: let its `__iter__` begin anew each time."
+                )
+            self._open = (client, read)
+        return self._open[1][index - int(self._ends[client]) + self._sizes[client]]
 
     def _part(self, client: int) -> Any:
         return self._parts[client] if self._make is None else self._make(client)
@@ -134,6 +130,5 @@ def _joined(parts: list[Any]) -> Any:
     names = {tuple(part) if isinstance(part, dict) else None for part in found}
     if not parts or len(tensors) < len(parts) or len(kinds) > 1 or len(names) > 1 or any(map(find_conversion, parts)):
         return None
-    joined = tuple(map(torch.cat, zip(*tensors, strict=True)))
-    (keys,) = names
+    keys, joined = names.pop(), tuple(map(torch.cat, zip(*tensors, strict=True)))
     return joined if keys is None else dict(zip(keys, joined, strict=True))

@@ -68,13 +68,9 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (default: where the runs lie)")
     parser.add_argument(
-        "--from",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        dest="source",
+        "--from", type=Path, nargs="+", metavar="DIR", dest="source",
         help="join the runs in several folders, or results.csv and curves.csv of those that hold these alone",
-    )
+    )  # fmt: skip
     return parser
 
 
