@@ -9,6 +9,7 @@ from lightning_fed.functional.conflicts import (
     pcgrad_weights,
     ties_mean,
 )
+from lightning_fed.functional.fairness import project_onto_simplex, qfedavg_weights, term_weights
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
 from lightning_fed.functional.geometry import (
     GradientSpread,
@@ -76,11 +77,14 @@ __all__ = [
     "mgda_weights",
     "optimizer_distance",
     "pcgrad_weights",
+    "project_onto_simplex",
+    "qfedavg_weights",
     "sand_mask",
     "sgd_distance",
     "sign_agreement_mask",
     "squared_distances",
     "summarize_clients",
+    "term_weights",
     "ties_mean",
     "trimmed_mean",
     "vote_threshold",

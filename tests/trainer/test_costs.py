@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.aggregators import CGW, CoordinateMedian, FedAvg, FedAvgM, FedDynServer, FedGMA
+from lightning_fed.aggregators import AFL, CGW, TERM, CoordinateMedian, FedAvg, FedAvgM, FedDynServer, FedGMA, QFedAvg
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
     ClientAlgorithm,
@@ -75,6 +75,11 @@ TABLE: dict[str, Row] = {
     "FedGMA start": (lambda: [FedGMA()], 1, 1, 2, 1),
     "FedGMA end": (lambda: [FedGMA(gradient_at="end")], 1, 1, 2, 1),
     "FedGMA last step": (lambda: [FedGMA(gradient_at="last_step")], 1, 1, 2, 0),
+    # A loss at w is a number, by a pass over the data unless one for gradients is there.
+    "QFedAvg": (lambda: [QFedAvg()], 1, 1, 1, 1),
+    "AFL": (lambda: [AFL()], 1, 1, 1, 1),
+    "SCAFFOLD I, TERM": (lambda: [SCAFFOLD("I"), TERM()], 1, 2, 2, 1),
+    "FedGA, TERM": (lambda: [FedGA(), TERM()], 2, 2, 2, 1),
     # Sums; an exchange and a gradient at w are there once.
     "FedGA on FedProx": (lambda: [FedProx(), FedGA()], 2, 2, 2, 1),
     "FedGA on SCAFFOLD": (lambda: [SCAFFOLD(), FedGA()], 2, 3, 3, 1),
@@ -91,6 +96,8 @@ TABLE: dict[str, Row] = {
     "FedAvg, looked at": (lambda: [Looks("cohort")], 1, 1, 1, 0),
     "FedAvg, glanced at": (lambda: [Looks("client")], 1, 1, 1, 0),
     "SCAFFOLD I, looked at": (lambda: [SCAFFOLD("I"), Looks("cohort")], 1, 2, 2, 1),
+    "TERM, looked at": (lambda: [TERM(), Looks("cohort")], 1, 1, 1, 1),
+    "TERM, glanced at": (lambda: [TERM(), Looks("client")], 1, 1, 1, 1),
     "FedGA, looked at": (lambda: [FedGA(), Looks("cohort")], 2, 2, 2, 1),
     "FedGMA start, looked at": (lambda: [FedGMA(), Looks("cohort")], 1, 1, 2, 1),
 }

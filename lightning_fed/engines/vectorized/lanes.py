@@ -46,6 +46,7 @@ class Lanes:
         gradients: Their gradients at the current step, shape (n, d).
         buffers: Buffers by name, shape (n, ...).
         own_gradients: Gradients at w that clients asked for one by one, shape (n, d), empty until one does.
+        own_losses: Their losses there, or those that the aggregator asked for without gradients, shape (n,).
         optimizer: Steps the weights of the active lanes.
         active: How many lanes, the first ones, take the current step.
     """
@@ -59,7 +60,7 @@ class Lanes:
         self.buffers = {name: b.unsqueeze(0).repeat(capacity, *[1] * b.ndim) for name, b in live.items()}
         self.own_gradients = state.weights.new_empty(0, vector.numel)
         self.active = self._count = 0
-        self._own_losses = state.weights.new_empty(0)
+        self.own_losses = state.weights.new_empty(0)
         self._further = self.weights.new_empty(0)
         self._origins: dict[int, Tensor] = {}
         self._shifts: dict[int, Tensor] = {}
@@ -92,19 +93,21 @@ class Lanes:
         """Computes the gradient at w of every client that asks for its own, in the order of lanes."""
         if not len(self.own_gradients):
             self.own_gradients = self.matrix()
-        self._own_losses = gradients.compute(clients, self.own_gradients[: len(clients)])
+        self.own_losses = gradients.compute(clients, self.own_gradients[: len(clients)])
 
     def give_gradient(self, lane: int, gradients: ComputedStartGradients, client: Client) -> None:
         """Makes the gradient at w that of a client again."""
         if gradients.level == "client":
-            gradients.gradient, gradients.loss = self.own_gradients[lane], self._own_losses[lane]
+            gradients.gradient, gradients.loss = self.own_gradients[lane], self.own_losses[lane]
+        elif gradients.losses_alone:
+            gradients.loss = self.own_losses[lane]
         else:
             gradients.load(client)
 
     def own_sizes(self) -> Tensor:
         """Returns ‖g_i‖ + f_i at w of clients that asked for their gradient, shape (n,)."""
         sizes: Tensor = torch.linalg.vector_norm(self.own_gradients[: self._count], dim=1)
-        return sizes + self._own_losses
+        return sizes + self.own_losses
 
     def take_start(self, lane: int, start: Tensor) -> None:
         """Takes over where a client starts, after its hooks: weights, origin, displacement, buffers."""
