@@ -3,7 +3,15 @@
 from lightning_fed.aggregators.adaptive import FedAdagrad, FedAdam, FedYogi
 from lightning_fed.aggregators.base import Aggregator, StatefulAggregator
 from lightning_fed.aggregators.cgw import CGW
-from lightning_fed.aggregators.conflicts import TIES, CombiningAggregator, FedMGDA, FedOMG, PCGrad, SignMajority
+from lightning_fed.aggregators.conflicts import (
+    TIES,
+    CombiningAggregator,
+    FedFV,
+    FedMGDA,
+    FedOMG,
+    PCGrad,
+    SignMajority,
+)
 from lightning_fed.aggregators.fairness import AFL, TERM, LossWeightingAggregator, QFedAvg
 from lightning_fed.aggregators.fedavg import FedAvg, FedNova
 from lightning_fed.aggregators.fedavgm import FedACG, FedAvgM
@@ -35,6 +43,7 @@ __all__ = [
     "FedAvgM",
     "FedDynServer",
     "FedExP",
+    "FedFV",
     "FedGMA",
     "FedMGDA",
     "FedNova",

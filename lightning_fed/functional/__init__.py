@@ -4,10 +4,12 @@ from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.clients import ClientSummary, summarize_clients
 from lightning_fed.functional.conflicts import (
     cagrad_weights,
+    fedfv_weights,
     least_norm,
     mgda_weights,
     pcgrad_weights,
     ties_mean,
+    without_conflicts,
 )
 from lightning_fed.functional.fairness import project_onto_simplex, qfedavg_weights, term_weights
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
@@ -63,6 +65,7 @@ __all__ = [
     "fedavgm_step",
     "feddyn_step",
     "fedexp_factor",
+    "fedfv_weights",
     "fedyogi_step",
     "geometric_median",
     "gradient_and_mask",
@@ -89,4 +92,5 @@ __all__ = [
     "trimmed_mean",
     "vote_threshold",
     "weighted_gradients",
+    "without_conflicts",
 ]

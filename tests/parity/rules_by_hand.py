@@ -243,6 +243,22 @@ def pcgrad(each: Round, server: Server, seed: int) -> Array:
     return LR * each.mean(np.array(projected), server.counts)
 
 
+def fedfv(each: Round, server: Server, alpha: float, tau: int) -> Array:
+    """Vector by vector; here all clients are in every round, so that nobody's former update counts."""
+    losses, n = losses_of(each), len(each.deltas)
+    order = sorted(range(n), key=lambda i: (losses[i], i))
+    projected = []
+    for i, own in enumerate(each.deltas):
+        for j in order if i not in order[n - round(alpha * n) :] else []:
+            other = each.deltas[j]
+            if j != i and own @ other < 0:
+                own = own - (own @ other) / (other @ other) * other
+        projected.append(own)
+    step, mean = each.mean(np.array(projected), server.counts), each.mean(each.deltas, server.counts)
+    length = np.sqrt((step**2).sum())
+    return LR * step * (np.sqrt((mean**2).sum()) / length if length else 0.0)
+
+
 def fedmgda(each: Round, server: Server, epsilon: float) -> Array:
     """The shortest of the points that each choice of clients at their bounds, and the rest free, leads to."""
     lengths = np.sqrt((each.deltas**2).sum(axis=1))

@@ -103,6 +103,9 @@ RULES = {
     "TIES": ROBUST(partial(aggregators.TIES, 0.4), partial(by_hand.ties, keep=0.4)),
     "TIES of all": ROBUST(partial(aggregators.TIES, 1.0), partial(by_hand.ties, keep=1.0)),
     "PCGrad": Case(aggregators.PCGrad, partial(by_hand.pcgrad, seed=SEED), before=False, rtol=1e-10),
+    "FedFV": Case(
+        partial(aggregators.FedFV, 0.2), partial(by_hand.fedfv, alpha=0.2, tau=1), before=False, rtol=1e-10
+    ),
     "FedMGDA": Case(
         partial(aggregators.FedMGDA, 0.1), partial(by_hand.fedmgda, epsilon=0.1), before=False, rtol=1e-10
     ),
