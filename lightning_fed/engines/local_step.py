@@ -198,7 +198,7 @@ class LocalStep:
             self._zero_grad(batch_idx)
 
     def _before_step(self) -> None:
-        """Lets callbacks add to the gradient, then clips: the order is add, clip, step."""
+        """Lets callbacks scale the gradient and add to it, then clips: the order is scale, add, clip, step."""
         if self.last_gradient is not None:
             self.last_gradient.copy_(self.vector.grad)
             for part in self.state.untrained:

@@ -14,6 +14,7 @@ from lightning_fed.aggregators import AFL, CGW, TERM, CoordinateMedian, FedAvg, 
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
     ClientAlgorithm,
+    FedCM,
     FedDyn,
     FedGA,
     FedProx,
@@ -61,6 +62,8 @@ TABLE: dict[str, Row] = {
     "CoordinateMedian": (lambda: [CoordinateMedian()], 1, 1, 1, 0),
     "FedProx": (lambda: [FedProx()], 1, 1, 1, 0),
     "FedDyn": (lambda: [FedDyn(), FedDynServer()], 1, 1, 1, 0),
+    # m goes down with the model.
+    "FedCM": (lambda: [FedCM()], 1, 2, 1, 0),
     # c goes down with the model, the change of c_i up with the update.
     "SCAFFOLD": (lambda: [SCAFFOLD()], 1, 2, 2, 0),
     "SCAFFOLD I": (lambda: [SCAFFOLD("I")], 1, 2, 2, 1),

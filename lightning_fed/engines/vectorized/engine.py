@@ -149,7 +149,7 @@ class VectorizedEngine(Engine):
             lanes.gradients[: lanes.active].div_(self.options.accumulate_grad_batches)
 
     def _edit_gradients(self) -> None:
-        """Lets client algorithms add to the gradients of all active lanes, then clips: add, clip, step."""
+        """Lets client algorithms edit the gradients of all active lanes, then clips: scale, add, clip, step."""
         lanes = self.lanes
         if self.gradient_at == "last_step" and self.kept_gradients is not None:
             self.kept_gradients[: lanes.active].copy_(lanes.gradients[: lanes.active])

@@ -29,6 +29,10 @@ class StackedVector:
         self.data, self.grad = data, grad
         self.dtype, self.device, self.numel = data.dtype, data.device, data.shape[1]
 
+    def scale_gradient(self, factor: float) -> None:
+        """Multiplies the gradients of the losses; terms of other algorithms are added afterwards."""
+        self.grad.mul_(factor)
+
     def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times the gradients of a further term of the clients' objectives, shape (m, d) or (d,)."""
         self.grad.add_(term, alpha=alpha)
