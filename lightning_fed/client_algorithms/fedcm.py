@@ -55,8 +55,8 @@ class FedCM(ClientAlgorithm):
         for other in trainer.callbacks:
             if other is not self and getattr(other, "adds_linear_term", False):
                 raise FederatedError(
-                    f"Expected FedCM without {type(other).__name__}, whose terms would become part of m as if they were "
-                    "the clients' gradients: leave one out of `--client`."
+                    f"Expected FedCM without {type(other).__name__}, whose terms would become part of m as if they "
+                    "were the clients' gradients: leave one out of `--client`."
                 )
         optimizer_distance(trainer.optimizers[0], [], asked_by="--client")
 

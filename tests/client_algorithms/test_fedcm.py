@@ -109,8 +109,8 @@ class Scales(ClientAlgorithm):
     ],
 )
 def test_what_cannot_go_with_it_is_refused(others: list[Any], message: str) -> None:
+    server = FedDynServer(weighting="uniform") if isinstance(others[0], FedDyn) else FedAvg()
     with pytest.raises(FederatedError, match=message):
-        server = FedDynServer(weighting="uniform") if isinstance(others[0], FedDyn) else FedAvg()
         fit(Quadratic(), server, FedCM(), *others)
 
 
