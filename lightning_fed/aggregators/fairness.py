@@ -146,11 +146,12 @@ class AFL(Aggregator):
         expect_number("--aggregator.gamma", gamma, least=0)
         self.gamma = gamma
         self.mixture: Tensor | None = None
+        self._whole = 0.0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forgets λ of a former ``fit``."""
         if stage == "fit":
-            self.mixture = None
+            self.mixture, self._whole = None, 0.0
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Begins λ, and refuses a cohort that is drawn from the clients."""
@@ -168,7 +169,9 @@ class AFL(Aggregator):
 
     def client_weight(self, client: Client) -> float:
         """Returns λ_i, in units in which all clients' weights sum to what they do before the first round."""
-        return super().client_weight(client) if self.mixture is None else float(self.mixture[client.id]) * self._whole
+        if self.mixture is None or not self._whole:  # no round of this fit has begun
+            return super().client_weight(client)
+        return float(self.mixture[client.id]) * self._whole
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns Σ λ_i δ_i, shape (d,), and moves λ for the next round."""

@@ -155,7 +155,8 @@ class FederatedCallback(Callback):
             their classes, so that the order of the list changes no bit of their sum, and before any other such hook.
         scales_gradient: Whether ``on_before_optimizer_step`` scales the gradient of the loss: such a hook comes before
             all that add a term. Only one client algorithm of a run can.
-        needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; no gradients.
+        needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; no gradients
+            and no losses.
     """
 
     stacks: bool = False

@@ -9,9 +9,10 @@ import torch
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import AFL, TERM, FedAvg, QFedAvg
+from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import ClientSampler
-from tests.aggregators.quadratic import LR, STRENGTHS, TARGETS, train_by_hand, weights_after
+from tests.aggregators.quadratic import LR, STRENGTHS, TARGETS, Quadratic, train_by_hand, weights_after
 from tests.parts import Classifier, federated_data, federated_trainer
 
 ROUNDS, STEPS = 4, 3
@@ -35,6 +36,22 @@ def test_qfedavg_on_three_quadratic_clients(q: float, lipschitz: Any, tmp_path: 
     for _ in range(ROUNDS):
         w = qfedavg(w, train_by_hand(w, STEPS) - w, losses_at(w), q, lipschitz or 1 / LR)
     np.testing.assert_allclose(weights_after(tmp_path, QFedAvg(q, lipschitz), ROUNDS, STEPS), w, **EXACT)
+
+
+def test_the_constant_of_qfedavg_follows_the_learning_rate_of_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halving(module: Quadratic) -> Any:
+        made = torch.optim.SGD(module.parameters(), lr=LR)
+        return [made], [torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5)]
+
+    monkeypatch.setattr(Quadratic, "configure_optimizers", halving)
+    w, rate = np.ones(2), LR
+    for _ in range(3):
+        deltas = -rate * STRENGTHS[:, None] * (w - TARGETS)
+        w = qfedavg(w, deltas, losses_at(w), 1.0, 1 / rate)
+        rate /= 2
+    np.testing.assert_allclose(weights_after(tmp_path, QFedAvg(), 3, 1), w, **EXACT)
 
 
 def test_a_mistake_of_others_takes_the_mean_of_the_batches_of_the_last_epoch_for_the_loss(tmp_path: Path) -> None:
@@ -82,19 +99,20 @@ def test_at_0_each_is_uniform_fedavg(make: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(weights_after(tmp_path / "rule", make(), ROUNDS, STEPS), plain, **EXACT)
 
 
-def train(folder: Path, rounds: int, **options: Any) -> tuple[FederatedTrainer, AFL]:
+def train(folder: Path, rounds: int, *client: Any, **options: Any) -> tuple[FederatedTrainer, AFL]:
     rule = AFL(0.5, weighting="samples")
     torch.manual_seed(0)
-    trainer = federated_trainer(folder, rule, max_rounds=rounds, **options)
+    trainer = federated_trainer(folder, rule, *client, max_rounds=rounds, **options)
     trainer.fit(Classifier(), federated_data(6, 0, 10, 4), ckpt_path="last")
     return trainer, rule
 
 
-def test_the_mixture_is_saved_and_a_resumed_run_goes_on_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("client", [list, lambda: [SCAFFOLD()]], ids=["alone", "SCAFFOLD"])
+def test_the_mixture_is_saved_and_a_resumed_run_goes_on_with_it(client: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"enable_checkpointing": True}
-    whole, wanted = train(tmp_path / "whole", 4, **options)
-    train(tmp_path / "parts", 2, **options)
-    parts, found = train(tmp_path / "parts", 4, **options)
+    whole, wanted = train(tmp_path / "whole", 4, *client(), **options)
+    train(tmp_path / "parts", 2, *client(), **options)
+    parts, found = train(tmp_path / "parts", 4, *client(), **options)
     assert parts.resumed
     assert torch.equal(parts.weights, whole.weights)
     assert wanted.mixture is not None
