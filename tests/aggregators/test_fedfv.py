@@ -112,7 +112,9 @@ def test_former_updates_go_through_a_checkpoint_to_the_bit(tmp_path: Path) -> No
     assert np.array_equal(run(second, rounds()[3:], 4), expected[3:])
     forgotten = FedFV(tau=2)
     assert not np.allclose(run(forgotten, rounds()[3:], 4), expected[3:])
-    assert {at for at, _ in whole.former.values()} == {4, 5}, "older ones are let go"
+    short = FedFV(tau=1)
+    run(short, rounds())
+    assert {at for at, _ in short.former.values()} == {5}, "older ones are let go"
     whole.setup(None, None, "fit")
     assert not whole.former
 
