@@ -3,13 +3,21 @@
 from lightning_fed.aggregators.adaptive import FedAdagrad, FedAdam, FedYogi
 from lightning_fed.aggregators.base import Aggregator, StatefulAggregator
 from lightning_fed.aggregators.cgw import CGW
-from lightning_fed.aggregators.conflicts import TIES, CombiningAggregator, FedMGDA, FedOMG, PCGrad, SignMajority
-from lightning_fed.aggregators.fedavg import FedAvg
+from lightning_fed.aggregators.conflicts import (
+    TIES,
+    CombiningAggregator,
+    FedFV,
+    FedMGDA,
+    FedOMG,
+    PCGrad,
+    SignMajority,
+)
+from lightning_fed.aggregators.fairness import AFL, TERM, LossWeightingAggregator, QFedAvg
+from lightning_fed.aggregators.fedavg import FedAvg, FedNova
 from lightning_fed.aggregators.fedavgm import FedACG, FedAvgM
 from lightning_fed.aggregators.feddyn import FedDynServer
 from lightning_fed.aggregators.fedexp import FedExP
 from lightning_fed.aggregators.fedgma import FedGMA
-from lightning_fed.aggregators.fednova import FedNova
 from lightning_fed.aggregators.robust import (
     Bulyan,
     CoordinateMedian,
@@ -22,6 +30,7 @@ from lightning_fed.aggregators.robust import (
 from lightning_fed.aggregators.server_optimizer import ServerOptimizer
 
 __all__ = [
+    "AFL",
     "Aggregator",
     "Bulyan",
     "CGW",
@@ -34,6 +43,7 @@ __all__ = [
     "FedAvgM",
     "FedDynServer",
     "FedExP",
+    "FedFV",
     "FedGMA",
     "FedMGDA",
     "FedNova",
@@ -41,12 +51,15 @@ __all__ = [
     "FedYogi",
     "GeometricMedian",
     "Krum",
+    "LossWeightingAggregator",
     "MultiKrum",
     "PCGrad",
+    "QFedAvg",
     "RobustMean",
     "ServerOptimizer",
     "SignMajority",
     "StatefulAggregator",
+    "TERM",
     "TIES",
     "TrimmedMean",
 ]

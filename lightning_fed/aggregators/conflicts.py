@@ -1,7 +1,7 @@
 """Rules for clients whose updates pull against each other."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,11 +12,19 @@ from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Need, ReducedUpdate
-from lightning_fed.errors import expect_number
-from lightning_fed.functional.conflicts import Array, cagrad_weights, mgda_weights, pcgrad_weights, ties_mean
+from lightning_fed.errors import expect_count, expect_number
+from lightning_fed.functional.conflicts import (
+    Array,
+    cagrad_weights,
+    fedfv_weights,
+    mgda_weights,
+    pcgrad_weights,
+    ties_mean,
+    without_conflicts,
+)
 from lightning_fed.functional.geometry import combine_rows, gram_matrix, wide_dtype
 
-__all__ = ["TIES", "CombiningAggregator", "FedMGDA", "FedOMG", "PCGrad", "SignMajority"]
+__all__ = ["TIES", "CombiningAggregator", "FedFV", "FedMGDA", "FedOMG", "PCGrad", "SignMajority"]
 
 
 class SignMajority(Aggregator):
@@ -121,6 +129,75 @@ class PCGrad(CombiningAggregator):
         others = np.array([np.delete(np.arange(len(gram)), i) for i in range(len(gram))])
         draw = numpy_generator_for(self._seed, Purpose.SERVER, round)
         return pcgrad_weights(gram, shares, draw.permuted(others, axis=1))
+
+
+class FedFV(CombiningAggregator):
+    """PCGrad in the order of losses and over rounds, in the length of the mean; see ``fedfv_weights``.
+
+    Wang, Fan, Qi, Wen, Wang, Yu, "Federated Learning with Fair Averaging", IJCAI 2021, Algorithms 1 to 3. f_i is the
+    client's mean loss at w. Then, round by round from the oldest, the step loses what pulls against the last updates of
+    clients that are not in this round, if those are at most τ rounds old; see ``without_conflicts``. Last it gets the
+    length of the mean. α = 1 and τ = 0 is FedAvg, to rounding.
+
+    Args:
+        alpha: α in [0, 1]: the share of the cohort, that of greatest losses, whose updates stay as they are.
+        tau: τ, at least 0: how many former rounds are looked at. The server keeps their updates.
+        weighting: p_i before normalisation: 1 (``uniform``, the paper) or s_i (``samples``).
+        **kwargs: Options of every aggregator.
+    """
+
+    needs = Need.UPDATES | Need.LOSSES
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        tau: int = 1,
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(weighting=weighting, **kwargs)
+        expect_number("--aggregator.alpha", alpha, least=0, most=1)
+        expect_count("--aggregator.tau", tau, least=0)
+        self.alpha, self.tau = alpha, tau
+        self.former: dict[int, tuple[int, Tensor]] = {}  # round and update of each client of the last τ rounds, by id
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forgets the updates of a former ``fit``."""
+        if stage == "fit":
+            self.former = {}
+
+    def combine(self, gram: Array, shares: Array, round: int) -> Array:
+        """Returns the weights of Σ p_i g_i."""
+        self._square = max(float(shares @ gram @ shares), 0.0)  # ‖Δ‖²
+        return fedfv_weights(gram, shares, self._losses, self.alpha)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns the step without conflicts, shape (d,), and keeps the round's updates."""
+        self._losses = update.losses.numpy()
+        step = super().server_step(update)
+        step = step.to(wide_dtype(step))
+        present = {client.id for client in update.clients}
+        absent = [(at, row) for client, (at, row) in sorted(self.former.items()) if client not in present]
+        for former in range(update.round - self.tau, update.round):
+            step = without_conflicts(step, [row for at, row in absent if at == former])
+        length = float(torch.linalg.vector_norm(step))
+        self._keep(update)
+        return (step * (self._square**0.5 / length if length else 0.0)).to(update.updates.dtype)
+
+    def _keep(self, update: ReducedUpdate) -> None:
+        """Keeps the updates that the next round may look at."""
+        if self.tau:
+            rows = zip(update.clients, update.updates, strict=True)
+            self.former.update({client.id: (update.round, row.clone()) for client, row in rows})
+            self.former = {client: kept for client, kept in self.former.items() if kept[0] > update.round - self.tau}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the updates kept, by client, with their rounds."""
+        return {"former": {client: (at, row.clone()) for client, (at, row) in self.former.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.former = dict(state_dict["former"])
 
 
 class FedMGDA(CombiningAggregator):

@@ -1,11 +1,14 @@
-"""Federated averaging."""
+"""Federated averaging, and that of clients that travel different distances."""
+
+from typing import Any
 
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
-from lightning_fed.core.updates import ReducedUpdate
+from lightning_fed.core.updates import Need, ReducedUpdate
+from lightning_fed.functional.fednova import optimizer_distance
 
-__all__ = ["FedAvg"]
+__all__ = ["FedAvg", "FedNova"]
 
 
 class FedAvg(Aggregator):
@@ -18,3 +21,25 @@ class FedAvg(Aggregator):
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns Δ = Σ p_i δ_i, shape (d,)."""
         return update.mean
+
+
+class FedNova(Aggregator):
+    """Averages updates per unit of distance: w <- w + η_g (Σ p_i a_i) Σ p_i δ_i / a_i.
+
+    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
+    eq. 6 and Algorithm 1. a_i is what client i's own optimizer does in its K_i steps to a scalar whose gradient is
+    always 1 (K_i times the learning rate for plain SGD), so that a client with more steps does not pull harder. Equal
+    a_i give FedAvg, to rounding. Only SGD has such a distance; other optimizers are refused.
+    """
+
+    needs = Need.NORMALIZED_MEAN
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuses an optimizer without a distance before the first round."""
+        # A module that steps by itself is refused as such, by its step.
+        for optimizer in trainer.optimizers if pl_module.automatic_optimization else ():
+            optimizer_distance(optimizer, [])
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns (Σ p_i a_i) Σ p_i δ_i / a_i, shape (d,)."""
+        return update.normalized_mean * update.mean_distance

@@ -1,6 +1,7 @@
 """Client-side callbacks: what a client does differently in its local training."""
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.client_algorithms.fedcm import FedCM
 from lightning_fed.client_algorithms.feddyn import FedDyn
 from lightning_fed.client_algorithms.fedga import FedGA
 from lightning_fed.client_algorithms.fedprox import FedProx
@@ -10,6 +11,7 @@ from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 __all__ = [
     "SCAFFOLD",
     "ClientAlgorithm",
+    "FedCM",
     "FedDyn",
     "FedGA",
     "FedProx",

@@ -15,11 +15,12 @@ __all__ = ["ClientAlgorithm"]
 class ClientAlgorithm(FederatedCallback):
     """Does nothing: plain local training with the module's own optimizer.
 
-    Subclasses shift the start in ``on_client_start``, add to the gradient in ``on_before_optimizer_step`` (then come
-    clipping and the step), read the result in ``on_client_end`` and write what the client keeps in
+    Subclasses shift the start in ``on_client_start``, scale the gradient or add to it in ``on_before_optimizer_step``
+    (the order is scale, add, clip, step), read the result in ``on_client_end`` and write what the client keeps in
     ``on_client_entered``. At hand, each of shape (d,):
 
-    - ``trainer.vector.data``: the live weights; ``trainer.vector.add_to_gradient(term)`` adds to their gradient
+    - ``trainer.vector.data``: the live weights; ``trainer.vector.add_to_gradient(term)`` adds to their gradient, and
+      ``scale_gradient(factor)`` scales it before, if the class says ``scales_gradient = True``
     - ``trainer.weights``: the round's global model w
     - ``trainer.origin``: the live weights that stand for w, from which the update is measured: w, unless an algorithm
       displaced the start and said so by setting it. A term that reads the iterate uses ``vector.data - origin``

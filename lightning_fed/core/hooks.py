@@ -11,7 +11,7 @@ Order within ``fit``::
             on_client_start             may shift the start
             for each local step
                 on_local_step_start     may move the weights
-                on_before_optimizer_step  may add to the gradient (then clipping, then the step)
+                on_before_optimizer_step  may scale the gradient, then add to it (then clipping, then the step)
             on_client_end               may edit the update in place
             on_client_entered           the update is part of the round; client state is written here
         on_before_server_step
@@ -153,11 +153,15 @@ class FederatedCallback(Callback):
             called once for all, with vectors of shape (m, d) instead of (d,).
         adds_to_gradient: Whether ``on_before_optimizer_step`` adds a term. Terms are added in the order of the names of
             their classes, so that the order of the list changes no bit of their sum, and before any other such hook.
-        needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; no gradients.
+        scales_gradient: Whether ``on_before_optimizer_step`` scales the gradient of the loss: such a hook comes before
+            all that add a term. Only one client algorithm of a run can.
+        needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; no gradients
+            and no losses.
     """
 
     stacks: bool = False
     adds_to_gradient: bool = False
+    scales_gradient: bool = False
     needs: Need = Need.NOTHING
 
     def start_gradients(self, round: int) -> StartGradient:
@@ -244,9 +248,10 @@ class HookCaller:
         empty = (None, *(getattr(base, hook, None) for base in bases))
         callbacks = self.callbacks
         if hook == "on_before_optimizer_step":
-            adding = [cb for cb in callbacks if getattr(cb, "adds_to_gradient", False)]
-            others = [cb for cb in callbacks if cb not in adding]
-            callbacks = [*sorted(adding, key=lambda callback: type(callback).__qualname__), *others]
+            kinds = ("scales_gradient", "adds_to_gradient")
+            first = [cb for cb in callbacks if any(getattr(cb, kind, False) for kind in kinds)]
+            others = [cb for cb in callbacks if cb not in first]
+            callbacks = [*sorted(first, key=_place_in_step), *others]
         return [
             getattr(callback, hook)
             for callback in callbacks
@@ -261,3 +266,8 @@ class HookCaller:
         own = self.trainer.lightning_module
         found: list[Callable[..., Any]] = [partial(method, self.trainer, own) for method in self.methods(hook)]
         return found + ([getattr(own, hook)] if module and overrides(own, hook) else [])
+
+
+def _place_in_step(callback: Any) -> tuple[bool, str]:
+    """Puts what scales the gradient first, and what adds to it in the order of names."""
+    return not getattr(callback, "scales_gradient", False), type(callback).__qualname__

@@ -73,6 +73,7 @@ _ADD: dict[Need, Callable[[LongSum, Update, Tensor], object]] = {
 }
 _WEIGHTED = (Need.MEAN, Need.NORMALIZED_MEAN, Need.GRADIENT_MEAN)
 _ROWS = (Need.UPDATES, Need.GRADIENTS)
+_WITHOUT_SCRATCH = Need.MEAN | Need.SUM | Need.UPDATES | Need.LOSSES
 
 
 class RoundReducer:
@@ -90,7 +91,7 @@ class RoundReducer:
         self._sums = {need: LongSum(torch.zeros_like(like)) for need in _ADD if need in needs}
         if Need.WEIGHTED_SIGN_SUM in needs:  # sums of samples are integers beyond what float32 holds
             self._sums[Need.WEIGHTED_SIGN_SUM] = LongSum(torch.zeros_like(like, dtype=wide_dtype(like.device)))
-        self._scratch = torch.empty_like(like) if needs & ~(Need.MEAN | Need.SUM | Need.UPDATES) else like.new_empty(0)
+        self._scratch = torch.empty_like(like) if needs & ~_WITHOUT_SCRATCH else like.new_empty(0)
         self._rows = {need: like.new_empty(0, like.numel()) for need in _ROWS if need in needs}
         # Welford's running mean and sum of squared deviations.
         self._moments = [torch.zeros_like(like) for _ in range(2)] if Need.VARIANCE in needs else []
@@ -126,6 +127,7 @@ class RoundReducer:
             self._rows[Need.UPDATES][len(self._clients)].copy_(update.delta)
         if Need.GRADIENTS in self.needs:
             self._rows[Need.GRADIENTS][len(self._clients)].copy_(_gradient(update))
+        if self.needs & (Need.GRADIENTS | Need.LOSSES):
             unknown = update.delta.new_full((), torch.nan)  # the loss of a last step is not kept
             self._losses.append(unknown if update.loss is None else update.loss.detach().clone())
         if average_buffers:

@@ -68,7 +68,8 @@ class Update:
             algorithm asks for it.
         gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
             ``delta`` and reused like it; None unless asked for.
-        loss: f_i, the client's mean loss where g_i was taken, shape ().
+        loss: f_i, the client's mean loss where g_i was taken, or at w for ``Need.LOSSES``, shape (); None unless asked
+            for.
         bytes_up: What δ_i takes on its way to the server: d numbers of the model's, unless a payload says otherwise.
     """
 
@@ -127,7 +128,8 @@ class StartGradients(Protocol):
 class Need(Flag):
     """What an aggregator or a mask asks the loop to reduce over the cohort.
 
-    All are running (d,) vectors but ``UPDATES`` and ``GRADIENTS``, which keep a whole (n, d) matrix.
+    All are running (d,) vectors but ``UPDATES`` and ``GRADIENTS``, which keep a whole (n, d) matrix, and ``LOSSES``:
+    f_i(w) of each client, a number, by a forward pass over its data before it trains.
     """
 
     NOTHING = 0
@@ -142,6 +144,7 @@ class Need(Flag):
     GRADIENT_SIGN_SUM = auto()
     UPDATES = auto()
     GRADIENTS = auto()
+    LOSSES = auto()
     ANY_GRADIENT = GRADIENT_MEAN | GRADIENT_SIGN_SUM | GRADIENTS
 
 
@@ -171,7 +174,8 @@ class ReducedUpdate:
         gradient_sign_sum: Σ sign(g_i), shape (d,), for ``Need.GRADIENT_SIGN_SUM``.
         updates: δ_i, shape (n, d), for ``Need.UPDATES``.
         gradients: g_i, shape (n, d), for ``Need.GRADIENTS``.
-        losses: f_i, the client's mean loss where g_i was taken, shape (n,), float64, for ``Need.GRADIENTS``.
+        losses: f_i, the client's mean loss where g_i was taken, shape (n,), float64, on the CPU, for
+            ``Need.GRADIENTS``, or at w for ``Need.LOSSES``.
         buffers: The reduced buffers by name (floating: weighted mean in double precision, integer: maximum); empty
             unless averaged.
     """

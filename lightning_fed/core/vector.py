@@ -201,6 +201,10 @@ class ParameterVector:
         wanted = {id(p) for p in parameters}
         return [place for p, place in self.places().items() if id(p) not in wanted]
 
+    def scale_gradient(self, factor: float) -> None:
+        """Multiplies the gradient of the loss; terms of other algorithms are added afterwards."""
+        self.grad.mul_(factor)
+
     def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times the gradient of a further term of the client's objective, shape (d,).
 

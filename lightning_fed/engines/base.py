@@ -72,6 +72,11 @@ class Engine(ABC):
         state.start_gradients = self.start_gradients
         asked = bool(aggregator.all_needs & Need.ANY_GRADIENT)
         self.gradient_at = aggregator.gradient_at if asked else None
+        if self.gradient_at not in (None, "start") and self.start_gradients.wants_losses:
+            raise FederatedError(
+                f"Expected `gradient_at` start of {type(aggregator).__name__}, which needs losses at the global model "
+                f"too, got {self.gradient_at}: change the class given as `--aggregator`."
+            )
         # A gradient that enters a sum spoils it if it is not finite; a method that gets them all looks for itself.
         self.sums_gradients = bool(aggregator.all_needs & (Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM))
         self.gradient = torch.empty_like(state.weights) if self.gradient_at in ("end", "last_step") else None
@@ -105,7 +110,7 @@ class Engine(ABC):
 
     @property
     def full_gradient_samples(self) -> int:
-        """Samples whose gradient was computed in this round apart from local steps, for an algorithm."""
+        """Samples whose gradient, or loss alone, an algorithm had computed in this round apart from local steps."""
         return self.start_gradients.samples + self.end_samples
 
     def train(self, cohort: Cohort) -> ReducedUpdate:
@@ -214,8 +219,14 @@ class Engine(ABC):
         self.at_work = ()
 
     def _take_gradient(self, update: Update) -> bool:
-        """Adds the gradient that the aggregator asks for; False if the client is left out for it."""
+        """Adds the gradient and the loss that the aggregator asks for; False if the client is left out for them."""
         client = update.client
+        if self.start_gradients.wants_losses:
+            update.loss = self.start_gradients.loss
+            if self.divergence.found(client, update.loss):
+                return False
+        if self.gradient_at is None:
+            return True
         if self.gradient_at == "start":
             update.gradient, update.loss = self.start_gradients.gradient, self.start_gradients.loss
             return True

@@ -1,7 +1,8 @@
-"""The gradient of a client's loss over all its training data, shared by every method that asks for it."""
+"""The gradient of a client's loss over all its training data, or the loss alone, for every method that asks for it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Literal
 
 import torch
@@ -47,50 +48,52 @@ class FullGradient:
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
         self.wide = wide_dtype(self.state.vector.device)
 
-    def compute(self, client: Client, out: Tensor) -> Tensor:
+    def compute(self, client: Client, out: Tensor | None) -> Tensor:
         """Computes the gradient at the module's live weights.
 
         Args:
             client: The client.
-            out: Receives ∇f_i, shape (d,).
+            out: Receives ∇f_i, shape (d,); None for f_i alone, by forward passes that record no gradient.
 
         Returns:
             f_i, shape (), on the device.
         """
         state, vector, before = self.state, self.state.vector, self.state.client
         seed = seed_for(state.seed, Purpose.GRADIENT, client.round, client.id)
-        vector.zero_grad()
-        out.zero_()
-        with self._unnoticed((client,)):
+        if out is not None:
+            vector.zero_grad()
+            out.zero_()
+        with self._unnoticed((client,)), torch.set_grad_enabled(out is not None):
             state.client = client
             seed_everywhere(seed)
             loss = self._accumulate(client, seed, out)
         state.client = before
-        out.add_(vector.grad)
-        vector.zero_grad()
-        self._complete(vector.data, out)
+        if out is not None:
+            out.add_(vector.grad)
+            vector.zero_grad()
+            self._complete(vector.data, out)
         return loss
 
     def count(self, client: Client) -> int:
         """Returns how many samples of a client f_i is over."""
         return min(client.num_samples, self.size) if self.over == "batch" else client.num_samples
 
-    def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
+    def compute_at_start(self, clients: tuple[Client, ...], out: Tensor | None) -> Tensor:
         """Computes the gradients of clients at the global model, each with the buffers that it starts from.
 
         Args:
             clients: The clients.
-            out: Receives ∇f_i of each, shape (n, d).
+            out: Receives ∇f_i of each, shape (n, d); None for the f_i alone.
 
         Returns:
             f_i of each, shape (n,), on the device.
         """
         self.state.vector.data.copy_(self.state.weights)
         losses = []
-        for client, row in zip(clients, out, strict=True):
+        for client, row in zip(clients, repeat(None) if out is None else out, strict=out is not None):
             self.state.buffers.load(client)
             losses.append(self.compute(client, row))
-        return torch.stack(losses) if losses else out.new_empty(0)
+        return torch.stack(losses) if losses else self.state.weights.new_empty(0)
 
     @contextmanager
     def _unnoticed(self, clients: tuple[Client, ...]) -> Iterator[None]:
@@ -111,7 +114,7 @@ class FullGradient:
         if moved := state.buffers.take_in_moved():
             state.buffers.live.load({**state.buffers.live.copy(), **moved})
 
-    def _accumulate(self, client: Client, seed: int, out: Tensor) -> Tensor:
+    def _accumulate(self, client: Client, seed: int, out: Tensor | None) -> Tensor:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""
         vector, size = self.state.vector, self.size
         total = torch.zeros((), dtype=self.wide, device=vector.device)
@@ -131,13 +134,16 @@ class FullGradient:
             if output is None:  # training skips it too
                 continue
             loss = loss_of(output, self.module) * (share / samples)
-            self.module.backward(loss)
             total += loss.detach()
+            if out is None:
+                continue
+            self.module.backward(loss)
             if vector.dtype != out.dtype:  # a sum over many batches in bfloat16 would lose the small ones
                 vector.collect_gradients()
                 out.add_(vector.grad)
                 vector.zero_grad()
-        vector.collect_gradients()
+        if out is not None:
+            vector.collect_gradients()
         return total
 
     def _complete(self, weights: Tensor, out: Tensor) -> None:

@@ -198,7 +198,7 @@ class LocalStep:
             self._zero_grad(batch_idx)
 
     def _before_step(self) -> None:
-        """Lets callbacks add to the gradient, then clips: the order is add, clip, step."""
+        """Lets callbacks scale the gradient and add to it, then clips: the order is scale, add, clip, step."""
         if self.last_gradient is not None:
             self.last_gradient.copy_(self.vector.grad)
             for part in self.state.untrained:
@@ -215,9 +215,9 @@ class LocalStep:
 
 
 def loss_of(output: Any, module: LightningModule) -> Tensor:
-    """Takes the loss out of what ``training_step`` returned."""
+    """Takes the loss out of what ``training_step`` returned; in a pass that records no gradient it needs none."""
     loss = output.get("loss") if isinstance(output, dict) else output
-    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+    if isinstance(loss, Tensor) and loss.numel() == 1 and (loss.requires_grad or not torch.is_grad_enabled()):
         return loss
     if not isinstance(loss, Tensor):
         got = "a dict without a tensor under 'loss'" if isinstance(output, dict) else repr(type(output).__name__)

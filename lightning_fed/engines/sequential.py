@@ -119,7 +119,7 @@ class SequentialEngine(Engine):
         if self.divergence.found(client, self.delta, *gradient):
             return None
         update = Update(client, self.delta, steps)
-        if self.gradient_at is not None and not self._take_gradient(update):
+        if not self._take_gradient(update):
             return None
         update.buffers = state.buffers.live.tensors()
         if self.needs_distance and steps:

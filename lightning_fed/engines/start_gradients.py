@@ -20,13 +20,14 @@ _LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
 
 
 def asks_for_full_gradients(callback: Callback) -> bool:
-    """Says whether a callback may ask for gradients over the clients' full data, where they start or end."""
+    """Says whether a callback may ask for gradients or losses over the clients' full data, where they start or end."""
     defaults = (None, FederatedCallback.start_gradients, Aggregator.start_gradients)
     if getattr(type(callback), "start_gradients", None) not in defaults:
         return True
     if not isinstance(callback, Aggregator):
         return False
-    return bool(callback.all_needs & Need.ANY_GRADIENT) and callback.gradient_at != "last_step"
+    by_gradient = bool(callback.all_needs & Need.ANY_GRADIENT) and callback.gradient_at != "last_step"
+    return by_gradient or Need.LOSSES in callback.all_needs
 
 
 class ComputedStartGradients:
@@ -42,7 +43,9 @@ class ComputedStartGradients:
         level: The most that any part asks for in this round.
         method_level: The most that an algorithm asks for, not only a diagnostic.
         exchanged: Whether an algorithm, not only a diagnostic, had the cohort's gradients exchanged in this round.
-        samples: Samples whose gradient was computed in this round for an algorithm.
+        samples: Samples whose gradient, or loss alone, was computed in this round for an algorithm.
+        wants_losses: Whether the aggregator asks for f_i(w).
+        losses_alone: Whether they take a pass of their own in this round, as nobody asks for gradients there.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ComputedStartGradients:
         self.level: StartGradient = "none"
         self.method_level: StartGradient = "none"
         self.exchanged, self.samples = False, 0
+        self.wants_losses, self.losses_alone = Need.LOSSES in aggregator.all_needs, False
         self.clients: tuple[Client, ...] = ()
         none = state.weights.new_empty(0)
         self.gradient = self.loss = self.mean = self._losses = none
@@ -104,7 +108,10 @@ class ComputedStartGradients:
         self.level = self._level(cohort.round, (Callback,))
         self.method_level = self._level(cohort.round, (ClientAlgorithm, Aggregator))
         self.exchanged = self.method_level == "cohort"
+        self.losses_alone = self.wants_losses and self.level == "none"
         self.samples = 0
+        if self.wants_losses and self.method_level == "none":
+            self.samples = sum(map(self.full_gradient.count, own))
         self.clients = ()
         if self.level == "client" and not len(self._own):
             self._own = torch.empty_like(self.state.weights)
@@ -125,6 +132,10 @@ class ComputedStartGradients:
         """Computes the gradients at w of some clients, shape (n, d); returns their losses there, shape (n,)."""
         self._count(clients)
         return self.full_gradient.compute_at_start(clients, out)
+
+    def compute_losses(self, clients: tuple[Client, ...]) -> Tensor:
+        """Computes the losses at w of some clients, shape (n,), without gradients."""
+        return self.full_gradient.compute_at_start(clients, None)
 
     def look_at(self, clients: tuple[Client, ...], out: Tensor) -> None:
         """Computes the gradients at w of any clients, shape (n, d), without counting them."""
@@ -168,3 +179,5 @@ class ComputedStartGradients:
             self._count((client,))
             self.loss = self.full_gradient.compute(client, self._own)
             self.gradient = self._own
+        elif self.losses_alone:
+            self.loss = self.full_gradient.compute(client, None)

@@ -4,11 +4,14 @@ from lightning_fed.functional.cgw import corrective_weights, weighted_gradients
 from lightning_fed.functional.clients import ClientSummary, summarize_clients
 from lightning_fed.functional.conflicts import (
     cagrad_weights,
+    fedfv_weights,
     least_norm,
     mgda_weights,
     pcgrad_weights,
     ties_mean,
+    without_conflicts,
 )
+from lightning_fed.functional.fairness import project_onto_simplex, qfedavg_weights, term_weights
 from lightning_fed.functional.fednova import optimizer_distance, sgd_distance
 from lightning_fed.functional.geometry import (
     GradientSpread,
@@ -62,6 +65,7 @@ __all__ = [
     "fedavgm_step",
     "feddyn_step",
     "fedexp_factor",
+    "fedfv_weights",
     "fedyogi_step",
     "geometric_median",
     "gradient_and_mask",
@@ -76,13 +80,17 @@ __all__ = [
     "mgda_weights",
     "optimizer_distance",
     "pcgrad_weights",
+    "project_onto_simplex",
+    "qfedavg_weights",
     "sand_mask",
     "sgd_distance",
     "sign_agreement_mask",
     "squared_distances",
     "summarize_clients",
+    "term_weights",
     "ties_mean",
     "trimmed_mean",
     "vote_threshold",
     "weighted_gradients",
+    "without_conflicts",
 ]

@@ -11,7 +11,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["cagrad_weights", "least_norm", "mgda_weights", "pcgrad_weights", "ties_mean"]
+__all__ = [
+    "cagrad_weights",
+    "fedfv_weights",
+    "least_norm",
+    "mgda_weights",
+    "pcgrad_weights",
+    "ties_mean",
+    "without_conflicts",
+]
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -64,6 +72,43 @@ def pcgrad_weights(gram: Array, shares: Array, orders: npt.NDArray[np.int64]) ->
         made_of[conflicting, others] -= products[conflicting] / gram[others, others]
     weights: Array = shares @ made_of
     return weights
+
+
+def fedfv_weights(gram: Array, shares: Array, losses: Array, alpha: float) -> Array:
+    """Computes c_i of FedFV's step before its length is restored (Wang et al., IJCAI 2021, Algorithm 2).
+
+    As PCGrad, but each update meets the others in ascending order of their losses, so that the worst served client
+    comes last, and those of the α n greatest losses, rounded, stay as they are. Equal losses are in the order of ids.
+    α = 1 gives p_i.
+
+    Args:
+        gram: G, shape (n, n).
+        shares: p_i, shape (n,).
+        losses: f_i, shape (n,).
+        alpha: α in [0, 1].
+    """
+    ascending = np.argsort(losses, kind="stable")
+    spared = np.zeros(len(gram), dtype=bool)
+    spared[ascending[len(gram) - round(alpha * len(gram)) :]] = True
+    orders = np.array([ascending[ascending != i] for i in range(len(gram))])
+    weights: Array = pcgrad_weights(gram, np.where(spared, 0.0, shares), orders) + np.where(spared, shares, 0.0)
+    return weights
+
+
+def without_conflicts(step: Tensor, former: list[Tensor]) -> Tensor:
+    """Takes from a step what pulls against former updates (Wang et al., IJCAI 2021, Algorithm 3, one former round).
+
+    g <- g - ⟨g, v⟩ v / ‖v‖² with v = Σ of the updates for which ⟨g, δ⟩ < 0; g as it is where there are none.
+
+    Args:
+        step: g, shape (d,), floating.
+        former: Updates δ, each of shape (d,).
+    """
+    against = [update for each in former if torch.dot(step, update := each.to(step)) < 0]
+    if not against:
+        return step
+    total = torch.stack(against).sum(dim=0)
+    return step - total * (torch.dot(step, total) / torch.dot(total, total))
 
 
 def mgda_weights(gram: Array, shares: Array, epsilon: float) -> Array:

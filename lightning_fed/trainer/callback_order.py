@@ -104,7 +104,7 @@ def _expect_own_states(callbacks: list[Callback]) -> None:
 
 
 def _expect_one_of_each(algorithms: list[ClientAlgorithm]) -> None:
-    """Refuses a client algorithm given twice, and two that move the point where gradients are taken."""
+    """Refuses a client algorithm given twice, two that move where gradients are taken, and two that scale them."""
     names = [type(algorithm).__name__ for algorithm in algorithms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -114,6 +114,12 @@ def _expect_one_of_each(algorithms: list[ClientAlgorithm]) -> None:
         raise FederatedError(
             f"Expected one client algorithm that displaces the point where gradients are taken, got "
             f"{' and '.join(moving)}: leave one out of `--client`."
+        )
+    scaling = [type(algorithm).__name__ for algorithm in algorithms if algorithm.scales_gradient]
+    if len(scaling) > 1:
+        raise FederatedError(
+            f"Expected one client algorithm that scales the gradient, as the second would scale the first one's term "
+            f"too, got {' and '.join(scaling)}: leave one out of `--client`."
         )
 
 

@@ -14,7 +14,8 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
     Each client that entered gets the model and sends its update, which says its bytes: one communication round. Vectors
     that methods send besides have the model's length d; buffers travel with the model if they are averaged. An exchange
     before training (gradients up, their mean down) is a communication round of its own, however many methods use it.
-    Reductions, losses and counts are scalars and not counted. ``gradients`` are samples whose gradient was computed.
+    Reductions, losses and counts are scalars and not counted. ``gradients`` are samples whose gradient was computed, or
+    their loss alone for a rule that asks for the clients' losses at the global model.
     """
     aggregator = trainer.aggregator
     algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]

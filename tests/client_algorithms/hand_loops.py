@@ -71,7 +71,7 @@ class FedAvgByHand:
         factors: Factors on the clients' learning rates, where they have any.
     """
 
-    pull = 0.0
+    pull, scale = 0.0, 1.0
 
     def __init__(
         self, problem: Problem, optimizer: str = "sgd", weighting: str = "samples", clip: float | None = None
@@ -98,7 +98,7 @@ class FedAvgByHand:
     def train(self, i: int, start: np.ndarray, batches: list[np.ndarray]) -> np.ndarray:
         w, step = start, OPTIMIZERS[self.optimizer]()
         for rows in batches:
-            gradient = self.problem.gradient(w - self.shift(i), rows) + self.term(i, w - start)
+            gradient = self.scale * self.problem.gradient(w - self.shift(i), rows) + self.term(i, w - start)
             if self.clip is not None:
                 gradient = gradient * min(1, self.clip / (np.linalg.norm(gradient) + 1e-6))
             w = self.step(i, step, w, gradient)
@@ -148,6 +148,22 @@ class FedProxByHand(FedAvgByHand):
 
     def term(self, i: int, moved: np.ndarray) -> np.ndarray:
         return self.pull * moved
+
+
+class FedCMByHand(FedProxByHand):
+    """Xu et al., Algorithm 1, with each client's own number of steps, and FedProx's term beside it."""
+
+    def __init__(self, *args: Any, alpha: float, mu: float = 0.0, **options: Any) -> None:
+        super().__init__(*args, mu=mu, **options)
+        self.scale = alpha
+        self.m = np.zeros_like(self.w)
+
+    def term(self, i: int, moved: np.ndarray) -> np.ndarray:
+        return (1 - self.scale) * self.m + super().term(i, moved)
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        self.m = sum(p * (self.w - self.ends[i]) / self.distance(i, steps[i]) for i, p in self.p.items())
+        return super().server(steps)
 
 
 class ScaffoldByHand(FedAvgByHand):

@@ -13,6 +13,7 @@ from lightning_fed.aggregators import FedAvg, FedDynServer, FedNova
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
     ClientAlgorithm,
+    FedCM,
     FedDyn,
     FedGA,
     FedProx,
@@ -56,6 +57,7 @@ CASES = {
     "SCAFFOLD I": Case(partial(SCAFFOLD, "I"), partial(hand.ScaffoldByHand, option="I"), optimizers=ALL),
     "SCAFFOLD II": Case(SCAFFOLD, partial(hand.ScaffoldByHand, option="II")),
     "StatelessSCAFFOLD": Case(StatelessSCAFFOLD, hand.StatelessByHand),
+    "FedCM": Case(partial(FedCM, 0.3), partial(hand.FedCMByHand, alpha=0.3)),
     "FedGA start": Case(partial(FedGA, 0.3), partial(hand.FedGAByHand, beta=0.3), optimizers=ALL),
     "FedGA step": Case(partial(FedGA, 0.3, "step"), partial(hand.FedGAByHand, beta=0.3, form="step")),
     "FedGA global": Case(

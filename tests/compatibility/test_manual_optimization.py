@@ -14,7 +14,7 @@ from torch.optim import LBFGS, SGD, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 
-from lightning_fed.aggregators import CGW, FedNova
+from lightning_fed.aggregators import CGW, TERM, FedNova
 from lightning_fed.callbacks.diagnostics import GradientDissimilarity
 from lightning_fed.client_algorithms import FedGA, FedProx, StatelessSCAFFOLD
 from lightning_fed.errors import FederatedError
@@ -203,6 +203,7 @@ def test_local_steps_are_batches_in_which_an_optimizer_stepped(tmp_path):
         (FedGA(), {}, "FedGA asks for gradients"),
         (FedNova(), {}, "FedNova divides by the distance"),
         (CGW(), {}, "CGW asks for the clients' gradients"),
+        (TERM(), {}, "TERM asks for the clients' losses"),
         (GradientDissimilarity(), {}, "GradientDissimilarity asks for gradients"),
         (None, {"gradient_clip_val": 1.0}, "`--trainer.gradient_clip_val`"),
         (None, {"accumulate_grad_batches": 2}, "`--trainer.accumulate_grad_batches`"),

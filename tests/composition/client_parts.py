@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
     ClientAlgorithm,
+    FedCM,
     FedDyn,
     FedGA,
     FedProx,
@@ -41,6 +42,7 @@ ALONE = {
     "SCAFFOLD": Local(lambda: [SCAFFOLD()]),
     "SCAFFOLD I": Local(lambda: [SCAFFOLD("I")]),
     "StatelessSCAFFOLD": Local(lambda: [StatelessSCAFFOLD()]),
+    "FedCM": Local(lambda: [FedCM(0.3)]),
     "FedGA": Local(lambda: [FedGA(0.5)]),
     "GradAlign": Local(lambda: [GradAlign(0.5)], ("none on all data",), full_batch=True),
     "LinearScaling": Local(lambda: [LinearScaling()], ("none on all data",), uniform=True, full_batch=True),
@@ -53,6 +55,8 @@ TOGETHER = {
     "FedGA on stateless": Local(lambda: [StatelessSCAFFOLD(), FedGA(0.5)], ("StatelessSCAFFOLD", "FedGA")),
     "FedProx on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedProx(2.0)], ("SCAFFOLD", "FedProx")),
     "FedProx on stateless": Local(lambda: [StatelessSCAFFOLD(), FedProx(2.0)], ("StatelessSCAFFOLD", "FedProx")),
+    "FedProx on FedCM": Local(lambda: [FedCM(0.3), FedProx(2.0)], ("FedCM", "FedProx")),
+    "FedGA on FedCM": Local(lambda: [FedCM(0.3), FedGA(0.5)], ("FedCM", "FedGA")),
     "all three": Local(
         lambda: [SCAFFOLD(), FedProx(2.0), FedGA(0.5)], ("FedProx on SCAFFOLD", "FedGA on SCAFFOLD", "FedGA on FedProx")
     ),
@@ -75,6 +79,7 @@ CLIENT_LIMITS = {
     "FedGA from round 4": Local(lambda: [FedGA({4: 0.5})]),
     "FedProx at 0": Local(lambda: [FedProx(0.0)]),
     "FedProx as FedDyn": Local(lambda: [FedProx(0.1)], rule="FedDynServer"),
+    "FedCM at 1": Local(lambda: [FedCM(1.0)]),
     "FedGA at 0": Local(lambda: [FedGA(0.0)]),
     "FedGA step at 0": Local(lambda: [FedGA(0.0, form="step")]),
     "FedGA global at 0": Local(lambda: [FedGA(0.0, measure_from="global")]),

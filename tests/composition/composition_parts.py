@@ -69,8 +69,12 @@ RULES = {
     "SignMajority": Rule(partial(aggregators.SignMajority, lr=0.1), weighs=False),
     "TIES": Rule(aggregators.TIES, weighs=False),
     "PCGrad": Rule(aggregators.PCGrad, is_mean=True),
+    "FedFV": Rule(aggregators.FedFV, is_mean=True),
     "FedMGDA": Rule(aggregators.FedMGDA),
     "FedOMG": Rule(aggregators.FedOMG),
+    "QFedAvg": Rule(aggregators.QFedAvg),
+    "TERM": Rule(aggregators.TERM),
+    "AFL": Rule(aggregators.AFL, memoryless=True),
 }
 MASKED = [name for name in RULES if getattr(aggregators, name).mask_refusal is None]
 UNMASKED = [name for name in RULES if name not in MASKED]
@@ -110,6 +114,10 @@ SPECIAL = {
     "FedAvgM at 0": Rule(partial(aggregators.FedAvgM, beta=0.0)),
     "FedACG at 0": Rule(partial(aggregators.FedACG, beta=0.0)),
     "FedOMG at 0": Rule(partial(aggregators.FedOMG, kappa=0.0)),
+    "QFedAvg at 0": Rule(partial(aggregators.QFedAvg, q=0.0)),
+    "TERM at 0": Rule(partial(aggregators.TERM, t=0.0)),
+    "AFL at 0": Rule(partial(aggregators.AFL, gamma=0.0)),
+    "FedFV at 1": Rule(partial(aggregators.FedFV, alpha=1.0, tau=0)),
     "CGW at 0": Rule(partial(aggregators.CGW, alpha=0.0)),
     "FedGMA at 0": Rule(partial(aggregators.FedGMA, server_lr=0.0)),
     "ServerOptimizer as FedAvg": Rule(aggregators.ServerOptimizer),

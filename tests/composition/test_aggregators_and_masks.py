@@ -115,7 +115,7 @@ def test_rules_at_their_limit_are_federated_averaging(mask: str, weighting: str)
     fedavg = run("FedAvg", mask, weighting=weighting)
     for limit in ("FedAvgM at 0", "FedACG at 0", "CGW at 0", "FedGMA at 0"):
         assert same(run(limit, mask, weighting=weighting), fedavg), limit
-    for limit in ("ServerOptimizer as FedAvg", "FedOMG at 0"):
+    for limit in ("ServerOptimizer as FedAvg", "FedOMG at 0", "QFedAvg at 0", "TERM at 0", "AFL at 0", "FedFV at 1"):
         assert distance(run(limit, mask, weighting=weighting), fedavg) < ROUNDING, limit
 
 
@@ -165,7 +165,7 @@ def test_clients_without_samples_and_their_order_change_nothing(rule: str, mask:
 @pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
 def test_one_client_in_a_round(rule: str, mask: str) -> None:
     if getattr(aggregators, rule) in (
-        aggregators.TrimmedMean, aggregators.Krum, aggregators.MultiKrum, aggregators.Bulyan,
+        aggregators.TrimmedMean, aggregators.Krum, aggregators.MultiKrum, aggregators.Bulyan, aggregators.AFL,
     ):  # fmt: skip
         with pytest.raises(FederatedError, match="got 1"):
             run(rule, mask, draws="one")

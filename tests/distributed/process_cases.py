@@ -483,6 +483,7 @@ CASES: dict[str, Case] = {
             ("none", "FedAvg"),
             ("all three", "CGW"),
             ("SCAFFOLD I", "FedNova"),
+            ("none", "QFedAvg"),
             ("FedDyn", "FedDynServer"),
         )
     },

@@ -243,6 +243,22 @@ def pcgrad(each: Round, server: Server, seed: int) -> Array:
     return LR * each.mean(np.array(projected), server.counts)
 
 
+def fedfv(each: Round, server: Server, alpha: float, tau: int) -> Array:
+    """Vector by vector; here all clients are in every round, so that nobody's former update counts."""
+    losses, n = losses_of(each), len(each.deltas)
+    order = sorted(range(n), key=lambda i: (losses[i], i))
+    projected = []
+    for i, own in enumerate(each.deltas):
+        for j in order if i not in order[n - round(alpha * n) :] else []:
+            other = each.deltas[j]
+            if j != i and own @ other < 0:
+                own = own - (own @ other) / (other @ other) * other
+        projected.append(own)
+    step, mean = each.mean(np.array(projected), server.counts), each.mean(each.deltas, server.counts)
+    length = np.sqrt((step**2).sum())
+    return LR * step * (np.sqrt((mean**2).sum()) / length if length else 0.0)
+
+
 def fedmgda(each: Round, server: Server, epsilon: float) -> Array:
     """The shortest of the points that each choice of clients at their bounds, and the rest free, leads to."""
     lengths = np.sqrt((each.deltas**2).sum(axis=1))
@@ -287,6 +303,34 @@ def fedomg(each: Round, server: Server, kappa: float) -> Array:
     best = min(found, key=goal) @ each.deltas
     norm = np.sqrt((best**2).sum())
     return LR * (mean + kappa * length * best / norm if norm > 1e-6 * length else mean)
+
+
+def losses_of(each: Round) -> Array:
+    """f_i of a round in which nobody has diverged."""
+    return np.where(np.isfinite(each.losses), each.losses, 1.7)
+
+
+def qfedavg(each: Round, server: Server, q: float, lipschitz: float) -> Array:
+    losses, shares = losses_of(each), server.counts / server.counts.sum()
+    squares = (each.deltas**2).sum(axis=1)
+    above = ((shares * losses**q)[:, None] * lipschitz * each.deltas).sum(axis=0)
+    below = (shares * (q * losses ** (q - 1) * lipschitz**2 * squares + lipschitz * losses**q)).sum()
+    return LR * above / below
+
+
+def term(each: Round, server: Server, t: float) -> Array:
+    return LR * each.mean(each.deltas, server.counts * np.exp(t * losses_of(each)))
+
+
+def afl(each: Round, server: Server, gamma: float) -> Array:
+    """The projection by bisection on what is taken off every coordinate."""
+    mixture = server.memory.get("mixture", server.counts / server.counts.sum())
+    point, low, high = mixture + gamma * losses_of(each), -10.0, 10.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)
+    server.memory["mixture"] = np.maximum(point - low, 0)
+    return LR * server.before(each.mean(each.deltas, mixture))
 
 
 def geometric_median(each: Round, server: Server, smoothing: float) -> Array:

@@ -16,7 +16,7 @@ import torch
 from lightning_fed import aggregators
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
-from lightning_fed.core.updates import Client, Cohort, Update
+from lightning_fed.core.updates import Client, Cohort, Need, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
 from tests.parity import rules_by_hand as by_hand
@@ -103,6 +103,9 @@ RULES = {
     "TIES": ROBUST(partial(aggregators.TIES, 0.4), partial(by_hand.ties, keep=0.4)),
     "TIES of all": ROBUST(partial(aggregators.TIES, 1.0), partial(by_hand.ties, keep=1.0)),
     "PCGrad": Case(aggregators.PCGrad, partial(by_hand.pcgrad, seed=SEED), before=False, rtol=1e-10),
+    "FedFV": Case(
+        partial(aggregators.FedFV, 0.2), partial(by_hand.fedfv, alpha=0.2, tau=1), before=False, rtol=1e-10
+    ),
     "FedMGDA": Case(
         partial(aggregators.FedMGDA, 0.1), partial(by_hand.fedmgda, epsilon=0.1), before=False, rtol=1e-10
     ),
@@ -111,6 +114,11 @@ RULES = {
         weighs=False,
     ),
     "FedOMG": Case(aggregators.FedOMG, partial(by_hand.fedomg, kappa=0.5), before=False, rtol=1e-5),
+    "QFedAvg": Case(
+        partial(aggregators.QFedAvg, 1.5, 4.0), partial(by_hand.qfedavg, q=1.5, lipschitz=4.0), before=False
+    ),
+    "TERM": Case(partial(aggregators.TERM, 0.7), partial(by_hand.term, t=0.7), before=False),
+    "AFL": Case(partial(aggregators.AFL, 0.3), partial(by_hand.afl, gamma=0.3), memoryless=True),
     "GeometricMedian": ROBUST(
         partial(aggregators.GeometricMedian, iterations=100_000, tolerance=1e-14, smoothing=0.05),
         partial(by_hand.geometric_median, smoothing=0.05), weighs=True, rtol=1e-8,
@@ -156,13 +164,15 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
     path = []
     for number, each in enumerate(rounds, 1):
         clients = tuple(Client(i, int(size), number) for i, size in enumerate(each.sizes))
+        trainer.client_sizes = each.sizes
         aggregator.on_round_start(trainer, module, Cohort(number, clients))
         reducer.reset(len(clients))
         for client in clients:
             delta.copy_(torch.tensor(each.deltas[client.id]))
             gradient.copy_(torch.tensor(each.gradients[client.id]))
             update = Update(client, delta, 1, {}, aggregator.client_weight(client), float(each.distances[client.id]))
-            update.gradient, update.loss = gradient, torch.tensor(each.losses[client.id])
+            losses = by_hand.losses_of(each) if Need.LOSSES in aggregator.all_needs else each.losses
+            update.gradient, update.loss = gradient, torch.tensor(losses[client.id])
             aggregator.on_client_end(trainer, module, update)
             reducer.add(update, average_buffers=False)
             aggregator.on_client_entered(trainer, module, update)

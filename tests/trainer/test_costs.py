@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.aggregators import CGW, CoordinateMedian, FedAvg, FedAvgM, FedDynServer, FedGMA
+from lightning_fed.aggregators import AFL, CGW, TERM, CoordinateMedian, FedAvg, FedAvgM, FedDynServer, FedGMA, QFedAvg
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
     ClientAlgorithm,
+    FedCM,
     FedDyn,
     FedGA,
     FedProx,
@@ -61,6 +62,8 @@ TABLE: dict[str, Row] = {
     "CoordinateMedian": (lambda: [CoordinateMedian()], 1, 1, 1, 0),
     "FedProx": (lambda: [FedProx()], 1, 1, 1, 0),
     "FedDyn": (lambda: [FedDyn(), FedDynServer()], 1, 1, 1, 0),
+    # m goes down with the model.
+    "FedCM": (lambda: [FedCM()], 1, 2, 1, 0),
     # c goes down with the model, the change of c_i up with the update.
     "SCAFFOLD": (lambda: [SCAFFOLD()], 1, 2, 2, 0),
     "SCAFFOLD I": (lambda: [SCAFFOLD("I")], 1, 2, 2, 1),
@@ -75,6 +78,11 @@ TABLE: dict[str, Row] = {
     "FedGMA start": (lambda: [FedGMA()], 1, 1, 2, 1),
     "FedGMA end": (lambda: [FedGMA(gradient_at="end")], 1, 1, 2, 1),
     "FedGMA last step": (lambda: [FedGMA(gradient_at="last_step")], 1, 1, 2, 0),
+    # A loss at w is a number, by a pass over the data unless one for gradients is there.
+    "QFedAvg": (lambda: [QFedAvg()], 1, 1, 1, 1),
+    "AFL": (lambda: [AFL()], 1, 1, 1, 1),
+    "SCAFFOLD I, TERM": (lambda: [SCAFFOLD("I"), TERM()], 1, 2, 2, 1),
+    "FedGA, TERM": (lambda: [FedGA(), TERM()], 2, 2, 2, 1),
     # Sums; an exchange and a gradient at w are there once.
     "FedGA on FedProx": (lambda: [FedProx(), FedGA()], 2, 2, 2, 1),
     "FedGA on SCAFFOLD": (lambda: [SCAFFOLD(), FedGA()], 2, 3, 3, 1),
@@ -91,6 +99,8 @@ TABLE: dict[str, Row] = {
     "FedAvg, looked at": (lambda: [Looks("cohort")], 1, 1, 1, 0),
     "FedAvg, glanced at": (lambda: [Looks("client")], 1, 1, 1, 0),
     "SCAFFOLD I, looked at": (lambda: [SCAFFOLD("I"), Looks("cohort")], 1, 2, 2, 1),
+    "TERM, looked at": (lambda: [TERM(), Looks("cohort")], 1, 1, 1, 1),
+    "TERM, glanced at": (lambda: [TERM(), Looks("client")], 1, 1, 1, 1),
     "FedGA, looked at": (lambda: [FedGA(), Looks("cohort")], 2, 2, 2, 1),
     "FedGMA start, looked at": (lambda: [FedGMA(), Looks("cohort")], 1, 1, 2, 1),
 }

@@ -98,6 +98,8 @@ class VectorizedEngine(Engine):
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
         if self.start_gradients.level == "client":
             lanes.compute_own(self.start_gradients, batches.clients)
+        elif self.start_gradients.losses_alone:
+            lanes.own_losses = self.start_gradients.compute_losses(batches.clients)
         per_client = self.client_start_hooks or (state.buffers.values and state.buffers.policy == "local")
         for client in clients if per_client else ():
             lane = lane_of[client.id]
@@ -147,7 +149,7 @@ class VectorizedEngine(Engine):
             lanes.gradients[: lanes.active].div_(self.options.accumulate_grad_batches)
 
     def _edit_gradients(self) -> None:
-        """Lets client algorithms add to the gradients of all active lanes, then clips: add, clip, step."""
+        """Lets client algorithms edit the gradients of all active lanes, then clips: scale, add, clip, step."""
         lanes = self.lanes
         if self.gradient_at == "last_step" and self.kept_gradients is not None:
             self.kept_gradients[: lanes.active].copy_(lanes.gradients[: lanes.active])
@@ -236,7 +238,7 @@ class VectorizedEngine(Engine):
         update = Update(client, lanes.deltas()[lane], steps)
         if self.gradient_at == "last_step" and self.gradient is not None and self.kept_gradients is not None:
             self.gradient.copy_(self.kept_gradients[lane])
-        if self.gradient_at is not None and not self._take_gradient(update):
+        if not self._take_gradient(update):
             return None
         update.buffers = state.buffers.live.tensors() if lanes.buffers else {}
         if self.needs_distance:

@@ -46,20 +46,21 @@ class StackedFullGradient(FullGradient):
             tell(f"Gradients over a client's full data: {how} from round {self.state.round} on, as {reason}.")
         return None
 
-    def compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
+    def compute_at_start(self, clients: tuple[Client, ...], out: Tensor | None) -> Tensor:
         """Computes the gradients of clients at the global model; see ``FullGradient``."""
         losses = self._try(lambda: self._compute_at_start(clients, out))
         return super().compute_at_start(clients, out) if losses is None else losses
 
-    def _compute_at_start(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
+    def _compute_at_start(self, clients: tuple[Client, ...], out: Tensor | None) -> Tensor:
         vector = self.state.vector
         vector.data.copy_(self.state.weights)
         losses = []
         for first in range(0, len(clients), self.chunk_size):
             chunk = clients[first : first + self.chunk_size]
             weights = vector.data.expand(len(chunk), -1)
-            losses.append(self._compute_at(weights, self._buffers_of(chunk), chunk, out[first : first + len(chunk)]))
-        return torch.cat(losses) if losses else out.new_empty(0)
+            rows = None if out is None else out[first : first + len(chunk)]
+            losses.append(self._compute_at(weights, self._buffers_of(chunk), chunk, rows))
+        return torch.cat(losses) if losses else self.state.weights.new_empty(0)
 
     def _buffers_of(self, clients: tuple[Client, ...]) -> dict[str, Tensor]:
         """Returns the buffers that clients start from by name, each of shape (n, ...)."""
@@ -80,7 +81,7 @@ class StackedFullGradient(FullGradient):
         return self._try(lambda: self._compute_at(weights, buffers, clients, out))
 
     def _compute_at(
-        self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor
+        self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor | None
     ) -> Tensor:
         trained = self.state.source.batch_size
         size = max(trained, min(self.size, max(client.num_samples for client in clients)))
@@ -88,30 +89,36 @@ class StackedFullGradient(FullGradient):
         losses = []
         for at in range(0, len(clients), count):
             rows = slice(at, at + count)
-            losses.append(self._pass(weights[rows], {k: b[rows] for k, b in buffers.items()}, clients[rows], out[rows]))
-        self._complete(weights, out)
+            kept, part = {k: b[rows] for k, b in buffers.items()}, None if out is None else out[rows]
+            losses.append(self._pass(weights[rows], kept, clients[rows], part))
+        if out is not None:
+            self._complete(weights, out)
         return torch.cat(losses)
 
-    def _pass(self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor) -> Tensor:
-        """Computes the gradients of a few clients, without weight decay; returns their losses."""
+    def _pass(
+        self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor | None
+    ) -> Tensor:
+        """Computes the gradients of a few clients, if asked for, without weight decay; returns their losses."""
         self._tried = len(clients)
         batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx, whole=self.size)
         sizes = [client.num_samples for client in batches.clients]
-        lanes, counts = to_device(torch.tensor([batches.order, sizes]), out.device)
+        lanes, counts = to_device(torch.tensor([batches.order, sizes]), weights.device)
         samples = counts.to(self.wide)
         weights = weights if weights.stride(0) == 0 else weights[lanes]  # one vector for all
         buffers = {name: rows[lanes] for name, rows in buffers.items()}
-        gradients = weights.new_empty(weights.shape)
+        gradients = None if out is None else weights.new_empty(weights.shape)
         losses: Tensor = samples.new_zeros(len(clients))
-        out.zero_()
+        if out is not None:
+            out.zero_()
         with self._unnoticed(clients):
             seed_everywhere(seed_for(self.state.seed, Purpose.GRADIENT, clients[0].round, clients[0].id))
             for step in range(batches.steps[0]):
                 for run in batches.groups(step):
-                    at, found = run.lanes, gradients[run.lanes]
+                    at, found = run.lanes, None if gradients is None else gradients[run.lanes]
                     kept = {name: rows[at] for name, rows in buffers.items()}
                     self.step(weights[at], kept, run.batch, run.batch_idx, run.size, found)
                     shares = run.size / samples[at]
-                    out.index_add_(0, lanes[at], found.to(out.dtype).mul_(shares[:, None]))
+                    if out is not None and found is not None:
+                        out.index_add_(0, lanes[at], found.to(out.dtype).mul_(shares[:, None]))
                     losses.index_add_(0, lanes[at], self.step.losses * shares)
         return losses

@@ -29,6 +29,10 @@ class StackedVector:
         self.data, self.grad = data, grad
         self.dtype, self.device, self.numel = data.dtype, data.device, data.shape[1]
 
+    def scale_gradient(self, factor: float) -> None:
+        """Multiplies the gradients of the losses; terms of other algorithms are added afterwards."""
+        self.grad.mul_(factor)
+
     def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times the gradients of a further term of the clients' objectives, shape (m, d) or (d,)."""
         self.grad.add_(term, alpha=alpha)
@@ -46,6 +50,7 @@ class Lanes:
         gradients: Their gradients at the current step, shape (n, d).
         buffers: Buffers by name, shape (n, ...).
         own_gradients: Gradients at w that clients asked for one by one, shape (n, d), empty until one does.
+        own_losses: Their losses there, or those that the aggregator asked for without gradients, shape (n,).
         optimizer: Steps the weights of the active lanes.
         active: How many lanes, the first ones, take the current step.
     """
@@ -59,7 +64,7 @@ class Lanes:
         self.buffers = {name: b.unsqueeze(0).repeat(capacity, *[1] * b.ndim) for name, b in live.items()}
         self.own_gradients = state.weights.new_empty(0, vector.numel)
         self.active = self._count = 0
-        self._own_losses = state.weights.new_empty(0)
+        self.own_losses = state.weights.new_empty(0)
         self._further = self.weights.new_empty(0)
         self._origins: dict[int, Tensor] = {}
         self._shifts: dict[int, Tensor] = {}
@@ -92,19 +97,21 @@ class Lanes:
         """Computes the gradient at w of every client that asks for its own, in the order of lanes."""
         if not len(self.own_gradients):
             self.own_gradients = self.matrix()
-        self._own_losses = gradients.compute(clients, self.own_gradients[: len(clients)])
+        self.own_losses = gradients.compute(clients, self.own_gradients[: len(clients)])
 
     def give_gradient(self, lane: int, gradients: ComputedStartGradients, client: Client) -> None:
         """Makes the gradient at w that of a client again."""
         if gradients.level == "client":
-            gradients.gradient, gradients.loss = self.own_gradients[lane], self._own_losses[lane]
+            gradients.gradient, gradients.loss = self.own_gradients[lane], self.own_losses[lane]
+        elif gradients.losses_alone:
+            gradients.loss = self.own_losses[lane]
         else:
             gradients.load(client)
 
     def own_sizes(self) -> Tensor:
         """Returns ‖g_i‖ + f_i at w of clients that asked for their gradient, shape (n,)."""
         sizes: Tensor = torch.linalg.vector_norm(self.own_gradients[: self._count], dim=1)
-        return sizes + self._own_losses
+        return sizes + self.own_losses
 
     def take_start(self, lane: int, start: Tensor) -> None:
         """Takes over where a client starts, after its hooks: weights, origin, displacement, buffers."""

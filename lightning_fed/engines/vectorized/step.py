@@ -53,9 +53,10 @@ class StackedStep:
         self._replaced: tuple[str, ...]
         self._gradients = grad_and_value(self._loss, has_aux=True)
         self._stacked = vmap(self._flat_gradients, randomness="different")
+        self._stacked_losses = vmap(self._flat_loss, randomness="different")
 
     def __call__(
-        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor
+        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor | None
     ) -> tuple[dict[str, LoggedValue], dict[str, Tensor]]:
         """Computes gradients.
 
@@ -65,7 +66,7 @@ class StackedStep:
             batch: A batch of each; tensors of shape (n, b, ...).
             batch_idx: Number of the batch within its epoch.
             size: b.
-            out: Receives the gradients, shape (n, d).
+            out: Receives the gradients, shape (n, d); None for ``losses`` alone, without a backward pass.
 
         Returns:
             What was logged by name, and its totals for each client, shape (n,).
@@ -76,25 +77,28 @@ class StackedStep:
         self.recorder = MetricRecorder()
         self.recorder.batch_size = size
         self.touched.clear()
-        with recording(self.module, self.recorder), self._restoring():
+        with recording(self.module, self.recorder), self._restoring(), torch.set_grad_enabled(out is not None):
             leaves, spec = tree_flatten(batch)
             self._call = tuple(buffers), spec, batch_idx
-            found = self._stacked(*self._pieces(weights), *buffers.values(), *leaves)
-        gradients, (self.losses, *further) = found[: len(self.starts)], found[len(self.starts) :]
+            compute = self._stacked_losses if out is None else self._stacked
+            found = compute(*self._pieces(weights), *buffers.values(), *leaves)
+        count = 0 if out is None else len(self.starts)
+        gradients, (self.losses, *further) = found[:count], found[count:]
         logged = self.recorder.series
         totals = dict(zip(logged, further, strict=False))
         if self.losses.requires_grad:  # of the resident parameters: autograd knows no client's outside of vmap
             raise CannotStack(f"{type(self.module).__name__} reaches its parameters in another way than as attributes")
-        by_parameter = zip(gradients, self.vector.parameters, strict=True)
-        torch.cat([gradient.permute(0, *_order(p)).flatten(1) for gradient, p in by_parameter], 1, out=out)
+        if out is not None:
+            by_parameter = zip(gradients, self.vector.parameters, strict=True)
+            torch.cat([gradient.permute(0, *_order(p)).flatten(1) for gradient, p in by_parameter], 1, out=out)
         # By assignment; what is changed in place is in the rows already.
         for name, value in zip(self._replaced, further[len(totals) :], strict=True):
             buffers[name].copy_(value)
-        if missing := [name for name in self.vector.names if name not in self.touched]:
+        if out is not None and (missing := [name for name in self.vector.names if name not in self.touched]):
             raise CannotStack(f"its parameter `{missing[0]}` gets no gradient, which vmap cannot tell from one of zero")
         self.recorder.log_default("train/loss", 0.0)
         if logged["train/loss"].is_default:  # not under vmap, where each operation costs ten times as much
-            totals["train/loss"] = self.losses.to(wide_dtype(out.device)) * size
+            totals["train/loss"] = self.losses.to(wide_dtype(weights.device)) * size
         for series in logged.values():  # nothing of vmap's own tensors may leave it
             series.total, series.last = None, 0.0
         return logged, totals
@@ -115,12 +119,18 @@ class StackedStep:
         gradients, (loss, further) = self._gradients(inputs[: len(self.starts)], *inputs[len(self.starts) :])
         return (*gradients, loss, *further)
 
+    def _flat_loss(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The loss of one client, and what ``_loss`` returns besides."""
+        loss, further = self._loss(inputs[: len(self.starts)], *inputs[len(self.starts) :])
+        return (loss, *further)
+
     def _loss(self, pieces: tuple[Tensor, ...], *rest: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss of one client; the totals of what it logged and the buffers that it replaced."""
         names, spec, batch_idx = self._call
         buffers, batch = dict(zip(names, rest, strict=False)), tree_unflatten(rest[len(names) :], spec)
         for name, places, value in zip(self.vector.names, self.parameter_places, pieces, strict=True):
-            value.register_hook(lambda _, name=name: self.touched.add(name))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            if torch.is_grad_enabled():
+                value.register_hook(lambda _, name=name: self.touched.add(name))  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for owner, key in places:
                 owner._parameters[key] = value  # type: ignore[assignment]  # stands in for a parameter
         for name, value in buffers.items():

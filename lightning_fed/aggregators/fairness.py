@@ -1,0 +1,192 @@
+"""Rules that weigh clients by their losses at the global model."""
+
+from abc import abstractmethod
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.core.hooks import TrainerLike
+from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate
+from lightning_fed.errors import FederatedError, expect_number
+from lightning_fed.functional.fairness import Array, project_onto_simplex, qfedavg_weights, term_weights
+from lightning_fed.functional.geometry import combine_rows, wide_dtype
+
+__all__ = ["AFL", "TERM", "LossWeightingAggregator", "QFedAvg"]
+
+
+class LossWeightingAggregator(Aggregator):
+    """The base of rules that add Σ c_i δ_i with c_i found from the losses f_i(w) and the lengths of the updates.
+
+    Such a rule holds the updates of the whole cohort, shape (n, d). A client's loss takes a forward pass over its data.
+
+    Attributes:
+        step_weights: c_i of the last round, shape (n,), float64, on the CPU; empty before the first.
+    """
+
+    needs = Need.UPDATES | Need.LOSSES
+    step_weights: Tensor = torch.empty(0, dtype=torch.float64)
+
+    @abstractmethod
+    def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
+        """Computes c_i, shape (n,).
+
+        Args:
+            losses: f_i(w), shape (n,), in ascending order of client id.
+            squares: ‖δ_i‖², shape (n,).
+            shares: p_i, shape (n,), summing to 1.
+        """
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns Σ c_i δ_i, shape (d,)."""
+        rows = update.updates
+        squares = torch.stack([torch.linalg.vector_norm(row, dtype=wide_dtype(rows)).square() for row in rows])
+        weights = self.combine(update.losses.numpy(), squares.cpu().double().numpy(), update.weights.numpy())
+        self.step_weights = torch.from_numpy(weights)
+        return combine_rows(rows, self.step_weights.to(rows.device, wide_dtype(rows))).to(rows.dtype)
+
+    def client_figures(self) -> dict[str, Tensor]:
+        """Returns c_i of the last round."""
+        return {"step_weight": self.step_weights}
+
+
+class QFedAvg(LossWeightingAggregator):
+    """Weighs clients by f_i^q: w <- w + η_g Σ p_i f_i^q L δ_i / Σ p_i (q f_i^{q-1} L² ‖δ_i‖² + L f_i^q).
+
+    Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, Algorithm 2, with
+    p_i = 1/n. f_i is the client's mean loss at w, the global model that the round starts from. q = 0 is FedAvg, to
+    rounding; the larger q, the more the worst served clients count and the shorter the step.
+
+    Args:
+        q: At least 0.
+        lipschitz: L, above 0: how fast the gradients change. None is 1/η, η the clients' learning rate in the round.
+        weighting: p_i before normalisation: 1 (``uniform``, the paper) or s_i (``samples``).
+        **kwargs: Options of every aggregator.
+    """
+
+    def __init__(
+        self,
+        q: float = 1.0,
+        lipschitz: float | None = None,
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(weighting=weighting, **kwargs)
+        expect_number("--aggregator.q", q, least=0)
+        if lipschitz is not None:
+            expect_number("--aggregator.lipschitz", lipschitz, above=0)
+        self.q, self.lipschitz = q, lipschitz
+        self._rate = 0.0
+
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Reads the clients' learning rate, if L is to follow it."""
+        if self.lipschitz is None:
+            self._rate = float(trainer.optimizers[0].param_groups[0]["lr"])
+            if not self._rate > 0:
+                raise FederatedError(
+                    f"Expected `--aggregator.lipschitz` where the clients' learning rate is {self._rate:g}, as it is 1 "
+                    "over that rate by default, got null: set it, or a learning rate above 0."
+                )
+
+    def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
+        """Returns p_i f_i^q L over the sum in the denominator; see ``qfedavg_weights``."""
+        if losses.min() < 0:
+            raise FederatedError(
+                f"Expected losses of at least 0 for QFedAvg, which raises them to the power `--aggregator.q`, got "
+                f"{losses.min():.3g}: return a loss that is not negative, or give `--aggregator TERM`."
+            )
+        return qfedavg_weights(losses, squares, shares, self.q, self.lipschitz or 1 / self._rate)
+
+
+class TERM(LossWeightingAggregator):
+    """Tilts the mean towards clients of greater loss: w <- w + η_g Σ c_i δ_i with c_i ∝ p_i e^{t f_i}.
+
+    Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021, Lemma 1, tilted over clients: the
+    gradient of (1/t) log Σ p_i e^{t f_i}. f_i is the client's mean loss at w. t = 0 is FedAvg, to rounding; t below 0
+    turns away from clients of greater loss, as from outliers.
+
+    Args:
+        t: Any finite number.
+        **kwargs: Options of every aggregator.
+    """
+
+    def __init__(self, t: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        expect_number("--aggregator.t", t)
+        self.t = t
+
+    def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
+        """Returns p_i e^{t f_i} over their sum."""
+        return term_weights(losses, shares, self.t)
+
+
+class AFL(Aggregator):
+    """Trains for the worst mixture of clients: w <- w + η_g Σ λ_i δ_i, then λ <- Π(λ + γ f) with f_i = f_i(w).
+
+    Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm 1 with updates of local training in the
+    place of gradients; Π projects onto the simplex over all clients that hold samples. All of them are in every round;
+    λ_i of one that does not enter, as it was late or has diverged, gets no ascent. γ = 0 is FedAvg, to rounding.
+
+    Args:
+        gamma: γ, at least 0, in the inverse unit of the losses.
+        weighting: λ before the first round: 1/N (``uniform``) or in proportion to s_i (``samples``).
+        **kwargs: Options of every aggregator.
+
+    Attributes:
+        mixture: λ by client id, shape (N,), float64, on the CPU; None before the first round.
+    """
+
+    needs = Need.MEAN | Need.LOSSES
+
+    def __init__(self, gamma: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
+        super().__init__(weighting=weighting, **kwargs)
+        expect_number("--aggregator.gamma", gamma, least=0)
+        self.gamma = gamma
+        self.mixture: Tensor | None = None
+        self._whole = 0.0
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forgets λ of a former ``fit``."""
+        if stage == "fit":
+            self.mixture, self._whole = None, 0.0
+
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Begins λ, and refuses a cohort that is drawn from the clients."""
+        sizes = np.asarray(trainer.client_sizes)
+        self._holders = np.flatnonzero(sizes)
+        if (drawn := len(cohort.clients) + len(set(cohort.skipped) & set(self._holders.tolist()))) < len(self._holders):
+            raise FederatedError(
+                f"Expected all {len(self._holders)} clients in every round of AFL, whose λ is over all of them, got "
+                f"{drawn}: leave out `--trainer.clients_per_round`."
+            )
+        shares = sizes.astype(float) if self.weighting == "samples" else (sizes > 0).astype(float)
+        self._whole = float(shares.sum())
+        if self.mixture is None:
+            self.mixture = torch.from_numpy(shares / self._whole)
+
+    def client_weight(self, client: Client) -> float:
+        """Returns λ_i, in units in which all clients' weights sum to what they do before the first round."""
+        if self.mixture is None or not self._whole:  # no round of this fit has begun
+            return super().client_weight(client)
+        return float(self.mixture[client.id]) * self._whole
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        """Returns Σ λ_i δ_i, shape (d,), and moves λ for the next round."""
+        assert self.mixture is not None
+        point = self.mixture.clone()
+        point[[client.id for client in update.clients]] += self.gamma * update.losses
+        projected = torch.zeros_like(point)
+        projected[self._holders] = torch.from_numpy(project_onto_simplex(point[self._holders].numpy()))
+        self.mixture = projected
+        return update.mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns λ."""
+        return {} if self.mixture is None else {"mixture": self.mixture.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.mixture = state_dict.get("mixture")
