@@ -169,7 +169,7 @@ def test_help_of_a_command_explains_options_from_docstrings(capsys):
         main(["fit", "--help"])
     out = " ".join(capsys.readouterr().out.split())
     assert "--trainer.max_rounds" in out
-    assert "Rounds to train." in out
+    assert "Rounds to train;" in out
     assert "lightning_fed.models.ImageClassifier" in out
     assert "What clients do differently" in out
     with pytest.raises(SystemExit):
