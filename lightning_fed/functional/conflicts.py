@@ -4,6 +4,7 @@ For the latter a rule finds c_i from n updates δ_i with G_ij = ⟨δ_i, δ_j⟩
 work is on n x n numbers, in double precision, and the updates themselves are read twice.
 """
 
+import warnings
 from typing import TypeAlias
 
 import numpy as np
@@ -193,4 +194,10 @@ def least_norm(gram: Array, start: Array, linear: Array | float = 0.0, reach: fl
         weights[gains] += step
         weights[gives] -= step
         slope += step * (gram[gains] - gram[gives])
+    else:
+        warnings.warn(
+            f"The weights of {len(start)} clients are not exact: {_EXCHANGES:,} exchanges were not enough, and one more "
+            f"would still gain by a slope of {pays:.1e}.",
+            stacklevel=2,
+        )
     return weights

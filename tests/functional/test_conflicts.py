@@ -280,3 +280,12 @@ def test_rows_are_combined_in_double_precision() -> None:
     found = combine_rows(rows, factors)
     assert found.dtype == torch.float64
     np.testing.assert_allclose(found, SHARES @ rows.double().numpy(), rtol=0, atol=1e-15)
+
+
+def test_weights_that_are_not_exact_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    gram, start = np.diag([1.0, 2.0, 3.0]), np.full(3, 1 / 3)
+    found = conflicts.least_norm(gram, start)
+    np.testing.assert_allclose(found, np.array([6, 3, 2]) / 11, atol=1e-12)
+    monkeypatch.setattr(conflicts, "_EXCHANGES", 1)
+    with pytest.warns(UserWarning, match="The weights of 3 clients are not exact: 1 exchanges were not enough"):
+        conflicts.least_norm(gram, start)
