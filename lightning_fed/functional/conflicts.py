@@ -196,8 +196,8 @@ def least_norm(gram: Array, start: Array, linear: Array | float = 0.0, reach: fl
         slope += step * (gram[gains] - gram[gives])
     else:
         warnings.warn(
-            f"The weights of {len(start)} clients are not exact: {_EXCHANGES:,} exchanges were not enough, and one more "
-            f"would still gain by a slope of {pays:.1e}.",
+            f"The weights of {len(start)} clients are not exact: {_EXCHANGES:,} exchanges were not enough, and one "
+            f"more would still gain by a slope of {pays:.1e}.",
             stacklevel=2,
         )
     return weights
