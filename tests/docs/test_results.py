@@ -253,3 +253,15 @@ def test_gates_and_gains_are_those_of_the_study(claim: str) -> None:
         assert float(row["gate"]) == report["learned"]
     if "gain" in report:
         assert float(row["sign"]) == report["gain"]
+
+
+def test_each_rival_has_a_sentence_with_the_numbers_and_the_word_of_its_cell() -> None:
+    table = csv.DictReader((RESULTS / "rivals/digits/table.csv").open())
+    cells = {row["rule"]: row for row in table if row["metric"] == "test/acc" and row["difference"]}
+    sentence = re.compile(rf"^- \*\*(.+?)\*\*: ({NUMBER}) \(({NUMBER}) to ({NUMBER})\), \*([\w ]+)\*", re.M)
+    told = {rule: (numbers, word) for rule, *numbers, word in sentence.findall((RESULTS / "rivals.md").read_text())}
+    assert told.keys() == cells.keys()
+    for rule, (numbers, word) in told.items():
+        row = cells[rule]
+        assert is_rounded(tuple(numbers), [row[name] for name in ("difference", "t_low", "t_high")], 100), rule
+        assert word == row["verdict"], rule
