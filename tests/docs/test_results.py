@@ -110,7 +110,6 @@ OLDER = {
     "Table 2, FashionMNIST, 2 classes, 200 rounds: FedAdam is ahead of FedAvg °": "undecided",
     "Table 1 (there FEMNIST, here FashionMNIST), α = 0.2, rounds 171 to 200: the correction gains °": "undecided",
     "Table 1, EMNIST, one class per client, 600 communication rounds: FedGA gains over FedAvg °": "undecided",
-    "(our question) the mask gains where clients flip their labels": "not run",
     "Tables 2, 3 and 6 on CIFAR, FEMNIST and other numbers of clients; Table 7; Figure 2": "not run",
     "FedAvg is close to centralised training on EMNIST": "not run",
     "α of 0.1 and 0.3; rounds 901 to 1,000": "not run",
