@@ -35,7 +35,7 @@ def test_content(wheel: Path) -> None:
     with ZipFile(wheel) as file:
         names = {name for name in file.namelist() if not name.endswith(".pyc")}
     package = REPOSITORY / "lightning_fed"
-    files = [*package.rglob("*.py"), *package.rglob("*.csv")]
+    files = [path for kind in ("py", "csv", "css", "js") for path in package.rglob(f"*.{kind}")]
     below = {path.relative_to(REPOSITORY).as_posix() for path in files}
     configs = {
         f"lightning_fed/{path.relative_to(REPOSITORY).as_posix()}" for path in REPOSITORY.glob("configs/**/*.yaml")

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_fed.cli.suggestions import did_you_mean
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.common import one_line
 from lightning_fed.runs.folder import RunFolder, read_rows, read_run
@@ -63,9 +62,12 @@ def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], 
     methods, in order of their first run, stands a sentence for each thing left out.
     """
     columns = sorted({column for run in runs for column in run.columns})
-    if metric not in columns and (meant := did_you_mean(metric, columns)):
-        there = ", ".join(columns)
-        raise FederatedError(f"Expected `--metric` to be one of {there}, got {metric!r}: did you mean {meant}?")
+    if metric not in columns:
+        from lightning_fed.cli.suggestions import did_you_mean  # which loads torch
+
+        if meant := did_you_mean(metric, columns):
+            there = ", ".join(columns)
+            raise FederatedError(f"Expected `--metric` to be one of {there}, got {metric!r}: did you mean {meant}?")
     expect_choice("--metric", metric, columns)
     usable = [run for run in runs if metric in run.columns]
     notes = [f"Left out {run.path}, which did not measure {metric}." for run in runs if metric not in run.columns]

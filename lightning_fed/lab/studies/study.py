@@ -75,7 +75,7 @@ class Tune:
         at: Values at which the other axes are kept while tuning; over those that are not named the mean decides.
         sampler: Who proposes values: `grid` all combinations, `tpe` as Optuna's estimator says.
         trials: Most combinations to try for each choice: of a grid the first ones, all by default.
-        pruner: `median` stops runs whose best is worse than the median of the others, after a fifth of the rounds.
+        pruner: With `median` stops runs whose best is worse than the median of the others, after a fifth of the rounds.
         storage: URL of Optuna's database, as `postgresql://user@host/name` (default: a journal in the runs' folder).
         stages: Lists of tuned options. One after the other each is searched, the others as the stage before has chosen
             them (default: one stage of all). A choice passes over a stage that has none of its options.
