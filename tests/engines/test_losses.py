@@ -87,7 +87,7 @@ def test_a_pass_that_takes_gradients_serves_losses_too(client: Any, engine: Any,
     def losses(*callbacks: Any) -> tuple[Tensor, float]:
         aggregator = collecting()
         parts: Any = [aggregator, *callbacks]
-        trainer, _ = _fit(tmp_path, parts, 1, Plain, engine=engine)
+        trainer, _ = _fit(tmp_path, parts, 1, PlainLosses, engine=engine)
         return aggregator.given[0].losses, float(trainer.logged_metrics["gradients"])
 
     (alone, alone_cost), (shared, shared_cost) = losses(), losses(client())
@@ -95,7 +95,7 @@ def test_a_pass_that_takes_gradients_serves_losses_too(client: Any, engine: Any,
     assert alone_cost == shared_cost == 100, "50 samples in steps, and 50 in one pass"
 
 
-class Plain(Net):
+class PlainLosses(Net):
     """With an optimizer whose distance is known."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
