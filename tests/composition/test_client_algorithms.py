@@ -189,15 +189,18 @@ def test_forms_of_fedga_agree_over_terms_that_read_the_iterate(other: str) -> No
 @pytest.mark.parametrize(("client", "rule"), ONE_RULE)
 @pytest.mark.slow
 def test_weights_and_buffers_still_count(client: str, rule: str) -> None:
+    clear = CLEAR * (
+        0.3 if "FedCM" in client else 1.0
+    )  # whose gradients, and what buffers make of them, are 0.3 as long
     here = {policy: trained(rule, "none", client, buffers=policy) for policy in ("average", "local", "keep")}
-    assert distance(here["average"], here["local"]) > CLEAR
-    assert distance(here["average"], here["keep"]) > CLEAR
-    assert distance(here["local"], here["keep"]) > CLEAR
+    assert distance(here["average"], here["local"]) > clear
+    assert distance(here["average"], here["keep"]) > clear
+    assert distance(here["local"], here["keep"]) > clear
     for policy in ("local", "keep") if client in ALONE else ():
         without = run(rule, client=local_of(client).without[0], buffers=policy, weighting=weighting(client, rule))
-        assert distance(here[policy], without) > CLEAR, policy
+        assert distance(here[policy], without) > clear, policy
     if weighting(client, rule) == "samples":
-        assert distance(here["average"], run(rule, client=client, weighting="uniform")) > CLEAR
+        assert distance(here["average"], run(rule, client=client, weighting="uniform")) > clear
 
 
 @pytest.mark.parametrize(("client", "rule"), ONE_RULE)
