@@ -26,6 +26,8 @@ LINES += [(rule, (), "local") for rule in UNMASKED]
 def test_trains_a_round(
     rule: str, mask: tuple[str, ...], buffers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if rule == "AFL":
+        pytest.skip("AFL refuses rounds without some of its clients")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     words = [f"--aggregator={rule}", f"--aggregator.weighting={RULES[rule].weightings[-1]}"]
