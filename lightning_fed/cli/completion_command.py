@@ -2,7 +2,6 @@
 
 import argparse
 from argparse import ArgumentParser
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -20,25 +19,26 @@ _PLAIN = {
 _NAMES = ("attack", "configs", "dashboard", "completion")
 
 
-class _Parsers(FederatedCLI):
-    """Makes the parsers of the commands that take a trainer, and parses nothing."""
+class _Found(Exception):
+    """Carries the parsers of the commands that take a trainer, by name."""
 
-    def __init__(self) -> None:
-        self.commands: dict[str, Any] = {}
-        super().__init__([])
+
+class _ParsersAlone(FederatedCLI):
+    """Makes these parsers, and parses nothing."""
 
     def parse_arguments(self, parser: Any, args: Any) -> NoReturn:
-        """Keeps the parsers of all commands, and stops there."""
-        self.commands = dict(parser._subcommands_action._name_parser_map)
-        raise StopIteration
+        """Hands over the parsers, once they are made."""
+        raise _Found(parser._subcommands_action._name_parser_map)
 
 
 def _options() -> dict[str, list[str]]:
     """Returns the names of each command's options."""
-    cli = _Parsers.__new__(_Parsers)
-    with suppress(StopIteration):  # once it has the parsers
-        cli.__init__()  # type: ignore[misc]
-    parsers = {name: [parser] for name, parser in cli.commands.items()}
+    commands: dict[str, Any] = {}
+    try:
+        _ParsersAlone([])
+    except _Found as found_parsers:
+        (commands,) = found_parsers.args
+    parsers = {name: [parser] for name, parser in commands.items()}
     parsers |= {name: [import_module(module)._parser() for module in modules] for name, modules in _PLAIN.items()}
     found = {name: [option for each in ours for option in command_options(each)] for name, ours in parsers.items()}
     return {**found, "data": [*found["fit"], "output"], **{name: [] for name in _NAMES}}

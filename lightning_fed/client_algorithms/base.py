@@ -74,6 +74,13 @@ class ClientAlgorithm(FederatedCallback):
                 "`--model.optimizer`."
             )
 
+    def expect_no_linear_term(self, trainer: TrainerLike, why: str) -> None:
+        """Refuses another algorithm that adds a linear term of the client's own, for the reason given."""
+        for other in trainer.callbacks:
+            if other is not self and getattr(other, "adds_linear_term", False):
+                both = f"{type(self).__name__} without {type(other).__name__}"
+                raise FederatedError(f"Expected {both}, {why}: leave one out of `--client`.")
+
     def scratch(self, name: str, like: Tensor) -> Tensor:
         """Returns a vector to work in, made once and reused by every client.
 

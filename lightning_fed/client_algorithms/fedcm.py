@@ -10,7 +10,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
-from lightning_fed.errors import FederatedError, expect_number
+from lightning_fed.errors import expect_number
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.local import difference
 
@@ -52,12 +52,7 @@ class FedCM(ClientAlgorithm):
     def check(self, trainer: TrainerLike) -> None:
         """Refuses any client optimizer but SGD, whose distance is known, and a client's own linear term beside it."""
         super().check(trainer)
-        for other in trainer.callbacks:
-            if other is not self and getattr(other, "adds_linear_term", False):
-                raise FederatedError(
-                    f"Expected FedCM without {type(other).__name__}, whose terms would become part of m as if they "
-                    "were the clients' gradients: leave one out of `--client`."
-                )
+        self.expect_no_linear_term(trainer, "whose terms would become part of m as if they were the clients' gradients")
         optimizer_distance(trainer.optimizers[0], [], asked_by="--client")
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:

@@ -11,7 +11,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient, Update
-from lightning_fed.errors import FederatedError, expect_choice
+from lightning_fed.errors import expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.local import control_variate, difference
 
@@ -27,12 +27,8 @@ class _Corrected(ClientAlgorithm):
     def check(self, trainer: TrainerLike) -> None:
         """Refuses another algorithm that adds a linear term of the client's own too."""
         super().check(trainer)
-        for other in trainer.callbacks:
-            if other is not self and getattr(other, "adds_linear_term", False):
-                raise FederatedError(
-                    f"Expected {type(self).__name__} without {type(other).__name__}, as both add a client's own linear "
-                    "term and each would take the other's for a gradient: leave one out of `--client`."
-                )
+        why = "as both add a client's own linear term and each would take the other's for a gradient"
+        self.expect_no_linear_term(trainer, why)
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Adds the correction."""
