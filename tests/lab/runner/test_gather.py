@@ -8,22 +8,20 @@ import pytest
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report_command import main
 from lightning_fed.lab.runner.file import load_study
-from lightning_fed.lab.runner.gather import joined
+from lightning_fed.lab.runner.gather import in_order, joined
 from lightning_fed.lab.runner.record import write_record
 from lightning_fed.lab.studies.cells import Cell, cells_of
 from lightning_fed.lab.studies.results import StudyResults, Trial
 from lightning_fed.runs.folder import create_run
 from lightning_fed.runs.lock import RunLock
+from tests.lab.runner.parts import RATES
 
-STUDY = """
-title: Rates
-configs: [quickstart]
-axes:
-  rule: {FedAvg: {}, GMA: {configs: [aggregator/gma]}}
-  rate: {option: model.optimizer.lr, values: [0.01, 0.1]}
-seeds: [0, 1]
+STUDY = (
+    RATES
+    + """\
 report: {statistic: [final, at equal train/loss], rows: [rule], columns: [rate, statistic], baseline: {rule: FedAvg}}
 """
+)
 FILES = ("results.csv", "curves.csv", "table.md", "table.csv", "table.tex", "curves.png")
 
 
@@ -101,3 +99,19 @@ def test_what_is_not_of_the_study_is_said(cells: list[Cell], tmp_path: Path, cap
     assert "Of 8 runs 7 are there." in said or "7 of 8 runs are there" in said
     with pytest.raises(FederatedError, match="Expected runs of the study rates .* found none"):
         report("empty", "old")
+
+
+def test_joined_trials_stand_choice_after_choice_and_stage_after_stage(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tune = "tune: {parameters: {model.optimizer.lr: [0.01, 0.1]}, metric: val/acc, per: [rule]}\n"
+    Path("tuned.yaml").write_text(
+        STUDY.replace("  rate: {option: model.optimizer.lr, values: [0.01, 0.1]}\n", "").replace(
+            "columns: [rate, statistic]", "columns: [statistic]"
+        )
+        + tune
+    )
+    study = load_study("tuned.yaml")
+    left = [("GMA", 2), ("GMA", 1), ("FedAvg", 1), ("Krum", 1), ("FedAvg", 2)]
+    trials = [Trial({"rule": rule}, 0, {"model.optimizer.lr": "0.1"}, {}, stage) for rule, stage in left]
+    found = [(trial.axes["rule"], trial.stage) for trial in in_order(study, trials)]
+    assert found == [("FedAvg", 1), ("FedAvg", 2), ("GMA", 1), ("GMA", 2)]

@@ -17,17 +17,14 @@ from lightning_fed.lab.studies.results import read_results
 from lightning_fed.runs.folder import create_run
 from lightning_fed.runs.lock import RunLock
 from tests.lab.report.parts import Page
+from tests.lab.runner.parts import RATES
 
 DRAWN = ("curves.png", "table.csv", "table.md", "table.tex")
 COMMITTED = sorted((Path(__file__).parents[3] / "docs" / "results").rglob("results.csv"))
 
-STUDY = """
-title: Rates
-configs: [quickstart]
-axes:
-  rule: {FedAvg: {}, GMA: {configs: [aggregator/gma]}}
-  rate: {option: model.optimizer.lr, values: [0.01, 0.1]}
-seeds: [0, 1]
+STUDY = (
+    RATES
+    + """\
 report:
   statistic: [final, last 10]
   rows: [rule, statistic]
@@ -41,6 +38,7 @@ report:
 profiles:
   cpu: {why: one rate, axes: {rate: [0.1], rule: [GMA, FedAvg]}}
 """
+)
 
 
 @pytest.fixture
