@@ -1,7 +1,7 @@
 """``lightning-fed attack --ckpt_path RUN_OR_FILE``: membership inference against the model of a run."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -88,7 +88,7 @@ def main(words: list[str]) -> int:
     lines = [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
     print(aligned([["attack", *_TITLES], *lines]))
     print(f"\n{_note(len(attacks['loss'].others))}")
-    written = _write(attacks, rows, _loss_curve(members, others), folder)
+    written = _write(attacks, rows, folder)
     print("\nwritten: " + ", ".join(map(str, written)))
     return 0
 
@@ -151,24 +151,13 @@ def _note(count: int) -> str:
     return note if not few else f"{note} With so few, {few[0]} and below are rates without any false positive."
 
 
-def _loss_curve(members: Outputs, others: Outputs) -> list[float]:
-    """Returns the loss of the logistic regression on the half to audit, after each iteration of its solver."""
-    half = len(members.labels) // 2
-    (known, audited), (known_others, audited_others) = (side.logits.tensor_split([half]) for side in (members, others))
-    return figures.logistic_losses(known, known_others, audited, audited_others).tolist()
-
-
-def _write(
-    attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], losses: Sequence[float], folder: Path
-) -> list[Path]:
+def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> list[Path]:
     columns = [name + end for name in FIGURES for end in ("", "_low", "_high")]
     lines: list[list[object]] = [["attack", "members", "others", *columns]]
     for name, row in rows.items():
         counts = [len(attacks[name].members), len(attacks[name].others)]
         lines.append([name, *counts, *(value for figure in row for value in figure)])
-    curve: list[Sequence[object]] = [["iteration", "loss"], *enumerate(losses)]
-    texts = {TABLE: csv_text(lines), "attack_loss.csv": csv_text(curve)}
-    contents = {**{name: text.encode() for name, text in texts.items()}, "attack.png": png(_roc_figure(attacks))}
+    contents = {TABLE: csv_text(lines).encode(), "attack.png": png(_roc_figure(attacks))}
     for name, content in contents.items():
         write_atomically(folder / name, content, "--output")
     return [folder / name for name in contents]

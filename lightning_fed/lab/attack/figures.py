@@ -5,21 +5,13 @@ Averaging for Federated Learning", TMLR 2023, appendix F (a logistic regression 
 Inference Attacks From First Principles", S&P 2022 (log-odds of the label, true positives at few false positives).
 """
 
-import math
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
 
-__all__ = [
-    "attack_figures", "best_threshold", "bootstrap_interval", "confidences", "logistic_losses", "logistic_scores",
-    "roc_curve",
-]  # fmt: skip
-
-_ITERATIONS = 5000
+__all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "confidences", "logistic_scores", "roc_curve"]
 
 
 def confidences(logits: Tensor, labels: Tensor) -> Tensor:
@@ -46,45 +38,14 @@ def logistic_scores(members: Tensor, others: Tensor, logits: Tensor) -> Tensor:
     Returns:
         Shape (n,), float64; above 0 it says member.
     """
-    return torch.from_numpy(_attacker(members, others).decision_function(logits.double().numpy()))
-
-
-def logistic_losses(members: Tensor, others: Tensor, audited: Tensor, audited_others: Tensor) -> Tensor:
-    """Computes the loss of that logistic regression on other samples, after each iteration of its solver.
-
-    The cross-entropy, members and others counted alike, which Figure 6b of Tenison et al. shows over epochs.
-
-    Args:
-        members: Logits of members to fit on, shape (m, C).
-        others: Those of as many non-members.
-        audited: Logits of members to take the loss on, shape (n, C).
-        audited_others: Those of non-members.
-
-    Returns:
-        Shape (iterations + 1,), float64, in nats: log 2, that of guessing, before the first, then one for each.
-    """
-    losses = [math.log(2)]
-    for most in range(1, int(_attacker(members, others)[-1].n_iter_[0]) + 1):
-        attacker = _attacker(members, others, most)  # its path is the same whatever ends it
-        scores = [torch.from_numpy(attacker.decision_function(x.double().numpy())) for x in (audited, audited_others)]
-        losses.append(((softplus(-scores[0]).mean() + softplus(scores[1]).mean()) / 2).item())
-    return torch.tensor(losses, dtype=torch.float64)
-
-
-def _attacker(members: Tensor, others: Tensor, most: int = _ITERATIONS) -> Any:
-    """Fits the logistic regression by at most so many iterations of L-BFGS."""
-    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     is_member = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
-    attacker = make_pipeline(StandardScaler(), LogisticRegression(max_iter=most))
-    with warnings.catch_warnings():
-        if most < _ITERATIONS:  # it is to end early
-            warnings.simplefilter("ignore", ConvergenceWarning)
-        attacker.fit(torch.cat([members, others]).double().numpy(), is_member.numpy())
-    return attacker
+    attacker = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
+    attacker.fit(torch.cat([members, others]).double().numpy(), is_member.numpy())
+    return torch.from_numpy(attacker.decision_function(logits.double().numpy()))
 
 
 def roc_curve(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:

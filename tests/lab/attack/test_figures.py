@@ -13,7 +13,6 @@ from lightning_fed.lab.attack.figures import (
     best_threshold,
     bootstrap_interval,
     confidences,
-    logistic_losses,
     logistic_scores,
     roc_curve,
 )
@@ -121,19 +120,3 @@ def test_the_logistic_regression_is_at_the_minimum_of_its_objective() -> None:
 def test_a_constant_logit_is_no_obstacle() -> None:
     for inside, outside in product((torch.zeros(4, 2), torch.ones(4, 2)), repeat=2):
         assert logistic_scores(inside, outside, outside).isfinite().all()
-
-
-def test_the_loss_of_the_attacker_begins_at_guessing_and_ends_where_it_has_converged() -> None:
-    rng = np.random.default_rng(3)
-    known, known_others, audited, audited_others = (
-        torch.tensor(rng.normal(shift, 1, (400, 3))) for shift in (0.8, 0.0, 0.8, 0.0)
-    )
-    losses = logistic_losses(known, known_others, audited, audited_others).tolist()
-    found = [logistic_scores(known, known_others, side) for side in (audited, audited_others)]
-    probabilities = torch.cat(found).sigmoid().numpy()
-    labels = np.r_[np.ones(400), np.zeros(400)]
-    assert losses[0] == pytest.approx(np.log(2), rel=1e-14)
-    assert losses[-1] == pytest.approx(metrics.log_loss(labels, probabilities), rel=1e-10)
-    assert len(losses) > 3
-    assert losses[1] < losses[0]
-    assert losses[-1] < losses[1]
