@@ -92,6 +92,7 @@ class RoundReducer:
         if Need.WEIGHTED_SIGN_SUM in needs:  # sums of samples are integers beyond what float32 holds
             self._sums[Need.WEIGHTED_SIGN_SUM] = LongSum(torch.zeros_like(like, dtype=wide_dtype(like.device)))
         self._scratch = torch.empty_like(like) if needs & ~_WITHOUT_SCRATCH else like.new_empty(0)
+        self._takes_losses = bool(needs & (Need.GRADIENTS | Need.LOSSES))  # asked once: flags are slow to join
         self._rows = {need: like.new_empty(0, like.numel()) for need in _ROWS if need in needs}
         # Welford's running mean and sum of squared deviations.
         self._moments = [torch.zeros_like(like) for _ in range(2)] if Need.VARIANCE in needs else []
@@ -123,11 +124,11 @@ class RoundReducer:
             _ADD[need](total, update, self._scratch)
         if self._moments:
             self._add_moments(update.delta)
-        if Need.UPDATES in self.needs:
+        if Need.UPDATES in self._rows:
             self._rows[Need.UPDATES][len(self._clients)].copy_(update.delta)
-        if Need.GRADIENTS in self.needs:
+        if Need.GRADIENTS in self._rows:
             self._rows[Need.GRADIENTS][len(self._clients)].copy_(_gradient(update))
-        if self.needs & (Need.GRADIENTS | Need.LOSSES):
+        if self._takes_losses:
             unknown = update.delta.new_full((), torch.nan)  # the loss of a last step is not kept
             self._losses.append(unknown if update.loss is None else update.loss.detach().clone())
         if average_buffers:
