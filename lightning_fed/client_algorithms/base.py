@@ -34,6 +34,7 @@ class ClientAlgorithm(FederatedCallback):
             local step takes.
         displaces: Whether it moves the point where gradients are taken; only one algorithm of a run can.
         adds_linear_term: Whether it adds a vector of the client's own to every gradient; only one algorithm can.
+        has_own_model: Whether each client has a model of its own besides the global one, which ``load_own`` puts in.
         server_half: The aggregator that it goes with alone, None if it goes with any.
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
         vectors_up: The same for those that it sends.
@@ -45,6 +46,7 @@ class ClientAlgorithm(FederatedCallback):
     over: Literal["data", "batch"] = "data"
     displaces: bool = False
     adds_linear_term: bool = False
+    has_own_model: bool = False
     server_half: type[Aggregator] | None = None
     vectors_down: int = 0
     vectors_up: int = 0
@@ -73,6 +75,12 @@ class ClientAlgorithm(FederatedCallback):
                 f"that is searched, got {type(optimizer).__name__} with one: leave line_search_fn out of "
                 "`--model.optimizer`."
             )
+
+    def load_own(self, trainer: TrainerLike, client: int) -> None:
+        """Writes a client's own model to the live weights, for its evaluation; they hold the global model when called.
+
+        Only for a client whose records this process holds. One that has no model of its own yet keeps what is there.
+        """
 
     def expect_no_linear_term(self, trainer: TrainerLike, why: str) -> None:
         """Refuses another algorithm that adds a linear term of the client's own, for the reason given."""

@@ -77,8 +77,8 @@ class ClientStates:
         self._pinned = {name: present if files is None else files for name, files in (pinned or {}).items()}
         self._pass_versions(present, *self._pinned.values())
 
-    def recall(self, key: str, client: int, out: Tensor) -> None:
-        """Copies a client's record, zeros at first, into ``out``, a tensor of its shape."""
+    def recall(self, key: str, client: int, out: Tensor) -> bool:
+        """Copies a client's record, zeros at first, into ``out``, a tensor of its shape; says whether there was one."""
         if self.elsewhere(client):
             raise FederatedError(
                 f"Expected `client_states.recall` of a client that this process trains, got client {client}, whose "
@@ -96,6 +96,7 @@ class ClientStates:
             out.zero_()
         else:
             copy_into(out, value)
+        return value is not None
 
     def store(self, key: str, client: int, value: Tensor) -> None:
         """Keeps a copy of ``value``, a tensor of the key's shape, as a client's record; the key is an identifier."""

@@ -466,9 +466,9 @@ def test_the_first_record_of_a_key_fixes_shape_and_dtype(tmp_path, location, fir
     states = ClientStates(location, torch.zeros(D), tmp_path, {})
     for value in (first.clone().requires_grad_(first.is_floating_point()), first.double() * 2):
         states.store("A", 7, value)
-        states.recall("A", 7, out := torch.ones_like(first))
+        assert states.recall("A", 7, out := torch.ones_like(first))
         assert torch.equal(out, value.detach().to(first.dtype))
-    states.recall("A", 8, out)
+    assert not states.recall("A", 8, out)
     assert not out.any()
     files = states.dump()
     assert [np.load(tmp_path / "client_states" / file).dtype for file in files] == [kept]
