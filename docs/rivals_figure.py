@@ -2,8 +2,9 @@
 
     python docs/rivals_figure.py
 
-reads docs/results/rivals/digits/table.csv and writes docs/images/rivals.png: for each rule the difference to FedAvg in
-test accuracy, of all and of the worst tenth of the clients, mean and 95 % interval over seeds.
+reads docs/results/rivals/STUDY/table.csv and writes docs/images/rivals.png (digits: all test images, and the worst
+tenth of the clients) and docs/images/rivals-signatures.png (inputs with a wrong signature, which 1, 2 or 5 of 10
+clients share): for each rule the difference to FedAvg in accuracy, mean and 95 % interval over seeds.
 """
 
 import csv
@@ -21,7 +22,20 @@ DOCS = Path(__file__).resolve().parent
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY = "#808080"  # reads on white and on black
 COLOURS = {"above": "#009e73", "below": "#d55e00", "around": GREY}
-PANELS = {"test/acc": "test accuracy", "per_client/acc_worst": "worst tenth of the clients"}
+# Of each picture: the study, and what a panel shows of its table, under the panel's title.
+PICTURES: dict[str, tuple[str, dict[str, dict[str, str]]]] = {
+    "rivals": (
+        "digits",
+        {"test accuracy": {"metric": "test/acc"}, "worst tenth of the clients": {"metric": "per_client/acc_worst"}},
+    ),
+    "rivals-signatures": (
+        "signatures",
+        {
+            title: {"metric": "test/acc/wrong", "shared by": k}
+            for title, k in (("1 client of 10", "1"), ("2 clients of 10", "2"), ("5 clients of 10", "5"))
+        },
+    ),
+}
 
 
 def side_of(low: float, high: float) -> str:
@@ -29,21 +43,25 @@ def side_of(low: float, high: float) -> str:
     return "above" if low > 0 else "below" if high < 0 else "around"
 
 
-def main() -> None:
-    """Draws the picture."""
-    table = list(csv.DictReader((DOCS / "results/rivals/digits/table.csv").open()))
-    cells = {(row["metric"], row["rule"]): row for row in table if row["t_low"]}
-    first = next(iter(PANELS))
-    rules = sorted(
-        (rule for metric, rule in cells if metric == first), key=lambda rule: -float(cells[first, rule]["difference"])
-    )
+def differences(table: list[dict[str, str]], chosen: dict[str, str]) -> dict[str, tuple[float, float, float]]:
+    """Returns mean, low and high end of each rule's difference, in points, of the rows that a panel shows."""
+    rows = [row for row in table if row["t_low"] and all(row[name] == value for name, value in chosen.items())]
+    names = ("difference", "t_low", "t_high")
+    return {row["rule"]: (100 * float(row[names[0]]), *(100 * float(row[n]) for n in names[1:])) for row in rows}  # type: ignore[misc]
+
+
+def draw(picture: str, study: str, panels: dict[str, dict[str, str]]) -> None:
+    """Draws one picture; rules are in the order of the first panel."""
+    table = list(csv.DictReader((DOCS / "results/rivals" / study / "table.csv").open()))
+    found = {title: differences(table, chosen) for title, chosen in panels.items()}
+    first = next(iter(found.values()))
+    rules = sorted(first, key=lambda rule: -first[rule][0])
     ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY, "font.size": 9}):
-        figure, axes = subplots(1, len(PANELS), figsize=(7.5, 4.8), sharey=True, layout="constrained")
-        for axis, (metric, title) in zip(axes, PANELS.items(), strict=True):
+        figure, axes = subplots(1, len(panels), figsize=(7.5, 4.8), sharey=True, layout="constrained")
+        for axis, (title, cells) in zip(axes, found.items(), strict=True):
             for at, rule in enumerate(rules):
-                row = cells[metric, rule]
-                mean, low, high = (100 * float(row[name]) for name in ("difference", "t_low", "t_high"))
+                mean, low, high = cells[rule]
                 colour = COLOURS[side_of(low, high)]
                 axis.errorbar(mean, at, xerr=[[mean - low], [high - mean]], fmt="o", color=colour, capsize=3)
             axis.axvline(0, color=GREY, linewidth=0.8)
@@ -52,7 +70,13 @@ def main() -> None:
             axis.grid(axis="x", color=GREY, alpha=0.25)
         axes[0].set_yticks(range(len(rules)), rules)
         axes[0].set_ylim(len(rules) - 0.5, -0.5)
-        figure.savefig(DOCS / "images" / "rivals.png", dpi=140, transparent=True)
+        figure.savefig(DOCS / "images" / f"{picture}.png", dpi=140, transparent=True)
+
+
+def main() -> None:
+    """Draws the pictures."""
+    for picture, (study, panels) in PICTURES.items():
+        draw(picture, study, panels)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
 
 __all__ = ["CNN", "MLP", "Backbone", "LeNet", "LogisticRegression", "check_counts"]
 
@@ -141,14 +142,27 @@ class MLP(Backbone):
         in_features: Values per image, C * H * W.
         hidden: Units of each hidden layer.
         num_classes: Number of classes, at least 1.
+        norm: Normalisation between each hidden layer and its ReLU: ``batch``, ``layer`` or ``none``.
     """
 
-    def __init__(self, in_features: int, hidden: Sequence[int] = (200,), num_classes: int = 10) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        hidden: Sequence[int] = (200,),
+        num_classes: int = 10,
+        norm: Literal["none", "batch", "layer"] = "none",
+    ) -> None:
         super().__init__()
         smallest = min(hidden, default=1)
         check_counts(self, in_features=in_features, num_classes=num_classes, hidden=smallest)
+        expect_choice("--model.backbone.norm", norm, ("none", "batch", "layer"), of="MLP")
         self.in_features = in_features
-        self.layers = nn.Sequential(*_fully_connected([in_features, *hidden, num_classes]))
+        layers = _fully_connected([in_features, *hidden, num_classes])
+        if norm != "none":
+            kind = nn.BatchNorm1d if norm == "batch" else nn.LayerNorm
+            for at in range(len(hidden), 0, -1):  # from the last on, so that the places before stay
+                layers.insert(2 * at, kind(hidden[at - 1]))
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes logits (B, num_classes) from inputs (B, ...) of ``in_features`` values each, refusing others."""

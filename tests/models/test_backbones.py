@@ -26,6 +26,7 @@ def count(module: nn.Module) -> int:
         (MLP(784), (1, 28, 28), 784 * 200 + 200 + 200 * 10 + 10),
         (MLP(64, hidden=[32, 16], num_classes=5), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 16 * 5 + 5),
         (MLP(64, hidden=()), (64,), 650),
+        (MLP(64, hidden=(32, 16), norm="layer"), (64,), 64 * 32 + 32 + 2 * 32 + 32 * 16 + 16 + 2 * 16 + 170),
         (LogisticRegression(784), (1, 28, 28), 7_850),
         # Stem, stages of 64, 128, 256 and 512 channels (weights, then pairs of normalisations), linear layer.
         (
@@ -51,6 +52,7 @@ def count(module: nn.Module) -> int:
         "mlp",
         "mlp-deep",
         "mlp-none",
+        "mlp-norm",
         "logistic",
         "resnet",
         "resnet-grey",
@@ -167,6 +169,7 @@ def test_wrong_input_shape_names_backbone_and_option(make, shape: tuple[int, ...
         (lambda: CNN(image_size=15), "2 convolutions of 5x5 with pooling, got `--model.backbone.image_size` 15"),
         (lambda: MLP(0), "--model.backbone.in_features"),
         (lambda: MLP(64, hidden=(32, 0)), "--model.backbone.hidden"),
+        (lambda: MLP(64, norm="group"), "--model.backbone.norm` of MLP to be one of none, batch, layer, got 'group'"),
         (lambda: LogisticRegression(64, num_classes=-3), "--model.backbone.num_classes"),
         (lambda: ResNet18(num_classes=0), "--model.backbone.num_classes` to be at least 1, got 0"),
         (lambda: ResNet18(in_channels=0), "--model.backbone.in_channels"),
@@ -178,3 +181,10 @@ def test_wrong_input_shape_names_backbone_and_option(make, shape: tuple[int, ...
 def test_impossible_sizes_are_refused(make, option: str) -> None:
     with pytest.raises(FederatedError, match=option):
         make()
+
+
+@pytest.mark.parametrize(("norm", "kind"), [("batch", nn.BatchNorm1d), ("layer", nn.LayerNorm)])
+def test_normalisation_stands_before_each_relu(norm: str, kind: type[nn.Module]) -> None:
+    layers = list(MLP(6, hidden=(5, 4), num_classes=3, norm=norm).layers)
+    order = [nn.Flatten, nn.Linear, kind, nn.ReLU, nn.Linear, kind, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in layers] == order
