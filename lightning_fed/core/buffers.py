@@ -1,6 +1,6 @@
-"""What training changes of a module apart from the flat vector, never masked or stepped.
+"""The values of a module that training changes outside the flat vector: masks and optimizers leave them alone.
 
-Its buffers (BatchNorm statistics and counters), and frozen parameters that are moved all the same (EMA teachers, MoCo).
+These are its buffers (BatchNorm statistics, counters) and frozen parameters that user code moves (EMA teachers, MoCo).
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +15,8 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["BufferSet", "FrozenParameters", "GlobalBuffers"]
 
-# An average of the trained parameters is as large as they are; of what is much larger, such as a foundation model under
-# its adapters, no copy is kept to put back.
+# Frozen parameters are copied only if they are at most this many times as large as the trained ones. An EMA teacher is
+# as large; the foundation model under adapters is much larger, and a copy would cost too much memory.
 _MOST_FROZEN = 4
 
 
@@ -27,8 +27,8 @@ class BufferSet:
         module: The module; buffers that user code replaces by assignment are found again at each call.
 
     Attributes:
-        places: The submodule that each buffer hangs in, and its name there.
-        further: The other places of buffers that hang in several, by the same name.
+        places: The submodule that holds each buffer, and the buffer's name there.
+        further: The other places of buffers that several submodules share, by the same name.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -44,7 +44,7 @@ class BufferSet:
                     self.places[name] = (owner, key)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the live buffers by name, apart from any graph that user code left them in."""
+        """Returns the live buffers by name, detached from any graph that user code left them in."""
         found = ((name, _held(*place)) for name, place in self.places.items())
         return {name: buffer.detach() for name, buffer in found if buffer is not None}
 
@@ -66,7 +66,7 @@ def _held(owner: nn.Module, key: str) -> Tensor | None:
 
 
 class FrozenParameters:
-    """Notices which parameters, the ``trained`` ones apart, training moves, and keeps what they were before."""
+    """Finds parameters that training moves although they are not ``trained``, and keeps their former values."""
 
     def __init__(self, module: nn.Module, trained: Iterable[str]) -> None:
         self._module, self._trained = module, frozenset(trained)
@@ -77,7 +77,7 @@ class FrozenParameters:
         self._looked = False
 
     def start_round(self, taken_in: Iterable[str]) -> None:
-        """Takes the parameters as they are, but for those that are buffers by now, for what clients start from."""
+        """Notes the values that clients of the round start from; parameters ``taken_in`` as buffers are left out."""
         named = dict(self._module.named_parameters())
         for name, p in named.items():
             if name in self._at_start and p.requires_grad:
@@ -99,12 +99,12 @@ class FrozenParameters:
         self._copies = {name: p.detach().to("cpu", copy=True) for name, p in frozen.items() if keeps}
 
     def moved(self) -> dict[str, Tensor | None]:
-        """Returns those that have changed since ``start_round``, with what they were, None where no copy is kept."""
+        """Returns parameters changed since ``start_round`` with their former values, None where no copy is kept."""
         if not self._marks:
             return {}
         live = dict(self._module.named_parameters())
         found = {name for name, mark in self._marks.items() if name in live and _mark(live[name]) != mark}
-        # What is written to `.data` leaves no other mark than the values; of many they are looked at once.
+        # A write to `.data` shows only in the values. Where no copy is kept, these are compared only once.
         if self._copies or not self._looked:
             norms = _norms(live[name] for name in self._marks if name in live)
             if len(norms) == len(self._norms) and not same_values(norms, self._norms):
@@ -114,7 +114,7 @@ class FrozenParameters:
         return {name: self._copies.get(name) for name in self._marks if name in found}
 
     def forget(self, name: str) -> None:
-        """Watches a parameter no longer."""
+        """Stops watching a parameter."""
         self._norms = self._norms[[known != name for known in self._marks]]
         del self._marks[name]
         self._copies.pop(name, None)
@@ -132,7 +132,7 @@ def _norms(parameters: Iterable[Tensor]) -> Tensor:
 class GlobalBuffers:
     """The global model's buffers, and each client's own under the policy ``local``.
 
-    A frozen parameter that training moves is one of them from then on.
+    A frozen parameter that training moves is treated as a buffer from then on.
 
     Args:
         module: The resident module, whose buffers become the global ones.
@@ -140,11 +140,11 @@ class GlobalBuffers:
         trained: Names of the parameters in the flat vector.
 
     Attributes:
-        live: Those of the module.
+        live: The buffers of the module.
         frozen: The parameters that are neither here nor in the flat vector.
-        values: Those of the global model, by name.
-        unsent: Names of those that every part can make by itself, such as positions: neither kept with the module's
-            state nor changed in the last round.
+        values: The buffers of the global model, by name.
+        unsent: Names of buffers that need not be sent, such as position indices: they are not in the module's
+            ``state_dict`` and did not change in the last round.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class GlobalBuffers:
         return sum(buffer.numel() * buffer.element_size() for buffer in sent)
 
     def start_round(self) -> None:
-        """Takes frozen parameters, those that are buffers here too, as hooks between rounds have left them."""
+        """Takes in changes that hooks made to frozen parameters between rounds, also if they are buffers here."""
         self.frozen.start_round(self.values)
         for name, place in self.live.places.items():
             value, now = self.values[name], _held(*place)
@@ -172,10 +172,10 @@ class GlobalBuffers:
                 value.copy_(now.detach())
 
     def changed(self, before: dict[str, Tensor], beside: tuple[Tensor, Tensor]) -> tuple[bool, list[str]]:
-        """Compares the live buffers with copies of them, and two tensors beside them, in one read of the device.
+        """Compares the live buffers with copies of them, and the tensors ``beside``, in one read of the device.
 
         Returns:
-            Whether the two tensors are the same, and the names of the buffers that are not.
+            Whether the two tensors ``beside`` are equal, and the names of the buffers that changed.
         """
         live = self.live.tensors()
         names = [name for name in before if name in live]
@@ -184,16 +184,16 @@ class GlobalBuffers:
         return first, [name for name, is_same in zip(names, same, strict=True) if not is_same]
 
     def take_over(self, names: Iterable[str]) -> None:
-        """Makes what the module holds in these buffers the global model's."""
+        """Copies these buffers of the module into the global model."""
         live = self.live.tensors()
         for name in names:
             self.values[name].copy_(live[name])
 
     def take_in_moved(self) -> dict[str, Tensor]:
-        """Makes buffers of the frozen parameters that a client's training has moved, refusing those without a copy.
+        """Turns frozen parameters that a client's training moved into buffers; refuses those without a copy.
 
         Returns:
-            The values that they had before, by name.
+            Their values before, by name.
         """
         moved = self.frozen.moved()
         for name, value in moved.items():
@@ -234,7 +234,7 @@ class GlobalBuffers:
         return bool(self._of_client)
 
     def move_out(self, client: int) -> dict[str, Tensor]:
-        """Gives away a client's buffers, for the process that trains it next; nothing if it has none here."""
+        """Removes and returns a client's buffers, for the process that trains it next; empty if none are here."""
         return _moved(self._of_client.pop(client, {}), "cpu")
 
     def move_in(self, client: int, own: dict[str, Tensor]) -> None:
@@ -247,7 +247,7 @@ class GlobalBuffers:
         self._of_client.pop(client, None)
 
     def step(self, update: ReducedUpdate) -> None:
-        """Takes over the reduced buffers of a round."""
+        """Copies the reduced buffers of a round into the global model."""
         places = {name: self.live.places[name] for name in update.buffers}
         loose = [name for name, (owner, key) in places.items() if key in owner._non_persistent_buffers_set]
         same = same_each((self.values[name], update.buffers[name].to(self.values[name])) for name in loose)
@@ -255,7 +255,7 @@ class GlobalBuffers:
         copy_each((self.values[name] for name in update.buffers), update.buffers.values())
 
     def state_dict(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-        """Returns the global buffers, and those that clients keep; ``gather`` returns an object of every process."""
+        """Returns the global buffers, and those that clients keep; ``gather`` collects an object from each process."""
         own = {client: _moved(kept, "cpu") for client, kept in self._of_client.items()}
         everyone = gather(own) if self.policy == "local" else [own]
         of_client = {client: kept for part in everyone for client, kept in part.items()}

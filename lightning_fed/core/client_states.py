@@ -23,32 +23,32 @@ __all__ = ["FOLDER", "ClientStates"]
 
 FOLDER = "client_states"
 
-# KEY/CLIENT-VERSION-CHECKSUM.npy; KEY/CLIENT is the name of a record. The checksum of what it holds is in the name, so
-# that a checkpoint, which names its files, goes on from these contents alone: no other client's, round's or run's.
+# KEY/CLIENT-VERSION-CHECKSUM.npy; KEY/CLIENT is the name of a record. A checkpoint lists its files by name, and the
+# checksum of the content is in the name, so that a run never resumes from a record of another client, round or run.
 _FILE = re.compile(r"(?P<record>(?P<key>\w+)/\d+)-(?P<version>\d+)-(?P<checksum>[0-9a-f]{8})\.npy")
 
 
 class ClientStates:
     """Keeps client state such as control variates or counters, zero until it is first stored.
 
-    The first record of a key fixes the shape and dtype of all; numbers narrower than float32 are kept in that.
+    The first record of a key fixes the shape and dtype of all its records; narrower floats are kept as float32.
 
-    A file's version is raised with every checkpoint, so that a file which a checkpoint may refer to is never written
-    again: a run that is killed at any moment resumes from the records of its checkpoint. Files that no checkpoint
-    refers to are removed after the next one.
+    Files written after a checkpoint get a higher version, so a file that a checkpoint refers to is never overwritten.
+    A run that is killed at any moment resumes from the records of its checkpoint. Files that no checkpoint refers to
+    are removed after the next one.
 
     Args:
-        location: Where records live between rounds: ``device``, ``host`` or ``disk``. Checkpoints have them on disk
-            whatever it is, hence a run goes on with another one.
+        location: Where records live between rounds: ``device``, ``host`` or ``disk``. Checkpoints always have them on
+            disk, so a resumed run may use another location.
         like: The global vector; under ``device`` records are beside it.
         run: The run's folder, None if there is none.
-        pinned: Files that each checkpoint in the run's folder refers to, by the checkpoint's name, with None for one
-            that cannot be read, which keeps every file there; None if the run makes no checkpoints and nothing of
-            it is kept.
-        tolerant: Whether a record that the disk refuses waits in memory until ``dump``, and nothing is raised before.
+        pinned: The files that each checkpoint in the run's folder refers to, by the checkpoint's name. None instead of
+            files if a checkpoint cannot be read: then no file is removed. None instead of the mapping if the run
+            makes no checkpoints and keeps nothing.
+        tolerant: Whether a record that the disk refuses is kept in memory, without an error, until ``dump``.
 
     Attributes:
-        elsewhere: Says of a client whether another process of the run holds its records.
+        elsewhere: Returns whether another process of the run holds a client's records.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ClientStates:
     ) -> None:
         self.location, self._run = location, None if run is None else run.absolute()
         self._device = like.device if location == "device" else torch.device("cpu")
-        # Copies between pinned memory and the GPU take their turn on it, and the host waits only where it reads one.
+        # Copies between pinned memory and the GPU are queued there; the host waits only before it reads one.
         self._pins = location == "host" and like.device.type == "cuda"
         self._tolerant = tolerant
         self.elsewhere: Callable[[int], bool] = lambda client: False
@@ -78,7 +78,7 @@ class ClientStates:
         self._pass_versions(present, *self._pinned.values())
 
     def recall(self, key: str, client: int, out: Tensor) -> bool:
-        """Copies a client's record, zeros at first, into ``out``, a tensor of its shape; says whether there was one."""
+        """Copies a client's record into ``out``, of its shape, or zeros if there is none; returns whether there is."""
         if self.elsewhere(client):
             raise FederatedError(
                 f"Expected `client_states.recall` of a client that this process trains, got client {client}, whose "
@@ -123,7 +123,7 @@ class ClientStates:
         return bool(self._kinds)
 
     def move_out(self, client: int) -> dict[str, Tensor]:
-        """Gives away a client's records, for the process that trains it next: copies on the CPU, by key."""
+        """Removes and returns a client's records, for the process that trains it next: CPU copies, by key."""
         taken = {}
         self._await_copies()
         for record in self._of(client):
@@ -152,13 +152,13 @@ class ClientStates:
         """Makes the records changed since the last call durable, for a checkpoint that is about to be written.
 
         Args:
-            gather: Returns what all processes say, each of which holds the records of some clients.
+            gather: Collects an object from every process; each process holds the records of some clients.
 
         Returns:
             The files that the checkpoint refers to, as KEY/CLIENT-VERSION-CHECKSUM.npy.
 
         Raises:
-            WriteError: If the disk of a process refuses one; all is tried again with the next call.
+            WriteError: If the disk of any process refuses a file; the next call tries all of them again.
         """
         self._await_copies()
         try:
@@ -180,7 +180,7 @@ class ClientStates:
         return self._dumped
 
     def saved(self, name: str, present: Container[str]) -> None:
-        """Takes note that the checkpoint ``name`` of the last dump is durable, and of which are ``present`` by now."""
+        """Notes that checkpoint ``name`` of the last dump is on disk; forgets checkpoints that are not ``present``."""
         named = {**self._pinned, name: self._dumped}
         self._pinned = {kept: files for kept, files in named.items() if kept in present}
         self.remove_unused()
@@ -194,9 +194,9 @@ class ClientStates:
                     (self._folder() / file).unlink()
 
     def restore(self, files: list[str], source: Path) -> None:
-        """Takes over the files that ``dump`` returned for a checkpoint, in ``source``, to be read when recalled."""
+        """Registers the files that ``dump`` returned for a checkpoint, in folder ``source``; ``recall`` reads them."""
         for file in files:
-            if (match := _FILE.fullmatch(file)) is None:  # whoever made it could name any file
+            if (match := _FILE.fullmatch(file)) is None:  # a foreign checkpoint could name any file
                 raise FederatedError(
                     "Expected the checkpoint to name client states as KEY/CLIENT-VERSION-CHECKSUM.npy, got "
                     f"{file[:100]!r}: it was not made by this package, give another `--ckpt_path`."
@@ -214,7 +214,7 @@ class ClientStates:
         self._pass_versions(files)
 
     def close(self) -> None:
-        """Lets go of all records; those on disk that nothing can resume from are removed."""
+        """Drops all records, and removes the files that no run can resume from."""
         self._held, self._files, self._kinds = {}, {}, {}
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -222,7 +222,7 @@ class ClientStates:
 
     def _hold(self, record: str, value: Tensor) -> Tensor:
         if self._pins:
-            # Never written again, as a copy of it may be under way; torch reuses its memory when none is.
+            # Not overwritten: the GPU may still copy from it. Torch reuses its memory once that has ended.
             fresh = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
             self._held[record] = fresh.copy_(value, non_blocking=True)
         elif record in self._held:
@@ -247,7 +247,7 @@ class ClientStates:
         return Path(self._temporary.name)
 
     def _write(self, record: str, value: Tensor) -> None:
-        """Writes a record of the version that no checkpoint refers to yet, hence neither atomically nor at once."""
+        """Writes a record. No checkpoint refers to this version yet, so it need not be atomic or synced to disk."""
         array = value.cpu().contiguous().numpy()
         path = self._folder() / f"{record}-{self._version}-{_checksum(array)}.npy"
         with writing(path):
@@ -262,7 +262,7 @@ class ClientStates:
                 raise
         former, self._files[record] = self._files.get(record), path
         if former is not None and former != path and f"-{self._version}-" in former.name:
-            with suppress(OSError):  # of this version too, which no checkpoint refers to
+            with suppress(OSError):  # no checkpoint refers to a file of this version
                 former.unlink()
         if self.location == "disk":
             self._held.pop(record, None)
@@ -275,7 +275,7 @@ class ClientStates:
         except Exception as error:  # whatever NumPy raises on a damaged file
             raise _refusal(path, f"it cannot be read ({type(error).__name__})") from error
         if rest or not path.name.endswith(f"-{_checksum(array)}.npy"):
-            raise _refusal(path, "it holds something else (its checksum is another one)")
+            raise _refusal(path, "its content does not match its checksum")
         return value
 
     def _present(self) -> list[str]:
@@ -286,7 +286,7 @@ class ClientStates:
         return [f"{path.parent.name}/{path.name}" for path in self._files.values()]
 
     def _pass_versions(self, *files: Iterable[str]) -> None:
-        """Raises the next version above those of files that are there or referred to."""
+        """Raises the next version above that of every file that exists or is referred to."""
         found = [int(match["version"]) for some in files for file in some if (match := _FILE.fullmatch(file))]
         self._version = max([self._version, *(version + 1 for version in found)])
 
@@ -313,13 +313,13 @@ def _joined(everyone: list[list[str]]) -> list[str]:
 
 
 def _checksum(array: npt.NDArray[Any]) -> str:
-    """Tells an array from any that differs in its numbers, dtype or shape."""
+    """Returns a checksum of an array's numbers, dtype and shape."""
     kind = zlib.crc32(f"{array.dtype.str}{array.shape}".encode())
     return f"{zlib.crc32(array.data, kind):08x}"
 
 
 def _take_over(source: Path, target: Path) -> Path:
-    """Links a file of another run, which is never written again, or copies it where there are no links."""
+    """Links a file of another run, which is never overwritten, or copies it where links do not work."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     try:

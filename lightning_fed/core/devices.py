@@ -1,4 +1,4 @@
-"""What must be said to an accelerator otherwise than to a CPU."""
+"""Operations that differ between accelerators and the CPU."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ __all__ = [
     "wide_dtype",
 ]  # fmt: skip
 
-# Of these every operation of torch on lists of tensors takes several by one kernel; of others CUDA refuses some.
+# For these dtypes torch runs an operation on a list of tensors as one kernel; CUDA refuses some of the others.
 _LISTED = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.uint8,
     torch.int8, torch.int16, torch.int32, torch.int64,
@@ -34,7 +34,7 @@ def _accelerator() -> Any:
 
 
 def _in_use() -> Any:
-    """Returns the same, but None where nothing has used it yet: it is not to be started for its random streams."""
+    """Returns the same module, but None if nothing has used the device yet: random streams alone must not start it."""
     module = _accelerator()
     asked = None if module is None else getattr(module, "is_initialized", None) or module.is_available
     return module if asked is not None and asked() else None
@@ -64,7 +64,7 @@ def set_device_streams(states: list[Tensor]) -> None:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Says whether a device reports a fault: of any work that was queued before, and nothing runs on it any more."""
+    """Returns whether a device reports a fault; any work queued before may be its cause, and the device is lost."""
     known = isinstance(error, getattr(torch, "AcceleratorError", ()))  # torch 2.6 has none
     return known or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error"))
 
@@ -77,16 +77,16 @@ def cudnn_layer(module: nn.Module, device: torch.device) -> str | None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Returns the free bytes of a GPU; what torch has taken there and does not use, which counts as taken, is free."""
+    """Returns the free bytes of a GPU, including memory that torch has reserved there and does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Sends a tensor of the host to a device, to a GPU from pinned memory and without waiting for it."""
+    """Sends a host tensor to a device; to a GPU from pinned memory, without waiting for the copy."""
     if device.type == "cpu":
         return values
-    # Elsewhere what is sent may be freed before it has arrived.
+    # On other devices the host tensor could be freed before the copy has ended.
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
@@ -104,22 +104,22 @@ def data_to(values: Tensor, device: torch.device | str) -> Tensor:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Says whether an exception is of memory that does not suffice; a CPU has no class for it."""
+    """Returns whether an exception means out of memory; on the CPU torch has no class for it."""
     told = ("not enough memory", "an't allocate memory", "out of memory")
     by_text = isinstance(error, RuntimeError) and any(words in str(error) for words in told)
     return by_text or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def copy_into(out: Tensor, values: Tensor) -> None:
-    """Copies a tensor into another one; what goes from the host to a GPU is pinned, and nobody waits for it."""
+    """Copies a tensor into another; a copy from the host to a GPU uses pinned memory and is not waited for."""
     is_sent = out.device.type == "cuda" and values.device.type == "cpu"
     out.copy_(values.pin_memory() if is_sent else values, non_blocking=is_sent)
 
 
 def on_each(operation: str, *columns: Iterable[Tensor], args: tuple[Any, ...] = (), **options: Any) -> None:
-    """Calls a method that changes a tensor in place on each of a list, on a device by one kernel for all of one dtype.
+    """Calls an in-place method on each tensor of the first list, on a device as one kernel for all of one dtype.
 
-    It takes further tensors from a list of each, and then ``args`` and options.
+    The call gets one tensor from each further list, and then ``args`` and options.
     """
     groups: dict[tuple[Any, ...], list[tuple[Tensor, ...]]] = defaultdict(list)
     for row in zip(*columns, strict=True):
@@ -152,10 +152,10 @@ def same_values(one: Tensor, other: Tensor) -> bool:
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Returns the dtype to sum in: float64, or float32 on a device that has no other."""
+    """Returns the dtype to sum in: float64, or float32 on a device without float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def single_at_least(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype to keep numbers in: float32 for floating ones that are narrower, and else their own."""
+    """Returns the dtype to keep numbers in: float32 for narrower floating-point numbers, otherwise their own."""
     return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point or dtype.is_complex else dtype

@@ -1,4 +1,4 @@
-"""Files that are whole at every moment, and one sentence for each that the system refuses to write."""
+"""Writes files so that they are never half-written, and turns a refused write into one sentence."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ _RUNS = "--trainer.default_root_dir"
 
 
 class WriteError(FederatedError):
-    """The system refused to write a file; the former one, if there was one, is whole.
+    """The system refused to write a file; its former version, if any, is intact.
 
     Attributes:
-        written: Of several files those that were written before it.
+        written: The files written before it, where several were to be written.
     """
 
     written: Sequence[Path] = ()
@@ -29,15 +29,15 @@ def writing(path: Path, option: str = _RUNS, what: str = "") -> Iterator[None]:
 
     Args:
         path: What is written within the block.
-        option: What names the place.
-        what: What it is, if not the file itself, such as ``a folder in ``.
+        option: The option that sets the path.
+        what: Put before the path in the message, such as ``a folder in ``.
     """
     try:
         yield
     except OSError as error:
         raise WriteError(
-            f"Expected to write {what}{path}, but the system refuses ({error.strerror or error}): make room, see that "
-            f"it may be written to, or change `{option}`."
+            f"Expected to write {what}{path}, but the system refuses ({error.strerror or error}): free disk "
+            f"space, check its permissions, or change `{option}`."
         ) from error
 
 
@@ -45,7 +45,7 @@ def writing(path: Path, option: str = _RUNS, what: str = "") -> Iterator[None]:
 def open_atomically(path: Path, option: str = _RUNS) -> Iterator[BinaryIO]:
     """Opens a file that takes the place of the old one when the block ends without an exception.
 
-    Its folder is made, but not that of a run: if it was removed, no start could tell whose it is.
+    Its folder is made if it is missing, but not a run's folder: without ``run.json`` nobody knows what run it holds.
 
     Raises:
         WriteError: If the system refuses; the old file stays, and nothing is left beside it.
@@ -72,7 +72,7 @@ def write_atomically(path: Path, content: bytes, option: str = _RUNS) -> None:
 
 
 def append_whole(path: Path, content: bytes) -> None:
-    """Appends to a file that is there, all or, where the system refuses, nothing."""
+    """Appends to an existing file: all of the content, or nothing if the system refuses."""
     with writing(path), open(path, "rb+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:

@@ -49,9 +49,9 @@ __all__ = ["ONCE_A_ROUND", "FederatedCallback", "HookCaller", "TrainerLike", "is
 ONCE_A_ROUND: dict[str, frozenset[str]] = {
     "ModelCheckpoint": frozenset({"setup", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"}),
     "WeightAveraging": frozenset({"on_train_batch_end"}),
-    # What its `on_fit_start` restores of a checkpoint lacks the hyper-parameters and what is frozen by then.
+    # What its `on_fit_start` restores from a checkpoint lacks hyper-parameters and which weights are frozen.
     "BaseFinetuning": frozenset({"setup", "on_fit_start", "on_train_epoch_start"}),
-    # Its `teardown` removes the file, which Lightning does not call after a failure.
+    # Its `teardown` removes the file; Lightning does not call it after a failure.
     "OnExceptionCheckpoint": frozenset({"teardown"}),
     "LearningRateMonitor": frozenset({"on_train_start", "on_train_batch_start", "on_train_epoch_start"}),
     "DeviceStatsMonitor": frozenset(
@@ -61,7 +61,7 @@ ONCE_A_ROUND: dict[str, frozenset[str]] = {
 
 
 def is_stock(callback: Any, kind: str) -> bool:
-    """Says whether a callback is of one of Lightning's own classes, some of which not every version has."""
+    """Returns whether a callback is of a class of Lightning's own, found by name: not every version has each."""
     return any(
         base.__name__ == kind and base.__module__.startswith("lightning.pytorch.callbacks")
         for base in type(callback).__mro__
@@ -80,7 +80,7 @@ class TrainerLike(Protocol):
     """
 
     origin: Tensor
-    """The live weights that stand for w, from which the client's update is measured, (d,); set with a shifted start."""
+    """The point from which the client's update is measured, (d,): w, unless a hook that shifts the start sets it."""
     displacement: Tensor | None
     """Set in ``on_client_start`` to take every gradient at the live weights less this vector, (d,)."""
     should_stop: bool
@@ -147,12 +147,12 @@ class FederatedCallback(Callback):
     """A Lightning callback with the hooks of a federated round; every Lightning hook listed above works too.
 
     Attributes:
-        stacks: Whether the hooks between a client's start and its end also work for several clients at once, as the
-            vectorized engine calls them: ``on_client_start`` of all comes before the first step of any; what is kept
-            from there to later hooks is in ``ClientAlgorithm.scratch`` alone; and ``on_before_optimizer_step`` is
-            called once for all, with vectors of shape (m, d) instead of (d,).
-        adds_to_gradient: Whether ``on_before_optimizer_step`` adds a term. Terms are added in the order of the names of
-            their classes, so that the order of the list changes no bit of their sum, and before any other such hook.
+        stacks: Whether the hooks from a client's start to its end also work for several clients at once, in the
+            vectorized engine. It calls ``on_client_start`` for all clients before any of them steps, and
+            ``on_before_optimizer_step`` once for all, with vectors of shape (m, d) instead of (d,). Values kept from
+            one hook to a later one must be in ``ClientAlgorithm.scratch``.
+        adds_to_gradient: Whether ``on_before_optimizer_step`` adds a term. Terms are added in alphabetical order of
+            their classes' names, whatever the order of the list, and before other callbacks' hook of this name runs.
         scales_gradient: Whether ``on_before_optimizer_step`` scales the gradient of the loss: such a hook comes before
             all that add a term. Only one client algorithm of a run can.
         needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; no gradients
@@ -168,9 +168,9 @@ class FederatedCallback(Callback):
         """Says which gradients g_i = ∇f_i(w) over a client's full data the callback needs before local training.
 
         Returns:
-            ``client``: that of the client about to train, as ``trainer.start_gradients.gradient`` from its
-            ``on_client_start`` on. ``cohort``: those of all clients, and their mean, before the first one trains: an
-            exchange of its own. All that is asked for is computed once for all who ask.
+            ``client``: the gradient of the client about to train, in ``trainer.start_gradients.gradient`` from its
+            ``on_client_start`` on. ``cohort``: the gradients of all clients and their mean, before any client trains;
+            this takes one more communication. Each is computed once, however many callbacks ask for it.
         """
         return "none"
 
@@ -243,7 +243,7 @@ class HookCaller:
             getattr(own, hook)(*args)
 
     def methods(self, hook: str) -> list[Callable[..., Any]]:
-        """Returns a hook of all callbacks that override it, as they have it."""
+        """Returns the hook of every callback that overrides it, as a bound method."""
         bases = {FederatedCallback, *(lightning_class(type(callback), "Callback") for callback in self.callbacks)}
         empty = (None, *(getattr(base, hook, None) for base in bases))
         callbacks = self.callbacks
@@ -259,9 +259,9 @@ class HookCaller:
         ]
 
     def bound(self, hook: str, module: bool = False) -> list[Callable[..., Any]]:
-        """Returns a hook of all that override it, the module's last if asked for, bound to trainer and module.
+        """Returns the hook of every callback that overrides it, given trainer and module; the module's comes last.
 
-        For hooks of every step and client, which are looked up once.
+        Hooks that are called for every step and client are thus looked up only once.
         """
         own = self.trainer.lightning_module
         found: list[Callable[..., Any]] = [partial(method, self.trainer, own) for method in self.methods(hook)]

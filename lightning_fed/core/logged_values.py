@@ -30,7 +30,7 @@ _REDUCTIONS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How a name is shown: with what suffix of an evaluation set, to whom, and if with both on_step and on_epoch."""
+    """How a name is shown: its evaluation set's suffix, who reads it, and whether on_step and on_epoch are both set."""
 
     name: str
     suffix: str
@@ -39,7 +39,7 @@ class LogOptions:
     both: bool
 
     def names(self) -> tuple[str, str, str]:
-        """Returns the name, and as Lightning forks it with both on_step and on_epoch: name_step and name_epoch."""
+        """Returns the name, and the two that Lightning makes of it with on_step and on_epoch: name_step, name_epoch."""
         return self.name + self.suffix, f"{self.name}_step{self.suffix}", f"{self.name}_epoch{self.suffix}"
 
 
@@ -78,7 +78,7 @@ class LoggedValue:
 
     def add(self, value: Tensor | float, weight: float) -> None:
         """Folds in one value; ``weight`` is the batch size and counts only for means."""
-        self.last = value if self.options.both else 0.0  # else nobody asks for it, and graphs may write to its memory
+        self.last = value if self.options.both else 0.0  # else unused, and CUDA graphs may overwrite it
         if isinstance(value, Tensor) and isinstance(self.total, Tensor) and value.device != self.total.device:
             value = value.to(self.total.device)
         if self.reduction in ("mean", "sum"):
@@ -100,7 +100,7 @@ class LoggedValue:
         if isinstance(self.total, Tensor):
             self.total.add_(value, alpha=weight)
             return
-        # Not added in place to zero: under vmap that is one number, and the value one for each client.
+        # Not added in place to a zero: under vmap the zero is one number, but the value has one for each client.
         first = value.to(wide_dtype(value.device)) * weight
         self.total = first + self.total if self.total else first
 

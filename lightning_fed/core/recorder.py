@@ -38,16 +38,17 @@ class LoggedMetrics:
 
 
 class MetricRecorder:
-    """Stands in for ``LightningModule.log`` and reduces over steps, clients and batches.
+    """Replaces ``LightningModule.log`` and reduces what is logged over steps, clients and batches.
 
     Means are weighted by batch size, so a round's mean is weighted over the cohort by samples. Metric objects of
     torchmetrics are computed when the recorder is read. Values logged with ``on_step`` only are reduced
-    too: a local step of a client has no place on an axis of rounds.
+    too, because metrics are written once a round, not once a local step.
 
     Attributes:
-        batch_size: Weight of what is logged without one; None to find it in ``batch`` when it is needed.
+        batch_size: Weight of values logged without a batch size; None to take it from ``batch`` when needed.
         batch: The current batch.
-        position: How far the work is that values come from; of several processes the farthest has logged the last one.
+        position: Id of the last client, or index of the last batch, that logged here. Where several processes logged
+            a value, the last one is from the process with the highest position.
         series: What was logged, by name.
         metrics: Metric objects that were logged, by name, with how they are shown and the last batch's value.
 
@@ -81,7 +82,7 @@ class MetricRecorder:
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Takes every argument of ``LightningModule.log``; those about ranks have nothing to do here."""
+        """Takes every argument of ``LightningModule.log``; those about ranks are ignored."""
         suffix = self._suffix if add_dataloader_idx else ""
         key = f"{name}{suffix}"
         options = LogOptions(name, suffix, prog_bar, logger is not False, bool(on_step and on_epoch))
@@ -129,7 +130,7 @@ class MetricRecorder:
         self._marked = {key: series.copy() for key, series in self.series.items()}
 
     def roll_back(self) -> None:
-        """Forgets what was logged since ``mark``, but for what Metric objects hold."""
+        """Forgets what was logged since ``mark``, except in Metric objects."""
         self.series = self._marked
 
     def peek(self, name: str) -> Tensor | float | None:
@@ -161,7 +162,7 @@ class MetricRecorder:
         self.metrics = {}
 
     def set_metrics_aside(self) -> list[tuple[Metric, dict[str, Any]]]:
-        """Resets every Metric object that was logged; returns each one, and those inside it, with what it held."""
+        """Resets every Metric object that was logged; returns them, and those inside them, with their former state."""
         held = [
             (part, {key: list(value) if isinstance(value, list) else value for key, value in vars(part).items()})
             for metric, _, _ in self.metrics.values()
@@ -172,7 +173,7 @@ class MetricRecorder:
         return held
 
     def take_metrics_back(self, held: list[tuple[Metric, dict[str, Any]]]) -> None:
-        """Gives Metric objects what they held when they were set aside, but for those logged here since."""
+        """Restores the Metric objects that were set aside, except those logged here since."""
         mine = {id(part) for metric, _, _ in self.metrics.values() for part in metric.modules()}
         for metric, state in held:
             if id(metric) not in mine:
@@ -201,7 +202,7 @@ def _to_floats(values: dict[str, Tensor | float]) -> dict[str, float]:
 
 
 def _sort(options: dict[str, LogOptions], floats: dict[str, float]) -> LoggedMetrics:
-    """Sorts values by who reads them: callbacks see a name that was forked under its own name too."""
+    """Sorts values by who reads them; for callbacks, a name with _step and _epoch also keeps its plain name."""
     sorted_ = LoggedMetrics({}, {}, {})
     for key, shown in options.items():
         names = {key: floats[key]}
@@ -227,7 +228,7 @@ def recording(module: LightningModule, recorder: MetricRecorder) -> Iterator[Met
     bases = {part: base for part in parts if (base := lightning_class(type(part), "LightningModule")) is not None}
     log = recorder.log if module._compiler_ctx is None else outside_graphs(recorder.log)
     lent: dict[Any, Any] = {part: log for part, base in bases.items() if type(part).log is base.log}
-    if len(lent) < len(bases):  # a module's own `log` runs as it is; what its `super().log` reaches is the base's
+    if len(lent) < len(bases):  # a module's own `log` still runs; it reaches the recorder by `super().log`
         lent |= dict.fromkeys(bases.values(), log_of)
     before = {owner: vars(owner).get("log") for owner in lent}
     for owner, own in lent.items():
@@ -243,9 +244,9 @@ def recording(module: LightningModule, recorder: MetricRecorder) -> Iterator[Met
 
 
 def outside_graphs(log: Callable[..., None]) -> Callable[..., None]:
-    """Keeps ``MetricRecorder.log``, which counts, out of the graphs of ``torch.compile``.
+    """Keeps ``MetricRecorder.log`` out of the graphs of ``torch.compile``, because it has side effects.
 
-    It gets copies: a replayed CUDA graph writes its next results where the last ones are.
+    It gets copies, because a replayed CUDA graph overwrites its former results.
     """
 
     def log_copy(name: str, value: Any, *args: Any, **options: Any) -> None:

@@ -11,12 +11,12 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["LongSum", "RoundReducer", "is_averaged"]
 
-# How many vectors are added up in single precision before their sum goes into one in double precision.
+# How many vectors are added up in single precision before their sum is added to one in double precision.
 _BLOCK = 32
 
 
 class LongSum:
-    """Adds up vectors in ``total``, zeros at first; more than 32 in blocks whose sums are added in double precision."""
+    """Adds up vectors in ``total``, zeros at first; beyond 32, sums of blocks of 32 are added in double precision."""
 
     def __init__(self, total: Tensor) -> None:
         self.total, self._count = total, 0
@@ -92,7 +92,7 @@ class RoundReducer:
         if Need.WEIGHTED_SIGN_SUM in needs:  # sums of samples are integers beyond what float32 holds
             self._sums[Need.WEIGHTED_SIGN_SUM] = LongSum(torch.zeros_like(like, dtype=wide_dtype(like.device)))
         self._scratch = torch.empty_like(like) if needs & ~_WITHOUT_SCRATCH else like.new_empty(0)
-        self._takes_losses = bool(needs & (Need.GRADIENTS | Need.LOSSES))  # asked once: flags are slow to join
+        self._takes_losses = bool(needs & (Need.GRADIENTS | Need.LOSSES))  # once here, as combining flags is slow
         self._rows = {need: like.new_empty(0, like.numel()) for need in _ROWS if need in needs}
         # Welford's running mean and sum of squared deviations.
         self._moments = [torch.zeros_like(like) for _ in range(2)] if Need.VARIANCE in needs else []
@@ -148,7 +148,7 @@ class RoundReducer:
         others = {name: buffer for name, buffer in update.buffers.items() if name not in averaged}
         self._begin_buffers({name: buffer for name, buffer in update.buffers.items() if name not in self._buffers})
         sums, values = [self._buffers[name] for name in averaged], list(averaged.values())
-        if values and values[0].device.type != "cpu":  # a device adds lists of one dtype alone by one kernel
+        if values and values[0].device.type != "cpu":  # a GPU adds a list in one kernel only if it has one dtype
             wide = [torch.empty_like(total) for total in sums]
             copy_each(wide, values)
             values = wide
@@ -156,16 +156,16 @@ class RoundReducer:
         on_each("clamp_min_", (self._buffers[name] for name in others), others.values())
 
     def _begin_buffers(self, values: dict[str, Tensor]) -> None:
-        """Begins the sums of buffers, 0, and maxima, what the first client has."""
+        """Starts the sums of averaged buffers at 0 and the maxima of others at the first client's values."""
         for name, value in values.items():
-            # In double precision the mean of a buffer that all clients agree on is that buffer, to the bit.
+            # In double precision, if all clients have the same buffer, the mean is that buffer to the bit.
             wide = torch.promote_types(value.dtype, wide_dtype(value.device)) if is_averaged(value) else value.dtype
             self._buffers[name] = torch.empty_like(value, dtype=wide)
         copy_each((self._buffers[name] for name in values), values.values())
         on_each("zero_", (self._buffers[name] for name, value in values.items() if is_averaged(value)))
 
     def begin_buffer(self, name: str, value: Tensor) -> None:
-        """Counts a buffer that a later client is the first to change for those that have entered."""
+        """Starts the sum of a buffer that a later client changed first: clients that entered count with ``value``."""
         if self._clients and is_averaged(value):
             self._buffers[name] = value.to(wide_dtype(value.device)) * sum(self._weights)
 

@@ -87,11 +87,11 @@ def seed_everywhere(seed: int) -> None:
 
 @contextmanager
 def isolated_streams(seed: int | None = None) -> Iterator[None]:
-    """Puts the global streams back at the end of the block, also where an exception ends it.
+    """Restores the global streams at the end of the block, also after an exception.
 
     Args:
-        seed: Seeds those of the CPU within the block, and leaves those of devices alone: a user's transform draws from
-            them, which would move the streams that dropout draws from, and depend on which clients came before.
+        seed: Seeds the CPU streams within the block and leaves those of devices alone. A user's transform draws from
+            them; without a seed its draws would depend on earlier clients, and would change what dropout draws.
     """
     state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002  # as above
     others: list[torch.Tensor] = []

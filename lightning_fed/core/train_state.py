@@ -55,15 +55,15 @@ class FullGradients:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a run bears before it ends.
+    """Which failures a run survives.
 
     Args:
         max_diverged: Share of a round's clients, in [0, 1), that may end with NaN or infinity: they are left out,
             counted and named. One more ends the run with the last good model saved; by default the first one does.
         on_client_error: Whether an exception in a client's training ends the run (``raise``), or the client is left
             out like one that diverged, and counts against the same share (``skip``, in the sequential engine).
-        on_write_error: Whether a run whose disk is full or refuses a file ends (``stop``), to be resumed, or goes on
-            without it (``continue``): with a warning for each round, and all is tried again with the next one.
+        on_write_error: What happens if the disk is full or refuses a file: the run ends and can be resumed (``stop``),
+            or goes on, warns in each such round, and tries all files again in the next round (``continue``).
         process_timeout: Minutes without a sign of life (not of work) after which a process counts as lost and the
             others end.
     """
@@ -188,16 +188,16 @@ class TrainState:
         self.start_round()
 
     def start_round(self) -> None:
-        """Takes the optimizer as every client of the round finds it: callbacks may have unfrozen parameters."""
+        """Notes how every client of the round finds the optimizer; callbacks may have unfrozen parameters."""
         self.optimizer.start_round()
         self.untrained = self.vector.gradients_except(self.optimizer.parameters)
 
     def enter(self, client: Client, origin: Tensor) -> None:
-        """Lets a client train from the weights that stand for w."""
+        """Notes the client that trains next, and the point that its update is measured from."""
         self.client, self.origin, self.displacement = client, origin, None
 
     def leave_client(self) -> None:
-        """Stands between two clients again."""
+        """Notes that no client is training."""
         self.client, self.local_step, self.displacement = None, 0, None
 
     def load_global_model(self) -> None:
@@ -249,11 +249,11 @@ class TrainState:
 
 
 class NoStateError(FederatedError, AttributeError):
-    """Says that something is read which is there in ``fit`` alone."""
+    """Something was read that exists only during ``fit``."""
 
 
 class NoState(SimpleNamespace):
-    """Stands for the state outside ``fit``: what is known is there, and anything else is refused in one sentence."""
+    """The state outside ``fit``: it holds what is known, and reading anything else raises one sentence."""
 
     def __init__(self, **known: Any) -> None:
         start = dict.fromkeys(("round", "finished_round", "local_step", "steps_before_round"), 0)

@@ -1,4 +1,4 @@
-"""What goes back and forth in a round: clients, their updates, and what the server gets of them."""
+"""The data exchanged in a round: clients, their updates, and the reduced update that the server gets."""
 
 from dataclasses import dataclass, field
 from enum import Flag, auto
@@ -20,7 +20,7 @@ class Client:
         id: Client id in [0, N).
         num_samples: Training samples of the client, s_i, at least 1 (a client without samples is skipped).
         round: Round index, from 1.
-        steps: Local steps that the client takes instead of those that all take, None for these.
+        steps: Local steps of this client if it has a number of its own, None if it takes as many as all.
         lr_factor: Factor on the learning rate of each of its local steps.
     """
 
@@ -113,8 +113,8 @@ class StartGradients(Protocol):
     def rows(self) -> Tensor:
         """The clients' g_i in ascending order of client id, shape (n, d).
 
-        Of several processes each has those of its own clients: they are brought together when they are first read in a
-        round, in a hook that is called once.
+        With several processes each holds those of its own clients. The first read in a round gathers them, so it must
+        be in a hook that every process calls once a round.
         """
 
     @property
@@ -122,7 +122,7 @@ class StartGradients(Protocol):
         """Their f_i, shape (n,); see ``rows``."""
 
     def look_at(self, clients: tuple[Client, ...], out: Tensor) -> None:
-        """Computes g_i of any clients into ``out``, shape (n, d), for a diagnostic: it counts as no cost."""
+        """Computes g_i of any clients into ``out``, shape (n, d), for a diagnostic; it is not counted as cost."""
 
 
 class Need(Flag):

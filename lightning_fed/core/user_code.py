@@ -23,7 +23,7 @@ __all__ = [
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
 PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-# Packages that do what their names say, as Python's own do.
+# Packages whose code is known here, as Python's standard library is.
 _KNOWN = {"torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fed", "numpy"}
 
 
@@ -61,11 +61,11 @@ def requires(function: Callable[..., Any], name: str) -> bool:
 
 @dataclass(frozen=True)
 class BatchTransfer:
-    """Brings a batch, of the data set of an index, to device and precision.
+    """Moves a batch to the device and precision; it is called with the batch and the index of its data set.
 
     Attributes:
-        stages: Functions of batch and index, each of what the one before returns.
-        converts: Whether they change numbers one by one alone, so that a batch of several clients may go through them.
+        stages: Functions of batch and index, applied in turn, each to the result of the one before.
+        converts: Whether they change each number by itself, so that batches of several clients may be moved at once.
     """
 
     stages: list[Callable[[Any, int], Any]]
@@ -81,7 +81,7 @@ class BatchTransfer:
 def batch_transfer(
     fabric: Fabric, module: LightningModule, datamodule: LightningDataModule | None, resident: bool
 ) -> BatchTransfer | None:
-    """Builds what brings a batch to device and precision.
+    """Builds the function that moves a batch to the device and precision.
 
     Args:
         fabric: Gives device and precision.
@@ -90,7 +90,7 @@ def batch_transfer(
         resident: Whether batches are on the device already.
 
     Returns:
-        It, None when there is nothing to do.
+        The function, None if there is nothing to do.
     """
     stages: list[Callable[[Any, int], Any]] = []
     converts = True
@@ -103,7 +103,7 @@ def batch_transfer(
             stages.append(lambda batch, _: fabric.to_device(batch))
     precision = fabric.strategy.precision
     convert = precision.convert_input
-    # Under autocast Lightning's trainer leaves batches alone: Fabric's would narrow what a loss compares with as well.
+    # Under autocast Lightning's trainer does not convert batches; Fabric would also convert the targets of the loss.
     if not isinstance(precision, MixedPrecision) and type(precision).convert_input is not Precision.convert_input:
         stages.append(lambda batch, _: convert(batch))
         converts = converts and is_ours(convert)
@@ -117,13 +117,13 @@ def _bind(method: Callable[..., Any], fabric: Fabric, hook: str) -> Callable[[An
 
 
 def is_own(kind: type | FunctionType) -> bool:
-    """Says whether a class or function is of the user's own, or of a package that is not known here."""
+    """Returns whether a class or function is the user's own, or of a package that is not known here."""
     package = str(kind.__module__ or "builtins").partition(".")[0]
     return package not in _KNOWN and package not in sys.stdlib_module_names - {"__main__"}
 
 
 def own_uses(objects: Iterable[Any], names: Iterable[str]) -> tuple[str, str] | None:
-    """Returns the first of some names in own methods of modules and callbacks, or functions these name, and where."""
+    """Returns the first of some names that the user's methods, or functions named in them, use; and where."""
     parts = [part for item in objects for part in (item.modules() if isinstance(item, nn.Module) else (item,))]
     places = [vars(place) for part in parts for place in (part, *filter(is_own, type(part).__mro__))]
     todo = [function for place in places for value in place.values() for function in _functions(value)]
@@ -138,9 +138,9 @@ def own_uses(objects: Iterable[Any], names: Iterable[str]) -> tuple[str, str] | 
 
 
 def own_places(module: nn.Module) -> list[Any]:
-    """Returns where the user's own code keeps what no object holds: classes, and Python modules, of global variables.
+    """Returns the user's own classes and Python modules, whose class and global variables training may change.
 
-    Those of the module's parts, of what is imported there and, within their packages, so on.
+    It starts at the classes of the module's parts and their Python modules, and follows imports within their packages.
     """
     todo: list[Any] = [base for part in module.modules() for base in type(part).__mro__ if is_own(base)]
     packages, found = {base.__module__.partition(".")[0] for base in todo}, dict[int, Any]()
@@ -155,7 +155,7 @@ def own_places(module: nn.Module) -> list[Any]:
 
 
 def _functions(value: Any) -> list[FunctionType]:
-    """Returns the functions that a value stands for."""
+    """Returns the function that a value is or wraps, or those that a class or property holds."""
     if isinstance(value, (property, type)):
         held = vars(value).values() if isinstance(value, type) else (value.fget, value.fset)
         return [function for function in held if isinstance(function, FunctionType)]
@@ -166,7 +166,7 @@ def _functions(value: Any) -> list[FunctionType]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yields what a function names that is not its own, and the functions and comprehensions within it."""
+    """Yields the globals and attributes that a function names, and so for functions and comprehensions within it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -176,7 +176,7 @@ def _names(code: CodeType) -> Iterator[str]:
 def describe(value: Any) -> Any:
     """Turns constructor arguments, and objects built from such, into primitives that name them.
 
-    An object is named by its class and those attributes that bear the name of one of its constructor's arguments.
+    An object is named by its class and by the attributes that are called like an argument of its constructor.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -165,10 +165,11 @@ class ParameterVector:
         return gradients
 
     def collect_gradients(self, more: bool = False) -> None:
-        """Brings the gradients of all parameters together in the flat vector, of which they become views.
+        """Copies the gradients of all parameters into the flat vector and makes them views of it.
 
-        Those that user's code assigned (``p.grad = ...``, or a backward pass with ``create_graph``) are among them;
-        those that are None count as zero, and stay None for the optimizer. ``more`` backward passes may follow.
+        This includes gradients that the user's code assigned (``p.grad = ...``, or a backward pass with
+        ``create_graph``). A gradient of None counts as zero, and stays None for the optimizer. Set ``more`` if further
+        backward passes follow.
         """
         self._loose = more
         views, gradients = [], []
@@ -208,8 +209,8 @@ class ParameterVector:
     def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times the gradient of a further term of the client's objective, shape (d,).
 
-        Where the loss has no gradient, the term has one: a parameter without is stepped after all, unless the term
-        leaves it alone.
+        A parameter that got no gradient from the loss gets that of the term and is stepped, unless the term is zero
+        there.
         """
         self.grad.add_(term, alpha=alpha)
         if self._hidden:

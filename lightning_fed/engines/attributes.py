@@ -15,31 +15,31 @@ from torch import Tensor, nn
 __all__ = ["Attributes", "is_wrapped", "of_torch"]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-# Of what is followed, longer lists and dicts, and larger arrays, are data, which nobody copies.
+# Longer lists and dicts, and larger arrays, count as data and are not copied where contents are followed.
 _MOST_ENTRIES, _MOST_BYTES = 10_000, 1 << 16
 _NOTHING: Any = object()
 
 
 def is_wrapped(value: Any) -> bool:
-    """Says whether a value is a tensor of a ``torch.func`` transform, which may be over."""
+    """Returns whether a value is a tensor made inside a ``torch.func`` transform, which may have ended."""
     return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def of_torch(part: Any) -> bool:
-    """Says whether a part of a module is one of torch's, which knows what it keeps."""
+    """Returns whether a part of a module is of a class of torch's own."""
     return type(part).__module__.startswith("torch.")
 
 
 class Attributes:
     """The attributes of a module and of its parts as they are now, to be compared with later ones and put back.
 
-    They get their objects back, lists, dicts and sets their entries, random generators their states, parameters whether
-    they require a gradient; what other objects hold is not followed.
+    ``put_back`` restores each attribute's object, the entries of lists, dicts and sets, the states of random generators
+    and the ``requires_grad`` of parameters. The contents of other objects are not followed.
 
     Args:
         module: The module.
-        places: See ``own_places``: what they hold counts too, and then also what is in lists, dicts, small arrays, and
-            objects of these classes among it all. None for the module alone.
+        places: See ``own_places``: their variables are included, and then the contents of lists, dicts, small arrays
+            and objects of these classes too. None for the module alone.
     """
 
     def __init__(self, module: nn.Module, places: Collection[Any] | None = None) -> None:
@@ -49,7 +49,7 @@ class Attributes:
         self._contents: list[tuple[Any, str, Any, Any, Callable[[Any], Any]]] = []
         todo = [(owner, key, value) for owner, _, _, held in self._held for key, value in held.items()]
         seen: set[int] = set()
-        for owner, key, value in todo:  # which grows
+        for owner, key, value in todo:  # grows meanwhile
             if id(value) in seen:
                 continue
             seen.add(id(value))
@@ -64,7 +64,7 @@ class Attributes:
                 todo += [(owner, key, part) for part in inner]
 
     def changes(self, may_grow: bool = False) -> Iterator[tuple[Any, str]]:
-        """Yields holder and name of each changed value, except lists and dicts that grew where they may."""
+        """Yields holder and name of each changed value; with ``may_grow``, not of lists and dicts that only grew."""
         for owner, name, holder, before in self._held:
             now = _attributes(holder)
             for key in dict.fromkeys((*before, *now)):
@@ -76,7 +76,7 @@ class Attributes:
                 yield owner, name
 
     def shared(self) -> str | None:
-        """Names what clients at once would share, of which torch knows what its parts keep; None if nothing changed."""
+        """Names a changed attribute, which clients trained at once would share; None if only torch's parts changed."""
         return next((name for owner, name in self.changes() if not of_torch(owner)), None)
 
     def put_back(self) -> None:
@@ -87,7 +87,7 @@ class Attributes:
                 kind.__delattr__(holder, key)
             for key, value in before.items():
                 if now.get(key, _NOTHING) is not value:
-                    kind.__setattr__(holder, key, value)  # not by the holder, which may do more than that
+                    kind.__setattr__(holder, key, value)  # not `setattr`, which the holder may override
         for _, _, _, content, put_back in self._contents:
             put_back(content)
         for parameter, requires_grad in self._trained:
@@ -99,7 +99,7 @@ def _attributes(owner: Any) -> dict[str, Any]:
 
 
 def _content(value: Any, follows: bool) -> tuple[Any, Callable[[Any], Any]] | None:
-    """Returns what a value holds, and what puts that back; None of what holds nothing, or what is not followed."""
+    """Returns a value's content and the function that restores it; None if it has none or is not followed."""
     if isinstance(value, (list, dict, set)) and not (follows and len(value) > _MOST_ENTRIES):
         return value.copy(), partial(_refill, value)
     if isinstance(value, torch.Generator):  # by its bytes, which can be compared
@@ -130,7 +130,7 @@ def _has_grown(one: Any, other: Any) -> bool:
 
 
 def _equal(value: Any, content: Any) -> bool:
-    """Says whether a value holds what it held."""
+    """Returns whether a value still has its former content."""
     if isinstance(value, set):
         return bool(value == content)
     if isinstance(value, dict):

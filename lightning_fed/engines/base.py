@@ -77,7 +77,7 @@ class Engine(ABC):
                 f"Expected `gradient_at` start of {type(aggregator).__name__}, which needs losses at the global model "
                 f"too, got {self.gradient_at}: change the class given as `--aggregator`."
             )
-        # A gradient that enters a sum spoils it if it is not finite; a method that gets them all looks for itself.
+        # A gradient that is not finite would spoil a sum; a method that gets every gradient checks them itself.
         self.sums_gradients = bool(aggregator.all_needs & (Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM))
         self.gradient = torch.empty_like(state.weights) if self.gradient_at in ("end", "last_step") else None
         by_aggregator = Need.NORMALIZED_MEAN in aggregator.all_needs
@@ -85,7 +85,7 @@ class Engine(ABC):
         self.distance_option = "--aggregator" if by_aggregator else "--client"
 
     def _gradients_over(self) -> Literal["data", "batch"]:
-        """Says what gradients at w are over; refuses parts that want them over different samples."""
+        """Returns over which samples gradients at w are taken; refuses parts that want different samples."""
         by_batch = [algorithm for algorithm in self.algorithms if algorithm.over == "batch"]
         others = [part for part in self.hooks.callbacks if part not in by_batch and asks_for_full_gradients(part)]
         if by_batch and others:
@@ -151,7 +151,7 @@ class Engine(ABC):
         return self.reducer.reduce(cohort.round)
 
     def _note_place(self, error: Exception) -> None:
-        """Says below the traceback of an exception in the training of clients who it was, and where."""
+        """Adds a note to an exception in local training: which client it was, and where in the run."""
         state = self.state
         ids = [c.id for c in self.at_work] if state.client is None else [state.client.id]
         if not ids:
@@ -201,7 +201,7 @@ class Engine(ABC):
         return kept
 
     def _enter(self, update: Update) -> None:
-        """Lets callbacks edit an update, sends it on its way, adds it to the round's sums and says so."""
+        """Lets callbacks edit an update, adds it to the round's sums, and calls ``on_client_entered``."""
         state, client = self.state, update.client
         self.at_work = (client,)
         update.weight = self.aggregator.client_weight(client)

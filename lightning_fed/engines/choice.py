@@ -41,7 +41,7 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
     """Builds the engine that ``engine`` asks for, and notes it in the state's ``engine_choice``.
 
     Args:
-        state: What ``fit`` works on; its ``engine_choice`` is that of the checkpoint that a run goes on from, if any.
+        state: What ``fit`` works on; a resumed run has the ``engine_choice`` of its checkpoint.
         options: How clients train.
         hooks: Calls the hooks of all callbacks.
         reducer: See ``Engine``.
@@ -70,7 +70,7 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
 
 
 def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict[str, Any]:
-    """Decides by what the run is, without a clock, which would decide otherwise on another day."""
+    """Decides from the run's properties, not from timings, so that the choice is always the same."""
     automatic = options.engine == "auto"
     try:
         _expect_hooks_that_stack(state, options, hooks)
@@ -78,15 +78,15 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
             expect_quicker_and_the_same(state, options, hooks)
         probe = StepProbe(state, options)
         if probe.expect_stackable() and automatic:
-            raise CannotStack("the model draws random numbers, which would be others for many clients at once")
-        # A resumed run goes on with its chunks: other ones would draw other random numbers.
+            raise CannotStack("the model draws random numbers, which would differ for many clients at once")
+        # A resumed run keeps its chunk size: another one would change the random numbers drawn.
         kept = (state.engine_choice or {}).get("chunk_size")
         size = options.chunk_size or kept or min(own_share(state), LARGEST_CHUNK, probe.lanes_that_fit())
         apart = _apart(probe, options, hooks)
-    except Exception as error:  # whatever the user's code raises: trained one after another it may do well
+    except Exception as error:  # any error of the user's code: it may work for one client at a time
         known = isinstance(error, CannotStack) or out_of_memory(error)
         if automatic:
-            why = cause_of(error, 2) if known else f"many clients at once could not be tried ({first_sentence(error)})"
+            why = cause_of(error, 2) if known else f"a trial step of many clients failed ({first_sentence(error)})"
             return {"engine": "sequential", "reason": why, **({"quiet": True} if isinstance(error, NotQuicker) else {})}
         if known:
             raise refusal(error, 2) from error
@@ -96,7 +96,7 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
 
 
 def _apart(probe: StepProbe, options: LocalOptions, hooks: HookCaller) -> dict[str, str]:
-    """Says why gradients over a client's full data cannot be taken at once, if any are; nothing if they can."""
+    """Returns why gradients over clients' full data cannot be taken at once; empty if they can or none are needed."""
     if options.full_gradients.mode == "train" or not any(map(asks_for_full_gradients, hooks.callbacks)):
         return {}
     try:
@@ -107,10 +107,10 @@ def _apart(probe: StepProbe, options: LocalOptions, hooks: HookCaller) -> dict[s
 
 
 def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
-    """Refuses what a step of many clients at once has no place for.
+    """Refuses a run that needs something that a step of many clients at once cannot do.
 
     Raises:
-        CannotStack: If the module, a callback or an option asks for it.
+        CannotStack: If the module, a callback or an option needs it.
     """
     module = state.module
     if not module.automatic_optimization:
@@ -150,7 +150,7 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
 
 
 def _is_watched(optimizer: Optimizer) -> bool:
-    """Says whether somebody waits for the optimizer's steps; a schedule, which counts them, may."""
+    """Returns whether the optimizer has step hooks or a replaced ``step``; a schedule, which counts steps, may."""
     replaced = vars(optimizer).get("step")
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     watched = any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))

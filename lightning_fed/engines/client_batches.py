@@ -17,14 +17,14 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["ClientOrders", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_orders"]
 
-# So many row numbers go to a device at once, 32 MiB, and are kept there for clients to come.
+# At most this many sample indices (32 MiB) are sent to a device at once and kept there for later clients.
 _MOST_SENT = 1 << 22
 _CHANGE = "set `--data.drop_last true`, or change `--data.batch_size`"
 
 
 @contextmanager
 def explained_batches(clients: Sequence[Client], batch_size: int, change: str = _CHANGE) -> Iterator[None]:
-    """Says what to change where batch normalisation refuses the last batch, of one sample, of one of the clients."""
+    """Says what to change where batch normalisation refuses a client's last batch because it has one sample."""
     try:
         yield
     except ValueError as error:
@@ -38,7 +38,7 @@ def explained_batches(clients: Sequence[Client], batch_size: int, change: str = 
 
 
 def send_orders(source: BatchSource, orders: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Brings orders of samples to where a source takes them, in one copy."""
+    """Sends orders of samples to the device where a source needs them, in one copy."""
     device: torch.device = getattr(source, "order_device", torch.device("cpu"))
     if device.type == "cpu" or not orders:
         return orders
@@ -46,7 +46,7 @@ def send_orders(source: BatchSource, orders: Sequence[Tensor]) -> Sequence[Tenso
 
 
 def samples_in_epoch(source: BatchSource, samples: Any) -> Any:
-    """Returns how many samples a local epoch goes through, less than there are only where short batches are left out.
+    """Returns how many samples a local epoch uses: all, or fewer if the source leaves out short batches.
 
     Args:
         source: The clients' batches.
@@ -61,7 +61,7 @@ def local_steps(source: BatchSource, options: LocalOptions, samples: Any) -> Any
     Args:
         source: The clients' batches.
         options: Local epochs or steps, and batches of a step.
-        samples: Samples of each client, shape (n,); without any it takes none.
+        samples: Samples of each client, shape (n,); a client without samples takes no step.
     """
     batches = -(-samples_in_epoch(source, samples) // source.batch_size)
     if options.local_steps is not None:
@@ -74,15 +74,15 @@ def read_batches(
 ) -> Iterator[Any]:
     """Yields a client's batches, and makes sure that there are as many as the source's sizes promise.
 
-    Steps, epochs and weights are counted by what it promises: of other batches they would be wrong without a word. The
-    arguments are those of ``BatchSource.batches``.
+    Steps, epochs and weights are computed from these sizes and would be wrong, without an error, for other batches.
+    The arguments are those of ``BatchSource.batches``.
 
     Raises:
         FederatedError: If there are fewer or more.
     """
     size = batch_size or source.batch_size
     promised, count = -(-len(order) // size), 0
-    # A source of the user's own need not know of other sizes than its own.
+    # A source of the user's own may support only its own batch size.
     other = {} if size == source.batch_size else {"batch_size": size}
     for batch in source.batches(client, order, seed, **other):
         count += 1
@@ -100,8 +100,8 @@ def read_batches(
 class ClientOrders:
     """The orders in which clients that train one after another go through their samples.
 
-    Where a source takes them on a device, those of all clients of a round are sent there at once, before the first one
-    trains: later copies would each wait behind the work of the client before.
+    If the source needs them on a device, those of all clients of a round are sent there at once, before the first one
+    trains: a later copy would wait for the work of the client before.
 
     Args:
         source: The clients' batches.
@@ -115,7 +115,7 @@ class ClientOrders:
     ) -> None:
         self._source, self._options, self._clients, self._seeds = source, options, clients, seeds
         self._sends = getattr(source, "order_device", torch.device("cpu")).type != "cpu"
-        # One generator for all clients: to seed it is half the time of making one.
+        # One generator for all clients: seeding it takes half as long as making a new one.
         self._stream = torch.Generator()
         self._sent: dict[int, list[Tensor]] = {}
 
@@ -124,7 +124,7 @@ class ClientOrders:
         sent = self._take_sent(number) if self._sends else []
         yield from sent
         for epoch, order in enumerate(self._drawn(number)):
-            if epoch >= len(sent):  # more than its steps fill: the module skips some
+            if epoch >= len(sent):  # more epochs than planned, as the module skips batches
                 yield order
 
     def _drawn(self, number: int) -> Iterator[Tensor]:
@@ -149,7 +149,7 @@ class ClientOrders:
         return self._sent.pop(number)
 
     def _epochs(self, client: Client) -> int:
-        """Local epochs that a client's steps fill; fewer where its orders would be more than go at once."""
+        """Local epochs that a client's steps fill; fewer if their orders exceed what is sent at once."""
         options, samples = self._options, max(int(samples_in_epoch(self._source, client.num_samples)), 1)
         steps, epochs = client.steps or options.local_steps, options.epochs or 0
         if steps is not None:

@@ -18,8 +18,8 @@ __all__ = ["DivergenceWatch"]
 class DivergenceWatch:
     """Finds clients that diverged.
 
-    On the CPU each is looked at as it ends. A read from a device waits for its work: there, if none may be left out,
-    all clients are looked at together as the round ends, and what diverged has gone no further than its sums.
+    On the CPU each client is checked as it ends. On a device a check waits for all work queued there. So if no client
+    may be left out, all are checked together at the end of the round, before anything uses the round's sums.
 
     Args:
         state: What ``fit`` works on; its recorder holds the client's loss and what it logged.
@@ -28,8 +28,8 @@ class DivergenceWatch:
 
     Attributes:
         clients: Ids of those left out in this round.
-        failed: What was raised in the training of some of them, by id.
-        buffers: Names of the buffers that are looked at: those of floating-point numbers.
+        failed: The exceptions raised in the training of some of them, by id.
+        buffers: Names of the buffers that are checked: the floating-point ones.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, processes: Processes) -> None:
@@ -43,7 +43,7 @@ class DivergenceWatch:
         self._finite_buffers = state.weights.new_empty(0)
 
     def start_round(self, cohort_size: int) -> None:
-        """Begins a round of so many clients."""
+        """Begins a round with this many clients."""
         self.clients, self.failed, self._cohort_size, self._unread = [], {}, cohort_size, []
         values = self.state.buffers.values
         self.buffers = [name for name, value in values.items() if value.is_floating_point()]
@@ -51,7 +51,7 @@ class DivergenceWatch:
             self._finite_buffers = torch.stack(torch._foreach_norm([values[name] for name in self.buffers])).isfinite()
 
     def found(self, client: Client, *vectors: Tensor) -> bool:
-        """Looks for NaN and infinity in a client's vectors, mean loss and live buffers, and leaves it out for one.
+        """Returns whether a client's vectors, mean loss or live buffers hold NaN or infinity; if so, leaves it out.
 
         Raises:
             FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
@@ -60,7 +60,7 @@ class DivergenceWatch:
         for other in vectors[1:]:
             size = size + torch.linalg.vector_norm(other)
         loss = self.recorder.peek("train/loss")
-        if loss is not None:  # a number of Python's may be too large for the other ones' dtype
+        if loss is not None:  # a Python float may be too large for the tensors' dtype
             size = size + (loss if isinstance(loss, Tensor) else loss - loss)
         if self.buffers:
             live = self.state.buffers.live.tensors()
@@ -82,14 +82,14 @@ class DivergenceWatch:
         return torch.where(self._finite_buffers, torch.stack(list(norms), dim=-1), 0.0).sum(-1)
 
     def finite(self, clients: tuple[Client, ...], sizes: Tensor) -> list[bool]:
-        """Says of each client whether its size is finite, shape (n,); True where nobody looks before ``read``."""
+        """Returns for each client whether its size, shape (n,), is finite; all True if the check waits for ``read``."""
         if self._reads_at_once:
             return [math.isfinite(size) for size in sizes.tolist()]
         self._unread.append((clients, sizes))
         return [True] * len(clients)
 
     def read(self) -> None:
-        """Leaves out the clients whose sizes have not been looked at yet and are not finite.
+        """Checks the sizes that were not checked yet, and leaves out clients whose size is not finite.
 
         Raises:
             FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
@@ -118,7 +118,7 @@ class DivergenceWatch:
             self._judge(client.id)
 
     def settle(self, clients: list[int], failed: dict[int, str]) -> None:
-        """Takes over who was left out by all processes, in ascending order of id.
+        """Sets the clients that all processes together left out, in ascending order of id.
 
         Raises:
             FederatedError: If more of the cohort is left out than ``max_diverged`` allows.

@@ -27,16 +27,16 @@ _CHANGE = "change `--trainer.full_gradients.batch_size`, or set `--trainer.full_
 class FullGradient:
     """Computes ∇f_i and f_i at the live weights, f_i the mean loss of ``training_step`` over the client's samples.
 
-    Nothing of it shows in the client's training: attributes, buffers and random streams are put back, logged values are
-    dropped, and what is drawn comes from streams of a purpose of their own. Weight decay is no part of it, unless the
-    options' ``full_gradients.weight_decay`` asks for it: then the optimizer's wd w is added. Inputs are not augmented:
-    f_i is over the client's data as they are.
+    It does not affect the client's training: attributes, buffers and random streams are restored, logged values are
+    dropped, and random numbers come from separate streams. Weight decay is not included, unless the options'
+    ``full_gradients.weight_decay`` asks for it: then the optimizer's wd w is added. Inputs are not augmented: f_i is
+    over the client's data as they are.
 
     Args:
         state: What ``fit`` works on.
         options: ``full_gradients.mode`` says whether the module is in eval mode, ``full_gradients.batch_size`` how many
             samples go through it at once.
-        over: ``batch`` for f_i over the first batch of the client's local steps alone, augmented as that is.
+        over: ``batch`` for f_i over only the first batch of the client's local steps, with the same augmentation.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, over: Literal["data", "batch"] = "data") -> None:
@@ -97,7 +97,7 @@ class FullGradient:
 
     @contextmanager
     def _unnoticed(self, clients: tuple[Client, ...]) -> Iterator[None]:
-        """Lets a pass over the data change nothing, and begin with Metric objects as they are after a reset."""
+        """Undoes what a pass over the data changes; Metric objects are reset before the pass."""
         state = self.state
         with (
             explained_batches(clients, self.size, _CHANGE),
@@ -107,7 +107,7 @@ class FullGradient:
             for part in self.module.modules():
                 if isinstance(part, Metric):
                     part.reset()
-            # Otherwise each part as it trains: the user may hold some in eval.
+            # Otherwise each part stays in the mode that it trains in: the user may keep some in eval.
             if self.options.full_gradients.mode == "eval":
                 self.module.eval()
             yield
@@ -147,12 +147,12 @@ class FullGradient:
         return total
 
     def _complete(self, weights: Tensor, out: Tensor) -> None:
-        """Adds to gradients at some weights, vectors or rows of them, what the optimizer decays, if asked to."""
+        """Adds the optimizer's weight decay, if asked to, to gradients at some weights, shape (d,) or (n, d)."""
         groups = self.state.optimizer.optimizer.param_groups if self.options.full_gradients.weight_decay else []
         places = self.state.vector.places() if groups else {}
         for group in groups:
             for p in group["params"]:
                 if p.requires_grad and group.get("weight_decay"):
                     out[..., places[p]].add_(weights[..., places[p]], alpha=float(group["weight_decay"]))
-        for part in self.state.untrained:  # where clients do not move the model, no method may on account of a gradient
+        for part in self.state.untrained:  # clients do not move the model there, so no gradient may either
             out[..., part] = 0

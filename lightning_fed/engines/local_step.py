@@ -119,7 +119,7 @@ class LocalStep:
         for hook in self.before_zero_grad:
             hook(self.optimizer)
         own = self.own.get("optimizer_zero_grad")
-        # Whatever the user's own way of zeroing, nothing may be left of the client before.
+        # However the user's code zeroes gradients, none of the client before may remain.
         if own is None or self.state.local_step == 0:
             self.vector.drop_gradients()
         if own is not None:
@@ -134,7 +134,7 @@ class LocalStep:
             )
 
     def outputs(self, output: Any) -> dict[str, Any]:
-        """Makes of what ``training_step`` returned that which Lightning gives to ``on_train_batch_end``."""
+        """Converts what ``training_step`` returned to what Lightning gives to ``on_train_batch_end``."""
         if output is None:
             return {}
         extra = output if isinstance(output, dict) else {}
@@ -149,7 +149,7 @@ class LocalStep:
         self.undisplaced.copy_(weights)
         weights.sub_(displacement)
         result = self._gradient(batch, batch_idx, first)
-        weights.copy_(self.undisplaced)  # by copying: adding it back would leave rounding errors, and they vote
+        weights.copy_(self.undisplaced)  # copied: adding it back would leave rounding errors, which sign votes count
         return result
 
     def _gradient(self, batch: Any, batch_idx: int, first: bool) -> tuple[Any, Tensor | None]:
@@ -215,7 +215,7 @@ class LocalStep:
 
 
 def loss_of(output: Any, module: LightningModule) -> Tensor:
-    """Takes the loss out of what ``training_step`` returned; in a pass that records no gradient it needs none."""
+    """Returns the loss in what ``training_step`` returned; it may lack a graph where no gradients are recorded."""
     loss = output.get("loss") if isinstance(output, dict) else output
     if isinstance(loss, Tensor) and loss.numel() == 1 and (loss.requires_grad or not torch.is_grad_enabled()):
         return loss

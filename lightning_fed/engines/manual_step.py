@@ -1,4 +1,4 @@
-"""One local step of a module that optimizes by itself, as Lightning's manual optimization has it."""
+"""One local step of a module with Lightning's manual optimization."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ class ManualStep:
         taken: Whether the last ``step`` stepped an optimizer.
 
     Raises:
-        FederatedError: If an option or a callback needs the gradient, or the optimizer's steps, of an automatic one.
+        FederatedError: If an option or callback needs gradients or steps that only automatic optimization has.
     """
 
     accumulate = 1
@@ -60,7 +60,7 @@ class ManualStep:
         self._lend(optimizers)
 
     def _lend(self, optimizers: list[Optimizer]) -> None:
-        """Puts itself where a module's ``optimizers`` and ``manual_backward`` look."""
+        """Makes the module's ``optimizers`` and ``manual_backward`` call this object."""
         strategy: Any = self.state.fabric.strategy
         kind: Any = LightningOptimizer
         strategy._lightning_optimizers = [kind._to_lightning_optimizer(optimizer, self) for optimizer in optimizers]
@@ -70,9 +70,9 @@ class ManualStep:
         self.taken = True
 
     def step(self, batch: Any, batch_idx: int, first: bool, closes: bool) -> Any:
-        """Runs a batch; what it leaves in the gradients is the module's own, but for that of the client before.
+        """Runs ``training_step`` on a batch; only before a client's first one are gradients cleared.
 
-        Windows are no concern of a module that optimizes by itself: it accumulates by itself.
+        ``first`` and ``closes`` are ignored, because the module accumulates gradients itself.
 
         Returns:
             What ``training_step`` returned.
@@ -89,12 +89,12 @@ class ManualStep:
         return output
 
     def outputs(self, output: Any) -> dict[str, Any]:
-        """Makes of what ``training_step`` returned that which Lightning gives to ``on_train_batch_end``."""
+        """Converts what ``training_step`` returned to what Lightning gives to ``on_train_batch_end``."""
         given = dict(output) if isinstance(output, dict) else {} if output is None else {"loss": output}
         return {key: value.detach() if key == "loss" else value for key, value in given.items()}
 
     def backward(self, loss: Tensor, _: Any, *args: Any, **kwargs: Any) -> None:
-        """Stands behind ``manual_backward``."""
+        """Does what the module's ``manual_backward`` asks for, with hooks before and after it."""
         for hook in self.before_backward:
             hook(loss)
         self.module.backward(loss, *args, **kwargs)
@@ -102,7 +102,7 @@ class ManualStep:
             hook()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """Stands behind the ``step`` of the module's ``optimizers``."""
+        """Takes the ``step`` of one of the module's ``optimizers``, with hooks before it."""
 
         @torch.enable_grad()
         def with_hooks() -> Any:
@@ -126,7 +126,7 @@ def _expect_options(options: LocalOptions, module: LightningModule) -> None:
 
 
 def _needs_gradients(callback: Any) -> str:
-    """Says what a callback needs that only automatic optimization has; nothing if it needs weights alone."""
+    """Returns what a callback needs that only automatic optimization has; empty if it needs only weights."""
     if isinstance(callback, Aggregator):
         if callback.all_needs & Need.ANY_GRADIENT:
             return "asks for the clients' gradients"

@@ -1,4 +1,4 @@
-"""Finds out, before a run, whether many clients can take a step at once, and for how many there is room."""
+"""Tests, before a run, whether many clients can take a step at once, and how many fit into memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,17 +25,17 @@ from lightning_fed.engines.vectorized.step import StackedStep
 
 __all__ = ["StepProbe"]
 
-# Of all processes, which share a machine as a rule; of a GPU it is half of what is free.
+# For all processes together, which usually share a machine; on a GPU half of the free memory is used.
 _BYTES_ON_CPU = 2 << 30
 
 
 class StepProbe:
-    """Takes steps of a run that is about to begin, and leaves nothing changed.
+    """Takes trial steps before a run begins, and undoes what they change.
 
     Args:
         state: What ``fit`` works on; batches of the largest client are taken.
-        options: How clients train. Where nobody asked for many clients at once, a step is refused that uses what is of
-            one client alone, or changes what clients would share: attributes and global variables.
+        options: How clients train. If ``engine`` is ``auto``, a step is refused that uses what exists for one client
+            only, or that changes what clients would share: attributes and global variables.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions) -> None:
@@ -53,16 +53,16 @@ class StepProbe:
                 batches = LaneBatches(state, one_step, (client,), by_index=False)
                 (self.group,) = list(batches.groups(0))
                 self._draws = random_states(state.vector.device) != self._before
-            except (TypeError, RuntimeError) as error:  # what torch says of parts that cannot be put side by side
+            except (TypeError, RuntimeError) as error:  # torch's errors for tensors that cannot be stacked
                 if out_of_memory(error):
                     raise
-                raise CannotStack(f"its batches cannot be put side by side ({first_sentence(error)})") from error
+                raise CannotStack(f"its batches cannot be stacked ({first_sentence(error)})") from error
         in_epoch = -(-client.num_samples // self.group.size)
         held = sum(leaf.nbytes for leaf in tree_leaves(self.group.batch) if isinstance(leaf, Tensor))
         self._read_ahead = 0 if batches.gathers else in_epoch * held
 
     def expect_stackable(self, in_eval: bool = False) -> bool:
-        """Takes the gradients of two clients, and of one of them alone.
+        """Compares the gradients of two clients trained at once with those of one trained alone.
 
         Args:
             in_eval: Whether the module is in eval mode, as where gradients over all of a client's data are taken.
@@ -71,8 +71,8 @@ class StepProbe:
             Whether random numbers were drawn.
 
         Raises:
-            CannotStack: If that fails, gives other gradients or buffers, or leaves something behind that vmap cannot
-                keep apart.
+            CannotStack: If that fails, gives other gradients or buffers, or changes something that vmap cannot keep
+                apart for each client.
         """
         name = type(self.module).__name__
         with self._on_trial(in_eval):
@@ -93,7 +93,7 @@ class StepProbe:
             if kept := holds_stacked_tensors(self.module):
                 raise CannotStack(f"{name} keeps tensors in its attribute `{kept}` during training")
             if self._places is not None and (changed := before.shared()):
-                raise CannotStack(f"{name} changes `{changed}` in training, which clients at once would share")
+                raise CannotStack(f"{name} changes `{changed}` in training, which clients trained at once would share")
             ours, theirs = random_states(self.state.vector.device), self._before
             if ours[1:3] != theirs[1:3]:
                 raise CannotStack(f"{name} draws from NumPy's or Python's random stream, once for all clients")
@@ -105,7 +105,7 @@ class StepProbe:
 
     @contextmanager
     def _on_trial(self, in_eval: bool) -> Iterator[None]:
-        """Leaves no trace of a step, not even of its warnings; refuses one that moves frozen parameters."""
+        """Undoes what a step changes and hides its warnings; refuses a step that moves frozen parameters."""
         buffers = self.state.buffers
         buffers.start_round()
         try:
@@ -121,7 +121,7 @@ class StepProbe:
             raise CannotStack(f"its training moves `{next(iter(moved))}`, which is frozen")
 
     def _expect_the_same_alone(self, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
-        """Refuses a module that reaches parameters or buffers in ways of its own: they are not the client's."""
+        """Refuses a module that reads parameters or buffers other than as attributes: they are not the client's."""
         vector = self.state.vector
         coarse = 0.1 if "16" in str(self.step.precision.precision) else 1e-2
         vector.zero_grad()
@@ -138,7 +138,7 @@ class StepProbe:
             raise CannotStack("it updates torchmetrics objects in training, whose state vmap cannot keep apart")
 
     def lanes_that_fit(self) -> int:
-        """Estimates for how many clients there is room: what autograd keeps for one, and its vectors, count twice."""
+        """Estimates how many clients fit into memory: each takes twice what autograd keeps, and eight vectors."""
         kept: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class SequentialEngine(Engine):
         if self.needs_distance:  # read as a step ends: hooks change rates up to the last moment, and steps are skipped
             local = self.optimizer
             local.optimizer.register_step_post_hook(lambda *_: self.step_options.append(local.step_options))
-        if self.options.changes_rates:  # after that, which reads the client's own
+        if self.options.changes_rates:  # after the hook above, which reads the scaled rates
             self.optimizer.scale_rates()
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
@@ -62,7 +62,7 @@ class SequentialEngine(Engine):
                 yield update
 
     def _train_client(self, client: Client, seed: int) -> Update | None:
-        """Trains one client, whose streams have a seed, and measures its update; None if it is left out."""
+        """Trains one client with the seed of its random streams; returns its update, None if it is left out."""
         before = Attributes(self.module) if self.options.tolerance.on_client_error == "skip" else None
         try:
             self._start_client(client, seed)
@@ -96,7 +96,7 @@ class SequentialEngine(Engine):
         self.watch.start_client()
 
     def _leave_client(self) -> None:
-        """Stands between two clients again."""
+        """Cleans up after a client, before the next one."""
         self._take_in_moved()
         self.state.leave_client()
         self.recorder.batch_size = 1
@@ -127,7 +127,7 @@ class SequentialEngine(Engine):
         return update
 
     def _take_in_moved(self) -> None:
-        """Makes buffers of frozen parameters that the client has moved; those before it have left them as they were."""
+        """Turns frozen parameters that the client moved into buffers; earlier clients did not move them."""
         for name, value in self.state.buffers.take_in_moved().items():
             if self.processes.size > 1:
                 raise FederatedError(
@@ -182,7 +182,7 @@ class SequentialEngine(Engine):
         last = -(-samples // size) - 1
         epochs = self.options.epochs if client.steps is None else None
         for epoch, order in enumerate(islice(self.orders, epochs)):
-            # What is random in reading samples has streams of its own, apart for each epoch; tensors need none.
+            # Random reading, such as augmentation, has its own stream for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
             seed = seed_for(state.seed, Purpose.READ, *at) if state.source.reads_are_seeded else 0
             for index, batch in enumerate(read_batches(state.source, client.id, order, seed)):

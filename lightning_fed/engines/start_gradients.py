@@ -36,16 +36,16 @@ class ComputedStartGradients:
     Args:
         state: What ``fit`` works on.
         aggregator: Weighs clients.
-        hooks: Knows the callbacks, which ask.
+        hooks: Gives the callbacks.
         full_gradient: Computes one client's gradient.
 
     Attributes:
         level: The most that any part asks for in this round.
-        method_level: The most that an algorithm asks for, not only a diagnostic.
+        method_level: The most that an algorithm asks for; diagnostics do not count.
         exchanged: Whether an algorithm, not only a diagnostic, had the cohort's gradients exchanged in this round.
         samples: Samples whose gradient, or loss alone, was computed in this round for an algorithm.
         wants_losses: Whether the aggregator asks for f_i(w).
-        losses_alone: Whether they take a pass of their own in this round, as nobody asks for gradients there.
+        losses_alone: Whether f_i(w) needs its own pass in this round, because no part asks for gradients at w.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class ComputedStartGradients:
             own: Those of this process.
 
         Returns:
-            ‖g_i‖ + f_i for each of its own, shape (k,): not finite where there is no gradient to use. None without an
-            exchange: a diagnostic that looks on leaves no client out.
+            ‖g_i‖ + f_i for each client of ``own``, shape (k,): not finite where the gradient cannot be used. None if no
+            algorithm asks for the cohort's: a diagnostic leaves no client out.
         """
         self.level = self._level(cohort.round, (Callback,))
         self.method_level = self._level(cohort.round, (ClientAlgorithm, Aggregator))
@@ -146,7 +146,7 @@ class ComputedStartGradients:
             self.samples += sum(map(self.full_gradient.count, clients))
 
     def _arrange(self, own: tuple[Client, ...], clients: tuple[Client, ...], rows: Tensor, losses: Tensor) -> None:
-        """Takes over the gradients of own clients, and averages those of all with the aggregator's weights."""
+        """Keeps the gradients of this process's clients, and averages all with the aggregator's weights."""
         self.clients, self._rows, self._losses, self._gathered = clients, rows, losses, None
         self._at = {client.id: at for at, client in enumerate(own)}
         weights = [self.aggregator.update_weight(client) for client in clients]

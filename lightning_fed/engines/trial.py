@@ -1,4 +1,4 @@
-"""Lets a module take steps that leave no trace, and compares what they give."""
+"""Lets a module take trial steps whose changes are undone, and compares their results."""
 
 import random
 from collections.abc import Collection, Iterable, Iterator
@@ -20,11 +20,11 @@ __all__ = ["agree", "holds_stacked_tensors", "random_states", "without_trace"]
 def without_trace(
     module: nn.Module, frozen: Iterable[Tensor] = (), places: Collection[Any] | None = None
 ) -> Iterator[None]:
-    """Puts back in the end what ``Attributes`` says, tensors that are no parameters, and the global random streams.
+    """Restores what ``Attributes`` covers, tensors that are not parameters, and the global random streams.
 
     Args:
         module: The module.
-        frozen: Parameters of it that training moves: they get their values back as well.
+        frozen: Parameters of the module that training moves; their values are restored too.
         places: See ``Attributes``.
     """
     kept = Attributes(module, places)
@@ -43,14 +43,14 @@ def without_trace(
 
 
 def _may_change(tensor: Tensor) -> bool:
-    """Says whether a tensor is no parameter, nor one that nobody can write to: expanded, or of a transform's past."""
+    """Returns whether a tensor can be written to: not a parameter, not expanded, not left over from a transform."""
     if isinstance(tensor, nn.Parameter) or is_wrapped(tensor):  # as LSTM keeps them until its next step
         return False
     return not any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def agree(one: Tensor, other: Tensor, coarse: float) -> bool:
-    """Says whether a tensor is another one up to a relative error, where that one is finite."""
+    """Returns whether ``one`` is ``other`` up to the relative error ``coarse``, where ``other`` is finite."""
     if not other.is_floating_point():
         return torch.equal(one, other)
     finite = other.isfinite()
@@ -59,7 +59,7 @@ def agree(one: Tensor, other: Tensor, coarse: float) -> bool:
 
 
 def holds_stacked_tensors(module: nn.Module) -> str | None:
-    """Names an attribute that holds tensors of a ``torch.func`` transform that is over, None if there is none."""
+    """Names an attribute that holds tensors of an ended ``torch.func`` transform, None if there is none."""
     for part in module.modules():
         for name, value in () if of_torch(part) else vars(part).items():
             held = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]
@@ -71,7 +71,7 @@ def holds_stacked_tensors(module: nn.Module) -> str | None:
 def random_states(device: torch.device) -> tuple[Any, Any, Any, bytes]:
     """Returns the state of the global random streams: torch's, NumPy's, Python's, those of a run's device.
 
-    A run on the CPU has no other: what of a GPU has been started meanwhile, by whatever looked at it, says nothing.
+    A run on the CPU ignores the streams of a GPU, which other code may have started meanwhile.
     """
     numpy_state: Any = np.random.get_state()  # noqa: NPY002  # the global stream is what is asked for
     return (

@@ -1,4 +1,4 @@
-"""Notices what training changes of a module besides its trained parameters and buffers."""
+"""Detects what training changes in a module besides its trained parameters and buffers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,16 +18,16 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["HookGuard", "ModuleWatch"]
 
-# What torch and Lightning keep in a module themselves, and lend to it.
+# Attributes that torch and Lightning themselves set on a module.
 _NOT_OF_THE_USER = frozenset({*vars(LightningModule()), "log"})
 _OF_LIBRARIES = ("torch.", "torchvision.")
 
 
 class ModuleWatch:
-    """Refuses parameters that were replaced, and names Python attributes that pass from client to client.
+    """Refuses parameters that were replaced, and warns of attributes that carry values from client to client.
 
-    Attributes are looked at once in a run, around the second client: what is made once and kept, such as a cache, is
-    there by then.
+    Attributes are compared once in a run, before and after the second client: what is made once and kept, such as a
+    cache, exists by then.
 
     Args:
         state: What ``fit`` works on.
@@ -62,7 +62,7 @@ class ModuleWatch:
                 )
 
     def guarded(self, name: str, hooks: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
-        """Makes hooks that come after a client's training, where users have some, refuse to write to the module."""
+        """Wraps hooks that run after a client's training so that the user's may not write to the parameters."""
         if all(is_ours(hook) for hook in hooks):
             return hooks
 
@@ -79,13 +79,13 @@ class ModuleWatch:
         return [call]
 
     def start_client(self) -> None:
-        """Notes what attributes the second client finds."""
+        """Notes the attributes before the second client trains."""
         self._clients += 1
         if self._clients == 2:
             self._before = Attributes(self._module, own_places(self._module))
 
     def end_client(self) -> None:
-        """Says once which of them it leaves changed; lists and dicts may grow, as those that wait for a round's end."""
+        """Warns once of attributes that it changed; lists and dicts may grow, as some collect until a round ends."""
         if self._before is None:
             return
         before, self._before = self._before, None
@@ -106,9 +106,9 @@ class ModuleWatch:
 
 
 class HookGuard:
-    """Looks after what the user's own code writes to the module between clients.
+    """Checks what the user's own code writes to the module between clients.
 
-    Buffers that it writes are the global model's from then on. Parameters are refused: clients start from
+    Changed buffers are copied into the global model. Changed parameters are refused, because clients start from
     ``trainer.weights``.
     """
 
@@ -123,7 +123,7 @@ class HookGuard:
 
         Args:
             what: What runs in it.
-            watched: Whether code of the user's own does; there is nothing to do otherwise.
+            watched: Whether that is code of the user's own; otherwise nothing is checked.
             before_step: Whether the server's step, which sets averaged buffers anew, is still to come.
             is_global: Whether the module holds the global model, which the block leaves alone.
         """
@@ -155,7 +155,7 @@ class HookGuard:
             )
 
     def take_over_start(self, resumed: bool) -> None:
-        """Lets what hooks write to the module before the first round count, once: a resumed run has it already."""
+        """Copies what hooks wrote to the module before round 1 into the global model; a resumed run ignores it."""
         state = self.state
         state.vector.refresh()
         vector = state.vector.data

@@ -122,8 +122,8 @@ def test_pictures_take_the_place_of_former_ones(look: Callable[..., dict[str, st
          "Expected `--data` to be a FederatedDataModule, which splits its data over clients, got Silent: subclass it, "
          "or choose another class."),
         (("--data", "Digits", "--output", "taken"), 1,
-         "Expected to write taken/split.png, but the system refuses (File exists): make room, see that it may be "
-         "written to, or change `--output`."),
+         "Expected to write taken/split.png, but the system refuses (File exists): free disk space, check "
+         "its permissions, or change `--output`."),
     ],
     ids=["unknown", "no-data", "not-federated", "output"],
 )  # fmt: skip

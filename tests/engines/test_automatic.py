@@ -137,7 +137,7 @@ RULE: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], str]] = {
     "half precision": (Model, lambda: {"precision": "bf16-true"}, ""),
     "mixed precision": (Model, lambda: {"precision": "bf16-mixed"}, ""),
     "whole batches": (Flat, lambda: {"datamodule": images(augmentation=Brighter())}, "one by one"),
-    "a hook": (hooked(lambda m: m.net.register_forward_hook(lambda *_: None)), dict, "hooks on its passes"),
+    "a hook": (hooked(lambda m: m.net.register_forward_hook(lambda *_: None)), dict, "forward or backward hooks"),
 }
 
 

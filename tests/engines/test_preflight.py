@@ -219,7 +219,7 @@ class GivesNone(Model):
 
 
 def test_batches_that_cannot_be_side_by_side_are_told_in_a_sentence(tmp_path):
-    with pytest.raises(FederatedError, match="cannot be put side by side"):
+    with pytest.raises(FederatedError, match="batches cannot be stacked"):
         train(tmp_path, GivesNone, "vectorized")
     assert train(tmp_path, GivesNone, "auto").trainer.engine_choice["engine"] == "sequential"
 

@@ -8,7 +8,7 @@ _SAID: dict[str, object] = {}
 
 
 def is_news(about: str, said: object) -> bool:
-    """Tells whether something differs from what this process last said about a thing, and notes that it is said."""
+    """Returns whether a message differs from the last one that this process showed on a topic, and remembers it."""
     news = _SAID.get(about) != said
     _SAID[about] = said
     return news
@@ -18,5 +18,5 @@ class ShownInNotebooks:
     """An object with an HTML form, for the last line of a notebook's cell."""
 
     def _repr_html_(self) -> str:
-        # By its name, as the command line loads it: training waits for nothing of the lab.
+        # Imported by name and only here, so that training does not wait for the lab to load.
         return str(import_module("lightning_fed.lab.notebook").html(self))

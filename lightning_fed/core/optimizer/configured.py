@@ -23,8 +23,8 @@ def expect_own_parameters(module: LightningModule, optimizers: list[Optimizer]) 
     foreign = [p for group in groups for p in group["params"] if id(p) not in own]
     if foreign:
         raise FederatedError(
-            f"Expected the optimizer of `{type(module).__name__}.configure_optimizers` to hold parameters of the "
-            f"module alone, got a tensor of shape {tuple(foreign[0].shape)} that is none: register it as nn.Parameter."
+            f"Expected the optimizer of `{type(module).__name__}.configure_optimizers` to hold only parameters of "
+            f"the module, got another tensor of shape {tuple(foreign[0].shape)}: register it as nn.Parameter."
         )
 
 

@@ -14,14 +14,14 @@ from lightning_fed.core.vector import ParameterVector
 
 __all__ = ["ELEMENTWISE", "SHARED_STATE", "FlatOptimizer"]
 
-# What steps each weight by its own gradients alone, so that a vector, or a matrix of them, steps like its parts.
+# Optimizers that step each weight by its own gradients only: a whole vector or matrix then steps like its parts.
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad,
     optim.Adadelta, optim.ASGD, optim.Rprop,
 )  # fmt: skip
 # The entries of their state that hold one number for a whole parameter; the others have one for each weight.
 SHARED_STATE = frozenset(("step", "mu_product", "eta", "mu"))
-# Those with a kernel of one pass over the memory on the CPU too.
+# Those that have a fused kernel (one pass over the memory) on the CPU too.
 _FUSED = (optim.SGD, optim.Adam, optim.AdamW)
 
 
@@ -37,9 +37,9 @@ class FlatOptimizer:
         vector: Says where its parameters lie in the flat vector.
         weights: The flat vector, shape (d,), or n of them, shape (n, d); stepped in place.
         gradients: Their gradients, of the same shape; the caller writes them before each step.
-        initial: The optimizer's state before any step, by parameter; the one that it has now by default.
-        fuse: Whether to take a fused kernel, of one pass over the memory, where there is one and the module's optimizer
-            does not say otherwise: its last bits differ.
+        initial: The optimizer's state before any step, by parameter; by default its present state.
+        fuse: Whether to use a fused kernel (one pass over the memory) where there is one and the module's optimizer
+            does not forbid it; its results differ in the last bits.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class FlatOptimizer:
         self.weights, self._gradients, self._user = weights, gradients, optimizer
         places = vector.places()
         self._slices = [_joined(places[p] for p in g["params"] if p in places) for g in optimizer.param_groups]
-        # By copying, not by its constructor, whose arguments are others than the options of a group.
+        # Copied, because the arguments of its constructor differ from the options of a group.
         self._optimizer = copy(optimizer)
         self._optimizer.state = defaultdict(dict)
         self._optimizer.param_groups = [
             {**group, "params": [weights.detach()[..., part] for part in slices]}
             for group, slices in zip(optimizer.param_groups, self._slices, strict=True)
         ]
-        # A fused kernel takes the memory of a state for that of its weights, but the state of some columns is compact.
+        # A fused kernel expects the state in the memory layout of the weights, but that of a few columns is compact.
         self._unfused = weights.ndim > 1 and self._slices != [[slice(0, vector.numel)]]
         self._fuse = fuse and not self._unfused and type(optimizer) in _FUSED and weights.device.type in ("cpu", "cuda")
         self._by_hand = type(optimizer) is SGD and weights.device.type == "cpu" and not self._fuse
         self._buffers: dict[Tensor, Tensor] = {}
         self._views: dict[Tensor, list[Tensor]] = {}
         groups = zip(self._slices, self._optimizer.param_groups, strict=True)
-        # The parts of the flat vector that are stepped at once, and the tensors that stand for them.
+        # The parts of the flat vector that are stepped as one tensor, each with its tensor.
         self._parts = [pair for slices, group in groups for pair in zip(slices, group["params"], strict=True)]
-        # The numbers of the parameters in each.
+        # The indices of the parameters in each part.
         self._places, starts = places, [place.start for place in places.values()]
         self._members = {t: slice(bisect_left(starts, p.start), bisect_left(starts, p.stop)) for p, t in self._parts}
         joined = {tensor: _joined_state(initial, places, part, tensor) for part, tensor in self._parts}
@@ -88,7 +88,7 @@ class FlatOptimizer:
             self.narrow(len(self.weights) if count is None else count)
 
     def narrow(self, count: int) -> None:
-        """Goes on with the first ``count`` rows of a matrix alone, until the next start."""
+        """Steps only the first ``count`` rows of a matrix until the next start."""
         self._bind(self.weights[:count], self._gradients[:count])
         for state in self._optimizer.state.values():
             state.update({key: value[:count] for key, value in state.items() if key not in SHARED_STATE})
@@ -101,14 +101,14 @@ class FlatOptimizer:
 
     @property
     def takes_each(self) -> bool:
-        """Whether ``step`` takes gradients that lie apart, one for each parameter."""
+        """Whether ``step`` accepts a list of gradients, one for each parameter."""
         return self._by_hand and self.weights.ndim == 1 and all(map(_is_plain, self._user.param_groups))
 
     def step(self, each: list[Tensor] | None = None) -> None:
         """Takes one step with the hyper-parameters that the module's optimizer has now.
 
         Args:
-            each: The gradients of the vector's parameters, where they are not in ``gradients`` and ``takes_each``.
+            each: A gradient for each parameter, used instead of ``gradients``; only where ``takes_each``.
         """
         if each is not None or (self._by_hand and all(map(_is_plain, self._user.param_groups))):
             for own, group in zip(self._optimizer.param_groups, self._user.param_groups, strict=True):
@@ -181,7 +181,7 @@ class FlatOptimizer:
 def _joined_state(
     initial: Mapping[Tensor, dict[str, Any]], places: dict[Tensor, slice], part: slice, like: Tensor
 ) -> dict[str, Any]:
-    """Joins the parameters' state before any step over a part: some optimizers, such as Adagrad, begin with one."""
+    """Joins the initial state of the parameters in a part; some optimizers, such as Adagrad, begin with state."""
     joined: dict[str, Any] = {}
     for p, place in places.items():
         if place.start < part.start or place.stop > part.stop:
@@ -198,7 +198,7 @@ def _joined_state(
 
 
 def _is_plain(group: dict[str, Any]) -> bool:
-    """Says whether the options of an SGD are plain numbers and its kernels the usual ones."""
+    """Returns whether a group of SGD has plain numbers as options and uses torch's default kernels."""
     numbers = type(group["lr"]) is float and type(group["weight_decay"]) in (float, int)
     return numbers and not group["fused"] and not group["differentiable"]
 

@@ -1,4 +1,4 @@
-"""One step of the flat vector instead of one of every parameter, where the result is bit-identical."""
+"""One step of the flat vector instead of one step for each parameter, where the result is bit-identical."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,12 +17,12 @@ __all__ = ["FlatStep"]
 
 
 class FlatStep:
-    """Steps the flat vector in place of the module's optimizer, on a CPU with the same bits in the weights.
+    """Steps the flat vector instead of the module's optimizer; on a CPU the weights are the same to the bit.
 
-    The module's optimizer stays the one that hooks and schedules see: its hyper-parameters are read at every step,
-    hooks after its step are called, and its ``state`` holds views of the flat one, in which hooks may write. As soon as
-    somebody replaces an entry, or a parameter has no gradient or another memory than its part of the vector, it steps
-    by itself until the next client, from the state of this one. The arguments are those of ``FlatOptimizer``.
+    Hooks and schedules still see the module's optimizer: its hyper-parameters are read at every step, hooks after its
+    step are called, and its ``state`` holds views of the flat state, which hooks may write to. If an entry of the state
+    is replaced, or a parameter has no gradient or is no longer a view of the vector, the module's optimizer takes the
+    client's further steps itself, from this state. The arguments are those of ``FlatOptimizer``.
 
     Attributes:
         steps: Steps taken this way, over all clients.
@@ -34,7 +34,7 @@ class FlatStep:
         self._shown: list[Tensor] = []  # what the state was filled with, in its order
         self._memory: list[Tensor] = []  # the flat state that it is a view of
         self._views: list[tuple[Tensor, str, Tensor]] = []
-        # Each parameter counts its steps by itself: copies of a flat count, which hooks may have changed since.
+        # Step counts for each parameter: copies of the flat count, which hooks may have changed since.
         self._counts: list[tuple[Tensor, Tensor]] = []
         self._versions: list[int] = []
         self._num_states = 0
@@ -51,7 +51,7 @@ class FlatStep:
     def start_client(self) -> bool:
         """Forgets the last client; False if the module's optimizer has to step by itself."""
         self._active = False
-        replaced = vars(self._optimizer).get("step")  # by a schedule, which counts, or by somebody else
+        replaced = vars(self._optimizer).get("step")  # by a schedule, to count steps, or by user code
         if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
             return False
         if self._stale or self._flat is None or self._flat.weights is not self._vector.data:
@@ -62,7 +62,7 @@ class FlatStep:
         self._optimizer.state = self._state
         self._state.clear()
         self._shown, self._num_states = [], 0
-        if self._counts:  # the last client's, in memory of its own
+        if self._counts:  # the last client keeps those in its own memory
             self._memory, self._counts, self._versions = [], [], []
         if self._flat.num_states:
             self._show()
@@ -72,8 +72,8 @@ class FlatStep:
     def _build(self) -> None:
         """Prepares to step the flat vector, if the optimizer and the vector allow for it."""
         vector, groups = self._vector, self._optimizer.param_groups
-        # In bfloat16 the last elements of a tensor are rounded otherwise than the others, and so do fused kernels on a
-        # CPU; another device promises no bits, and one kernel of one pass costs it least.
+        # In bfloat16 the last elements of a tensor are rounded differently from the others; so do fused kernels on a
+        # CPU. Other devices promise no bit-identical results, and a fused kernel is the fastest there.
         exact, on_cpu = vector.dtype in (torch.float32, torch.float64), vector.device.type == "cpu"
         self._flat, self._stale = None, False
         as_fused = on_cpu and any(group.get("fused") for group in groups)
@@ -125,7 +125,7 @@ class FlatStep:
         return [own._version for own, _ in self._counts] == self._versions
 
     def _show(self) -> None:
-        """Fills the optimizer's state with views of the flat one, from which it can go on; made anew for new memory."""
+        """Fills the optimizer's state with views of the flat state; new views are made if its memory changed."""
         assert self._flat is not None
         states = self._flat.states()
         memory = _tensors(state for _, state in states)

@@ -22,10 +22,10 @@ class LocalOptimizer:
     """The optimizer, or optimizers, that start each client's round with their initial state and hyper-parameters.
 
     A schedule with interval ``epoch`` or ``round`` steps once per round. One with interval ``step`` steps after each
-    local step; it starts anew for each client and round (``restart``), or where the longest client of the rounds
-    before it has got to (``continue``), the same point for every client of a round. Hyper-parameters that the user's
-    own code sets between rounds (``self.optimizers().param_groups[0]["lr"] = ...``) hold for all clients that follow.
-    A module that optimizes by itself steps its schedules too: what a client makes of them is forgotten as well.
+    local step. With ``restart`` it starts anew for each client and round. With ``continue`` every client of a round
+    starts it after as many steps as the longest client of each earlier round took. Hyper-parameters that the user's
+    own code sets between rounds (``self.optimizers().param_groups[0]["lr"] = ...``) hold for all later clients.
+    A module that optimizes by itself also steps its schedules; they too are reset for the next client.
 
     Attributes:
         optimizers: The module's own optimizers, one unless it optimizes by itself.
@@ -34,7 +34,7 @@ class LocalOptimizer:
         step_schedulers: Schedules that step with each local step, or whenever the module steps them.
         round_schedulers: Schedules that step with each round.
         lr_factor: The client's own factor on the learning rates, after ``scale_rates``.
-        flat_step: What steps the flat vector at once for ``step``; None until ``step_flat``.
+        flat_step: Steps the whole flat vector at once in ``step``; None until ``step_flat``.
         needs_closure: Whether the optimizer evaluates the loss itself, as LBFGS and optimizers from elsewhere may.
     """
 
@@ -43,7 +43,7 @@ class LocalOptimizer:
         self._restart = restart
         try:
             configured = module.configure_optimizers()
-        except FederatedError:  # is a sentence already, with the options that help
+        except FederatedError:  # already one sentence that names the options
             raise
         except (ValueError, TypeError) as error:  # what torch says of a bad option, such as a negative learning rate
             *_, (frame, _) = walk_tb(error.__traceback__)
@@ -71,7 +71,7 @@ class LocalOptimizer:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What is stepped."""
+        """The parameters of all optimizers."""
         return [p for group in self._param_groups for p in group["params"]]
 
     @property
@@ -102,13 +102,13 @@ class LocalOptimizer:
             self.optimizer.step()
 
     def scale_rates(self) -> None:
-        """Lets every step have the learning rates times ``lr_factor``, whatever schedules and hooks make of them."""
+        """Multiplies the learning rates of every step by ``lr_factor``, after schedules and hooks have set them."""
         for optimizer in self.optimizers:
             optimizer.register_step_pre_hook(self._scale)
             optimizer.register_step_post_hook(self._scale_back)
 
     def _scale(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._rates:  # the step of a base class, which torch hooks too
+        if self._rates:  # torch also calls this for the step of a base class
             return
         self._rates = [(group, group["lr"], group["lr"] * self.lr_factor) for group in optimizer.param_groups]
         for group, _, own in self._rates:
@@ -161,7 +161,7 @@ class LocalOptimizer:
         Args:
             round: Index of the round that ends, from 1.
             max_steps: Local steps of the client that took most.
-            metrics: What the round logged, for schedules that monitor a metric; they wait where nobody trained.
+            metrics: What the round logged, for schedules that monitor a metric; they do not step if nobody trained.
         """
         if not self._restart:
             for step in range(1, max_steps + 1):
@@ -201,7 +201,7 @@ class LocalOptimizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned; refuses other options of the optimizer, as they would be lost."""
+        """Restores what ``state_dict`` returned; refuses changed optimizer options, because they would be lost."""
         self._expect_same(state["built"])
         named = dict(self._module.named_parameters())
         for optimizer, groups in zip(self.optimizers, state.get("added", ()), strict=False):
@@ -215,7 +215,7 @@ class LocalOptimizer:
                     f"{len(state[name])}: a resumed run keeps them, start a new one with `--weights`."
                 )
         self._groups = [_placed(*pair) for pair in zip(state["groups"], self._param_groups, strict=True)]
-        self._has_tensors = True  # looked for again with the next round
+        self._has_tensors = True  # checked again in the next round
         self._step_states = state["step_schedulers"]
         for config, scheduler in zip(self.round_schedulers, state["round_schedulers"], strict=True):
             config.scheduler.load_state_dict(scheduler)
@@ -231,18 +231,18 @@ class LocalOptimizer:
         if changed:
             name, was, now = sorted(changed)[0]
             raise FederatedError(
-                f"Expected the optimizer of the run that the checkpoint is from, with {name} {was}, got {now}: a "
-                "resumed run keeps its options, start a new one with `--weights` instead of `--ckpt_path`."
+                f"Expected the optimizer of the checkpoint's run, with {name} {was}, got {now}: a resumed run keeps "
+                "its options; to change them, start a new run with `--weights` instead of `--ckpt_path`."
             )
 
 
 def _without_device(value: str) -> str:
-    """Takes the device out of a hyper-parameter in words: a run goes on with a tensor on another one."""
+    """Removes the device from a hyper-parameter's text, because a run may resume on another device."""
     return re.sub(r", device='[^']*'", "", value)
 
 
 def _placed(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Brings the tensors among saved hyper-parameters to where the module has its own."""
+    """Moves tensors among saved hyper-parameters to the devices of the module's own."""
     return {
         key: value.to(own[key].device) if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) else value
         for key, value in saved.items()

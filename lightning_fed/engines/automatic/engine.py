@@ -1,4 +1,4 @@
-"""Trains many clients at once where nobody asked for it: what cannot be done so is done one after another."""
+"""The engine that ``auto`` chooses for many clients at once; it trains one after another if that fails."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,9 +20,9 @@ __all__ = ["AutomaticEngine"]
 
 
 class AutomaticEngine(VectorizedEngine):
-    """Trains chunk after chunk at once, until one fails: that one and all later clients train one after another.
+    """Trains clients in chunks, each chunk at once; if one fails, it and all later clients train one after another.
 
-    Nothing of a chunk is part of the round before all its steps are taken, so that it can be trained again.
+    A chunk enters the round only after all its steps are taken, so that it can be trained again if it fails.
 
     Args:
         *args: See ``Engine``.
@@ -46,7 +46,7 @@ class AutomaticEngine(VectorizedEngine):
             yield from self._one_by_one(self.alone, clients)
 
     def _try_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update] | None:
-        """Lets clients train at once; None if that failed, whatever it was: fewer are next, or one after another."""
+        """Trains clients at once; None if that failed for any reason: the next try is with fewer, or one at a time."""
         state, logged, counted = self.state, self.recorder.series, self.start_gradients.samples
         trained, reason, fewer = attempt(lambda: self._train_chunk(clients), lambda: len(clients))
         if trained is None:
@@ -64,33 +64,33 @@ class AutomaticEngine(VectorizedEngine):
         try:
             options = super()._run_steps(batches, log)
             self._expect_the_same(batches, before)
-        except Exception:  # whatever it was, it is raised again: these clients train again from the same attributes
+        except Exception:  # any error is raised again: these clients then train again from the same attributes
             before.put_back()
             raise
         return options
 
     def _expect_the_same(self, batches: LaneBatches, before: Attributes) -> None:
-        """Refuses steps that drew random numbers, or changed what clients share, be it later than in the trial."""
+        """Refuses steps that drew random numbers or changed what clients share, even if the trial step did not."""
         first = min(batches.clients, key=lambda client: client.id)
         seed, device = seed_for(self.state.seed, Purpose.LOCAL, first.round, first.id), self.state.vector.device
         drawn = random_states(device)
         seed_everywhere(seed)
         if random_states(device) != drawn:
-            raise CannotStack("its training draws random numbers, which would be others for many clients at once")
+            raise CannotStack("its training draws random numbers, which would differ for many clients at once")
         if name := before.shared():
             where = type(self.module).__name__
-            raise CannotStack(f"{where} changes `{name}` in training, which clients at once would share")
+            raise CannotStack(f"{where} changes `{name}` in training, which clients trained at once would share")
 
     def _shrink(self, size: int, reason: str) -> None:
         """Lets fewer clients train at once, in a resumed run too."""
-        is_news("engine", f"chunks of {size}")  # so that the next run says its own
+        is_news("engine", f"chunks of {size}")  # so that the next run prints its own line
         tell(f"Engine: vectorized in chunks of {size} from round {self.state.round} on, as {reason}.")
         self.chunk_size = size
         self.state.engine_choice = {**(self.state.engine_choice or {}), "chunk_size": size}
         self._make_room(0)
 
     def _fall_back(self, reason: str) -> None:
-        """Says why, and lets clients train alone from here on."""
+        """Prints why, and trains clients one after another from here on."""
         state, start = self.state, self.start_gradients
         is_news("engine", f"sequential from round {state.round} on")
         tell(f"Engine: sequential from round {state.round} on, as {reason}.")
@@ -99,10 +99,10 @@ class AutomaticEngine(VectorizedEngine):
         state.start_gradients = self.alone.start_gradients = start  # of this round, which has begun
         start.full_gradient = self.full_gradient
         self.alone.divergence, self.at_work = self.divergence, ()
-        self._make_room(0)  # their matrices are of no more use
+        self._make_room(0)  # frees the matrices
 
     def _one_by_one(self, alone: SequentialEngine, clients: tuple[Client, ...]) -> Iterator[Update]:
-        """Lets the engine of single clients train them, as a part of this one's round."""
+        """Trains clients with the sequential engine, as part of this engine's round."""
         alone.start, alone.samples, alone.end_samples = self.start, 0, 0
         yield from alone.updates(clients)
         self.samples += alone.samples

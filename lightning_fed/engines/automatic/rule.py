@@ -1,4 +1,4 @@
-"""Where many clients at once are known to be quicker, and the same, without anybody asking for them."""
+"""When ``auto`` trains many clients at once: where that is known to be faster and to give the same result."""
 
 import numpy as np
 from torch import nn
@@ -13,9 +13,9 @@ from lightning_fed.engines.vectorized.refusals import FEWEST_LANES, CannotStack,
 
 __all__ = ["LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
 
-# A chunk larger than this is no faster and only takes memory: what a step costs apart from its clients is paid off.
+# A larger chunk is no faster and only takes memory: the fixed cost of a step is already small for each client.
 LARGEST_CHUNK = 128
-# What was measured (docs/engines.md): the step of a larger model or batch is long enough to be worth taking alone.
+# Measured limits (docs/engines.md): with a larger model or batch, a step is so long that sharing it gains nothing.
 _MOST_WEIGHTS, _LARGEST_BATCH = {"cpu": 2**17, "cuda": 10_000_000}, 300  # of single precision
 # Layers of torch with weights whose step was measured to be quicker for many clients at once, on a CPU.
 _QUICK = (
@@ -25,20 +25,20 @@ _QUICK = (
 
 
 def expect_quicker_and_the_same(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
-    """Refuses, by what the run is, what need not be quicker for many clients at once, or not the same.
+    """Refuses a run that may not be faster, or may not give the same result, with many clients at once.
 
     Args:
-        state: What ``fit`` works on; its ``engine_choice`` is that of a checkpoint that the run goes on from, if any.
+        state: What ``fit`` works on; a resumed run has the ``engine_choice`` of its checkpoint.
         options: How clients train.
         hooks: Knows the callbacks.
 
     Raises:
-        CannotStack: If the device, the model, the data or a callback is such; what a step does is found by a trial.
+        CannotStack: If the device, model, data or a callback rules it out. A trial step tests the rest later.
     """
     if state.engine_choice is None:
         _expect_quicker(state, options)
     elif state.engine_choice["engine"] != "vectorized":
-        raise CannotStack("the run has trained so until now")
+        raise CannotStack("the run trained this way before it was resumed")
     for hook in ("on_client_end", "on_client_entered"):
         for method in hooks.methods(hook):
             owner = getattr(method, "__self__", method)
@@ -46,7 +46,7 @@ def expect_quicker_and_the_same(state: TrainState, options: LocalOptions, hooks:
                 raise CannotStack(f"{type(owner).__name__} overrides `{hook}` without saying `stacks = True`")
     for part in state.module.modules():
         if any((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)):
-            raise CannotStack(f"{type(part).__name__} has hooks on its passes, which are for one client")
+            raise CannotStack(f"{type(part).__name__} has forward or backward hooks, which are for one client")
 
 
 def own_share(state: TrainState) -> int:
@@ -58,28 +58,28 @@ def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
     device, source = state.vector.device.type, state.source
     most = _MOST_WEIGHTS.get(device, 0) * 4 // max(4, state.vector.data.element_size())
     if state.vector.numel > most:
-        raise NotQuicker(f"the model has more than {most:,} weights, up to which it pays on {device}")
+        raise NotQuicker(f"the model has more than {most:,} weights, above which it is not faster on {device}")
     if (slow := next((part for part in state.module.modules() if not _is_quick(part)), None)) is not None:
         raise NotQuicker(f"{type(slow).__name__} is not known to be quicker for many clients at once")
     if not gathers(source, state.transfer):
         raise NotQuicker("samples are read or changed one by one, which takes longer than the step of a small model")
     if (batch := min(source.batch_size, int(np.max(source.sizes)))) > _LARGEST_BATCH:
-        raise NotQuicker(f"a step on {batch:,} samples is long enough to be taken alone")
+        raise NotQuicker(f"a step on {batch:,} samples is not faster for many clients at once")
     if (lanes := _lanes_of_a_call(state, options)) < FEWEST_LANES:
-        raise NotQuicker(f"only {lanes:.1f} clients on average would share a step, which pays from {FEWEST_LANES} on")
+        raise NotQuicker(f"only {lanes:.1f} clients on average would share a step, too few: {FEWEST_LANES} are needed")
 
 
 def _is_quick(part: nn.Module) -> bool:
-    """Says whether a part is a layer that is quicker for many clients, or one of the user's own, of matrices."""
+    """Returns whether a part is a layer that is faster for many clients, or the user's own with at most matrices."""
     own = [parameter for parameter in part._parameters.values() if parameter is not None]
     of_torch = next(kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.nn."))
     return not own or ((of_torch is nn.Module or isinstance(part, _QUICK)) and all(p.ndim <= 2 for p in own))
 
 
 def _lanes_of_a_call(state: TrainState, options: LocalOptions) -> float:
-    """Estimates how many clients share a call of the step: batches of one size, at the same step, of one chunk.
+    """Estimates how many clients share a call of the step: those of one chunk with batches of one size at that step.
 
-    Of a cohort whose clients are spread evenly over the sizes that there are.
+    It assumes a cohort whose sizes are spread evenly over those of all clients.
     """
     source = state.source
     sizes = samples_in_epoch(source, np.asarray(source.sizes))

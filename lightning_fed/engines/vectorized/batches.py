@@ -1,4 +1,4 @@
-"""Which batches clients that train at the same time meet at each step."""
+"""Which batches clients trained at once get at each step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,16 +44,17 @@ class BatchGroup:
 
 
 class LaneBatches:
-    """Arranges clients in lanes so that those that still train, and those with batches of one size, are neighbours.
+    """Orders clients in lanes so that those that still train, and those with batches of one size, are neighbours.
 
-    Each client meets the samples, in the order, that it meets when it trains alone: no batch is padded or dropped.
+    Each client gets the same samples in the same order as when it trains alone; no batch is padded or dropped.
 
     Args:
         state: What ``fit`` works on: gives seed and batches.
         options: Local epochs or steps, and batches of a step.
         clients: The clients.
         by_index: Whether batches with different numbers within the epoch must be apart.
-        whole: If given, one pass over all samples as they are, in order, in batches of so many, as for a full gradient.
+        whole: If given, one pass over all samples, in order and not augmented, in batches of this size, as for a full
+            gradient.
 
     Attributes:
         gathers: Whether batches are gathered from tensors, not read one by one.
@@ -118,7 +119,7 @@ class LaneBatches:
             yield BatchGroup(lanes, batch, int(index[0]), size, first=part == 0)
 
     def _side_by_side(self, samples: Any, size: int) -> Any:
-        """Makes batches of a size of samples, as ``training_step`` gets them."""
+        """Shapes samples into batches of ``size``, as ``training_step`` gets them."""
         batch = tree_map(lambda part: part.reshape(-1, size, *part.shape[1:]), samples)
         return batch if self._transfer is None else self._transfer(batch, 0)
 
@@ -133,7 +134,7 @@ class LaneBatches:
             differs = np.diff(sizes) != 0
             if self._by_index or not self.gathers:
                 differs |= np.diff(index) != 0
-            if not self.gathers:  # what a transfer hook makes of a batch need not be of one shape
+            if not self.gathers:  # a transfer hook may return batches of different shapes
                 kinds = [_kind(self._epochs[at][index[at]]) if sizes[at] else None for at in range(count)]
                 differs |= np.array([a != b for a, b in pairwise(kinds)], dtype=bool)
             bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), count]
@@ -142,7 +143,7 @@ class LaneBatches:
                     yield part, slice(a, b), index[a:b], int(sizes[a])
 
     def _plan(self) -> list[Tensor]:
-        """Plans the samples of all batches of all steps, in the order in which they are met, and sends that at once."""
+        """Lists the samples of all batches of all steps, in the order of use, and sends the list in one copy."""
         epochs: list[Tensor] = []
         parts, shape = [], (len(self.clients), int(self._trained.max()))
         for step in range(self.steps[0]):
@@ -156,7 +157,7 @@ class LaneBatches:
         return [to_device(torch.cat(part), self._source.order_device) for part in zip(*parts, strict=True)]
 
     def _beginning(self, step: int) -> list[int]:
-        """Returns the lanes that begin an epoch with a step."""
+        """Returns the lanes that begin an epoch at this step."""
         lanes: list[int] = np.flatnonzero(step % self._steps_in_epoch[: self.active(step)] == 0).tolist()
         return lanes
 
@@ -172,35 +173,35 @@ class LaneBatches:
         lanes = self._beginning(step)
         orders = send_orders(self._source, [self._shuffled(lane) for lane in lanes])
         for lane, order in zip(lanes, orders, strict=True):
-            # Read at once: a data loader has the batches of one client at a time under way.
+            # Read completely now: a data loader can prepare the batches of only one client at a time.
             batches = read_batches(self._source, self.clients[lane].id, order, self._read_seed(lane, step), self._size)
             if (left := self.steps[lane] - step) < self._steps_in_epoch[lane]:
                 batches = islice(batches, left * self._window)
             self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
 
     def _read_seed(self, lane: int, step: int) -> int:
-        """Returns the seed of what is random in reading the epoch that a lane begins with a step; tensors need none."""
+        """Returns the seed for reading the epoch that a lane begins at this step; tensors need none."""
         client, epoch = self.clients[lane], step // int(self._steps_in_epoch[lane])
         purpose, index = (Purpose.GRADIENT, None) if self._whole else (Purpose.READ, epoch)
         return seed_for(self._seed, purpose, client.round, client.id, index) if self._source.reads_are_seeded else 0
 
 
 def gathers(source: Any, transfer: BatchTransfer | None) -> bool:
-    """Says whether samples of several clients are taken and brought to steps at once; a subclass may read otherwise."""
+    """Returns whether samples of several clients can be gathered at once; subclasses may read differently."""
     while type(source) is SkewedSource or (type(source) is AugmentedSource and source.by_sample is not None):
         source = source.inner
     return type(source) is TensorSource and (transfer is None or transfer.converts)
 
 
 def _batches(epochs: Tensor, starts: npt.NDArray[np.int64], size: int) -> Tensor:
-    """Takes a batch of a size of each lane's epoch, shape (m, samples, ...), as one list of samples."""
-    if (starts == starts[0]).all():  # copied, as the next epoch is written in its place
+    """Takes a batch of ``size`` from each lane's epoch, shape (m, samples, ...), as one list of samples."""
+    if (starts == starts[0]).all():  # copied, because the next epoch overwrites it
         return epochs[:, int(starts[0]) : int(starts[0]) + size].clone().flatten(0, 1)
     places = torch.from_numpy(starts)[:, None] + torch.arange(size)
     return epochs[torch.arange(len(epochs))[:, None], places].flatten(0, 1)
 
 
 def _kind(batch: Any) -> Any:
-    """What must be the same in two batches that are put side by side."""
+    """Returns what must be equal in two batches that are stacked."""
     leaves, structure = tree_flatten(batch)
     return structure, [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]

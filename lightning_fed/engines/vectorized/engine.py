@@ -52,7 +52,7 @@ class VectorizedEngine(Engine):
         self.gradient_hooks = self.hooks.bound("on_before_optimizer_step")
         self.client_start_hooks = self.hooks.bound("on_client_start")
         self.ended: dict[int, tuple[Tensor, Tensor]] = {}  # gradient and loss where a client ended, by its id
-        # It lends its options alone; a schedule would warn that it steps before its optimizer does.
+        # Only its options are used. Without this, a schedule would warn that it steps before its optimizer does.
         self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
@@ -64,7 +64,7 @@ class VectorizedEngine(Engine):
             yield from trained
 
     def _train_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update]:
-        """Lets the clients take all their steps; what is returned lets them enter the round, one by one."""
+        """Takes all steps of the clients; iterating over the result lets them enter the round, one by one."""
         self.optimizer.start_client()
         self.at_work = clients
         self._make_room(len(clients))
@@ -81,7 +81,7 @@ class VectorizedEngine(Engine):
         return self._finish(batches, clients, log, options)
 
     def _make_room(self, count: int) -> None:
-        """Makes the matrices anew where this process has more clients to train than ever before; of 0 it has none."""
+        """Allocates larger matrices if there are more clients than in any chunk before; 0 frees the matrices."""
         if not count or count > self.capacity:
             self.capacity, self.kept_gradients = 0, None
             vars(self).pop("lanes", None)  # first: there may not be room for both
@@ -174,7 +174,7 @@ class VectorizedEngine(Engine):
         left = tuple(client for client in clients if finite[lane_of[client.id]])
         if self.gradient_at == "end":
             self._take_end_gradients(left, [lane_of[client.id] for client in left])
-        per_client = bool(self.options.tolerance.max_diverged)  # one that a hook spoils is forgotten alone
+        per_client = bool(self.options.tolerance.max_diverged)  # so that only a client that a hook spoils is dropped
         if not per_client:
             self._record(log, [lane_of[client.id] for client in left])
         for client in left:
@@ -209,7 +209,7 @@ class VectorizedEngine(Engine):
         return loss
 
     def _record(self, log: LaneLog, lanes: list[int]) -> None:
-        """Records what clients have logged that enter the round."""
+        """Records what the clients that enter the round have logged."""
         for lane in lanes:
             self.recorder.merge(self.started.get(lane, {}))
         self.recorder.merge(log.of(lanes))

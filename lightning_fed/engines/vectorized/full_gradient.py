@@ -20,23 +20,23 @@ __all__ = ["StackedFullGradient"]
 class StackedFullGradient(FullGradient):
     """Computes what ``FullGradient`` computes, of a chunk of clients at once.
 
-    Where memory runs out half as many go at once from then on; where it fails otherwise, one after another.
-    What the module draws from torch's random streams differs from client to client, but is not what one draws alone.
+    If memory runs out, half as many clients go at once from then on; after any other error, one after another.
+    The module's draws from torch's random streams differ between clients, and from those of a client alone.
 
     Args:
         state: What ``fit`` works on.
         options: See ``FullGradient``.
         step: Computes the gradients of a batch of each.
-        chunk_size: Clients at once; of batches larger than those of training fewer.
+        chunk_size: Clients at once; fewer if batches are larger than in training.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, step: StackedStep, chunk_size: int) -> None:
         super().__init__(state, options)
         self.step, self.chunk_size = step, chunk_size
-        self._most = self._tried = chunk_size  # clients of a pass, and those of the last one
+        self._most = self._tried = chunk_size  # most clients of a pass, and those of the last pass
 
     def _try(self, compute: Callable[[], Tensor]) -> Tensor | None:
-        """Returns what is computed; None if that fails now, of which it says why, or has failed before."""
+        """Returns the result; None if the computation fails now (the reason is printed), or has failed before."""
         while self._most:
             found, reason, fewer = attempt(compute, lambda: self._tried)
             if found is not None:

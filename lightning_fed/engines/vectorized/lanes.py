@@ -1,4 +1,4 @@
-"""The state of clients that train at the same time: one row, a lane, of every matrix for each."""
+"""The state of clients trained at once: each client has a lane, its row of every matrix."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +18,7 @@ __all__ = ["Lanes", "StackedVector"]
 
 
 class StackedVector:
-    """Stands in for ``trainer.vector`` where a hook edits the gradients of several clients at once.
+    """Replaces ``trainer.vector`` where a hook edits the gradients of several clients at once.
 
     Attributes:
         data: Their live weights, shape (m, d).
@@ -100,7 +100,7 @@ class Lanes:
         self.own_losses = gradients.compute(clients, self.own_gradients[: len(clients)])
 
     def give_gradient(self, lane: int, gradients: ComputedStartGradients, client: Client) -> None:
-        """Makes the gradient at w that of a client again."""
+        """Sets the current gradient and loss at w to those of this client."""
         if gradients.level == "client":
             gradients.gradient, gradients.loss = self.own_gradients[lane], self.own_losses[lane]
         elif gradients.losses_alone:
@@ -114,7 +114,7 @@ class Lanes:
         return sizes + self.own_losses
 
     def take_start(self, lane: int, start: Tensor) -> None:
-        """Takes over where a client starts, after its hooks: weights, origin, displacement, buffers."""
+        """Copies where a client starts, after its hooks, to its lane: weights, origin, displacement, buffers."""
         state = self.state
         self.weights[lane].copy_(state.vector.data)
         if state.origin is not start:
@@ -147,7 +147,7 @@ class Lanes:
         return torch.where(displaced, ends - origins + self._start, ends)
 
     def take_rates(self, factors: list[float]) -> None:
-        """Takes over the clients' factors on the learning rate."""
+        """Sets the clients' factors on the learning rate."""
         self._factors = None
         if any(factor != 1 for factor in factors):
             self._factors = self.weights.new_tensor(factors)[:, None]
@@ -155,7 +155,7 @@ class Lanes:
                 self._before = torch.empty_like(self.weights)
 
     def step(self) -> None:
-        """Steps the active lanes, each by its own factor: the steps of these optimizers are in proportion to it."""
+        """Steps the active lanes, each scaled by its factor: these optimizers' steps are proportional to the rate."""
         if self._factors is None:
             self.optimizer.step()
             return
@@ -165,7 +165,7 @@ class Lanes:
         torch.lerp(before, weights, self._factors[: self.active], out=weights)
 
     def narrow(self, count: int) -> None:
-        """Leaves the next steps to the first ``count`` lanes."""
+        """Lets only the first ``count`` lanes take further steps."""
         if count < self.active:
             self.optimizer.narrow(count)
         self.active = count

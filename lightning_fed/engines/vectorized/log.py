@@ -1,4 +1,4 @@
-"""What clients that train at the same time have logged, apart for each until it is known who enters the round."""
+"""What clients trained at once have logged, kept apart until it is known which of them enter the round."""
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class LaneLog:
                 continue
             result[key] = series = template.copy()
             values = self._totals[key]
-            if len(seen) < self._count:  # more than one are found by an index, which goes to the device
+            if len(seen) < self._count:  # several need an index, which is sent to the device
                 values = values[seen] if len(seen) > 1 else values[seen[0]]
             reduce = {"min": torch.amin, "max": torch.amax}.get(series.reduction, torch.sum)
             series.total, series.weight = reduce(values), float(self._weights[key][seen].sum())

@@ -1,4 +1,4 @@
-"""Why many clients cannot train at once: what is said of it, and what stands for what is of one client alone."""
+"""Why many clients cannot train at once: the messages, and guards for what exists for one client only."""
 
 import logging
 import sys
@@ -18,8 +18,8 @@ __all__ = [
 ]  # fmt: skip
 
 _T = TypeVar("_T")
-tell = logging.getLogger("lightning.pytorch").info  # of every process: each falls back for itself
-FEWEST_LANES = 8  # of fewer clients that share a call of the step, nothing is won (docs/engines.md)
+tell = logging.getLogger("lightning.pytorch").info  # in every process: each falls back by itself
+FEWEST_LANES = 8  # if fewer clients share a call of the step, nothing is gained (docs/engines.md)
 
 
 class CannotStack(Exception):
@@ -27,7 +27,7 @@ class CannotStack(Exception):
 
 
 class NotQuicker(CannotStack):
-    """Says so of a run that would gain nothing by it, which nobody can change."""
+    """Says that a run would be no faster with many clients at once; the user has nothing to change."""
 
 
 def refusal(error: Exception, count: int) -> FederatedError:
@@ -58,7 +58,7 @@ def cause_of(error: Exception, count: int) -> str:
 
 @contextmanager
 def explained_refusals(count: int) -> Iterator[None]:
-    """Makes a sentence of what ends the training of a number of clients at once, in the middle of a run."""
+    """Turns an error that ends the training of ``count`` clients at once, in the middle of a run, into a sentence."""
     try:
         yield
     except Exception as error:
@@ -69,15 +69,15 @@ def explained_refusals(count: int) -> Iterator[None]:
 
 
 def attempt(compute: Callable[[], _T], count: Callable[[], int]) -> tuple[_T | None, str, int]:
-    """Lets many clients do something at once, as many as ``count`` says where it fails.
+    """Tries to compute something for many clients at once; ``count`` says for how many it was, if it fails.
 
     Returns:
-        What is computed, or else None, why, and for how many to try it next: half as many where memory ran out, and 0
-        for one after another. The exception, which would keep what steps had made, is gone by then.
+        The result, or None; why it failed; and how many clients to try next: half as many if memory ran out, else 0,
+        for one after another. The exception is not kept, because it would keep the tensors of the failed steps.
     """
     try:
         return compute(), "", 0
-    except Exception as error:  # whatever it is: one client after another may do well
+    except Exception as error:  # any error: it may work for one client after another
         if is_device_fault(error):  # nothing runs there any more
             raise
         tried = count()
@@ -86,7 +86,7 @@ def attempt(compute: Callable[[], _T], count: Callable[[], int]) -> tuple[_T | N
 
 
 class _OfOne:
-    """Stands for what is of one client: a step finds the round there, and whatever else it reads or sets is refused."""
+    """Replaces an object that exists for one client: a step may read the round from it; all else is refused."""
 
     def __init__(self, name: str, held: Any, reasons: list[CannotStack]) -> None:
         vars(self).update(_name=name, _held=held, _reasons=reasons)
@@ -98,13 +98,13 @@ class _OfOne:
         _refuse(f"{self._name}.{name}", self._reasons)
 
 
-# What of the trainer is the same for all clients of a round; and what stands for `trainer.client`.
+# Attributes of the trainer that are the same for all clients of a round; and what replaces `trainer.client`.
 _OF_ALL = frozenset({"current_epoch", "round", "max_epochs", "max_rounds"})
 MANY_CLIENTS: Any = _OfOne("trainer.client", None, [])
 
 
 class _Output:
-    """Stands for the standard output of one thread; others, such as that of a progress bar, write as always."""
+    """Replaces the standard output of one thread; others, such as that of a progress bar, write as before."""
 
     def __init__(self, stream: Any, reasons: list[CannotStack]) -> None:
         self._stream, self._reasons, self._thread = stream, reasons, get_ident()
@@ -118,19 +118,19 @@ class _Output:
 
 
 def _refuse(name: str, reasons: list[CannotStack]) -> NoReturn:
-    reasons[:] = [CannotStack(f"its training uses `{name}`, and there are many clients at once")]
+    reasons[:] = [CannotStack(f"its training uses `{name}`, which is for one client")]
     raise reasons[0]
 
 
 @contextmanager
 def of_one_client(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Refuses a step that uses, within the block, what is there for one client at a time: the trainer and `print`.
+    """Refuses a step that uses, within the block, what exists for one client only: the trainer and `print`.
 
     Args:
-        parts: Those that know the trainer; loggers, optimizers and schedules are asked for there.
+        parts: The modules that hold the trainer; loggers, optimizers and schedules are reached through it.
 
     Raises:
-        CannotStack: If the step does, even if it catches what is raised at that place.
+        CannotStack: If the step does so, even if it catches the error raised there.
     """
     reasons: list[CannotStack] = []
     held = [vars(part)["_trainer"] for part in parts]

@@ -30,7 +30,7 @@ class StackedStep:
 
     Args:
         state: What ``fit`` works on; of the module's own parameters only frozen ones are used, and no buffers.
-        unasked: Whether nobody asked for many clients at once: a step that prints or uses the trainer is refused then.
+        unasked: Whether the user did not ask for many clients at once: then a step may not print or use the trainer.
 
     Attributes:
         reads_batch_idx: Whether the training step may depend on the batch's number within its epoch.
@@ -86,12 +86,12 @@ class StackedStep:
         gradients, (self.losses, *further) = found[:count], found[count:]
         logged = self.recorder.series
         totals = dict(zip(logged, further, strict=False))
-        if self.losses.requires_grad:  # of the resident parameters: autograd knows no client's outside of vmap
+        if self.losses.requires_grad:  # it depends on the module's own parameters, not on a client's
             raise CannotStack(f"{type(self.module).__name__} reaches its parameters in another way than as attributes")
         if out is not None:
             by_parameter = zip(gradients, self.vector.parameters, strict=True)
             torch.cat([gradient.permute(0, *_order(p)).flatten(1) for gradient, p in by_parameter], 1, out=out)
-        # By assignment; what is changed in place is in the rows already.
+        # Buffers replaced by assignment; those changed in place are in the rows already.
         for name, value in zip(self._replaced, further[len(totals) :], strict=True):
             buffers[name].copy_(value)
         if out is not None and (missing := [name for name in self.vector.names if name not in self.touched]):
@@ -106,7 +106,7 @@ class StackedStep:
     def _pieces(self, rows: Tensor) -> list[Tensor]:
         """Views rows of the length of the flat vector as parameters, each of shape (n, ...).
 
-        By parameter: as parts of one vector their gradients would be joined in a matrix larger than the cache.
+        One for each parameter, because the gradient of a whole row would be joined in a matrix larger than the cache.
         """
         row, first = rows.stride(0), rows.storage_offset()
         return [
@@ -136,7 +136,7 @@ class StackedStep:
         for name, value in buffers.items():
             for owner, key in (self.buffer_places[name], *self.further_places.get(name, ())):
                 owner._buffers[key] = value
-        with self.precision.forward_context():  # the backward pass is none of autocast's
+        with self.precision.forward_context():  # autocast does not cover the backward pass
             output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
         if output is None:
             raise CannotStack("its `training_step` returns None for a batch, which many clients at once cannot skip")
@@ -151,7 +151,7 @@ class StackedStep:
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Gives the module its own parameters and buffers back, and the state no client."""
+        """Gives the module its own parameters and buffers back, and clears the state's client."""
         self.state.client = MANY_CLIENTS
         kept = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
         try:
