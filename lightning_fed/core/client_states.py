@@ -43,8 +43,8 @@ class ClientStates:
         like: The global vector; under ``device`` records are beside it.
         run: The run's folder, None if there is none.
         pinned: The files that each checkpoint in the run's folder refers to, by the checkpoint's name. None instead of
-            files if a checkpoint cannot be read: then no file is removed. None instead of the mapping if the run
-            makes no checkpoints and keeps nothing.
+            files if a checkpoint cannot be read: then every file that is there is kept. None instead of the mapping
+            if the run makes no checkpoints and keeps nothing.
         tolerant: Whether a record that the disk refuses is kept in memory, without an error, until ``dump``.
 
     Attributes:
@@ -294,8 +294,8 @@ class ClientStates:
 def _expect_shape(key: str, client: int, shape: torch.Size, got: Tensor) -> None:
     if got.shape != shape:
         raise FederatedError(
-            f"Expected client state {key!r} of client {client} in the shape {tuple(shape)} that the key was first "
-            f"stored in, got {tuple(got.shape)}: keep tensors of another shape under a key of their own."
+            f"Expected client state {key!r} of client {client} to have the shape {tuple(shape)}, as when the key was "
+            f"first stored, got {tuple(got.shape)}: use another key for tensors of another shape."
         )
 
 

@@ -64,7 +64,7 @@ def set_device_streams(states: list[Tensor]) -> None:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Returns whether a device reports a fault; any work queued before may be its cause, and the device is lost."""
+    """Returns whether a device reports a fault of any work queued before; nothing runs on the device any more."""
     known = isinstance(error, getattr(torch, "AcceleratorError", ()))  # torch 2.6 has none
     return known or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error"))
 
@@ -98,7 +98,7 @@ def data_to(values: Tensor, device: torch.device | str) -> Tensor:
         if not out_of_memory(error):
             raise
         raise FederatedError(
-            f"Expected the data to fit into the memory of {device}, but {values.nbytes / 2**30:.1f} GiB more do not: "
+            f"Expected the data to fit into the memory of {device}, but {values.nbytes / 2**30:.1f} GiB does not fit: "
             "set `--data.in_memory false`, which sends them batch by batch."
         ) from error
 

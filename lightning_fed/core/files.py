@@ -45,7 +45,7 @@ def writing(path: Path, option: str = _RUNS, what: str = "") -> Iterator[None]:
 def open_atomically(path: Path, option: str = _RUNS) -> Iterator[BinaryIO]:
     """Opens a file that takes the place of the old one when the block ends without an exception.
 
-    Its folder is made if it is missing, but not a run's folder: without ``run.json`` nobody knows what run it holds.
+    Its folder is made if it is missing, but a removed run folder is not: without ``run.json`` nobody knows its run.
 
     Raises:
         WriteError: If the system refuses; the old file stays, and nothing is left beside it.

@@ -259,7 +259,7 @@ class HookCaller:
         ]
 
     def bound(self, hook: str, module: bool = False) -> list[Callable[..., Any]]:
-        """Returns the hook of every callback that overrides it, given trainer and module; the module's comes last.
+        """Returns the hook of all that override it, bound to trainer and module; the module's own, if asked for, last.
 
         Hooks that are called for every step and client are thus looked up only once.
         """

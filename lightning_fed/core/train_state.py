@@ -253,7 +253,7 @@ class NoStateError(FederatedError, AttributeError):
 
 
 class NoState(SimpleNamespace):
-    """The state outside ``fit``: it holds what is known, and reading anything else raises one sentence."""
+    """The state outside ``fit``: it holds what is known; reading anything else raises an error of one sentence."""
 
     def __init__(self, **known: Any) -> None:
         start = dict.fromkeys(("round", "finished_round", "local_step", "steps_before_round"), 0)

@@ -76,7 +76,7 @@ class Attributes:
                 yield owner, name
 
     def shared(self) -> str | None:
-        """Names a changed attribute, which clients trained at once would share; None if only torch's parts changed."""
+        """Names a changed attribute that clients trained at once would share, except in torch's layers; else None."""
         return next((name for owner, name in self.changes() if not of_torch(owner)), None)
 
     def put_back(self) -> None:

@@ -257,6 +257,6 @@ class Engine(ABC):
             raise FederatedError(
                 f"Expected a client's {len(rates)} local steps to move it, as `{self.distance_option}` divides its "
                 f"update by the distance, got {distance:.3g} for learning rates up to {max(rates):g} and a pull of "
-                f"{pull:g} to the global model, over which it swings back: choose a learning rate below 1 / pull."
+                f"{pull:g} to the global model, which cancels the steps: choose a learning rate below 1 / pull."
             )
         return distance

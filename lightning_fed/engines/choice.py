@@ -150,7 +150,7 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
 
 
 def _is_watched(optimizer: Optimizer) -> bool:
-    """Returns whether the optimizer has step hooks or a replaced ``step``; a schedule, which counts steps, may."""
+    """Returns whether the optimizer has step hooks, or a ``step`` that was replaced other than by a schedule."""
     replaced = vars(optimizer).get("step")
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     watched = any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))

@@ -135,7 +135,7 @@ class DivergenceWatch:
             one = self.clients[self._allowed]
             if one in self.failed:
                 raise FederatedError(
-                    f"Expected at most {self._allowed} clients of a round to fail, but client {one} is one more in "
+                    f"Expected at most {self._allowed} clients of a round to fail, but client {one} failed too in "
                     f"round {self.state.round} ({self.failed[one]}): correct the module or the client's data, or raise "
                     "`--trainer.tolerance.max_diverged`."
                 )

@@ -129,8 +129,8 @@ class LocalStep:
         """Refuses to skip a batch where the optimizer needs a loss to step."""
         if isinstance(self.optimizer, LBFGS):
             raise FederatedError(
-                f"Expected `{type(self.module).__name__}.training_step` to return a loss for LBFGS, which searches by "
-                "it, got None: choose another optimizer in `configure_optimizers`."
+                f"Expected `{type(self.module).__name__}.training_step` to return a loss for LBFGS, which needs it to "
+                "step, got None: choose another optimizer in `configure_optimizers`."
             )
 
     def outputs(self, output: Any) -> dict[str, Any]:

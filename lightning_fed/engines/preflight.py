@@ -138,7 +138,7 @@ class StepProbe:
             raise CannotStack("it updates torchmetrics objects in training, whose state vmap cannot keep apart")
 
     def lanes_that_fit(self) -> int:
-        """Estimates how many clients fit into memory: each takes twice what autograd keeps, and eight vectors."""
+        """Estimates how many clients fit into memory: each takes twice what autograd keeps, 8 vectors and its data."""
         kept: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ class SequentialEngine(Engine):
         last = -(-samples // size) - 1
         epochs = self.options.epochs if client.steps is None else None
         for epoch, order in enumerate(islice(self.orders, epochs)):
-            # Random reading, such as augmentation, has its own stream for each epoch; tensors need none.
+            # Random numbers drawn while reading come from a separate stream for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
             seed = seed_for(state.seed, Purpose.READ, *at) if state.source.reads_are_seeded else 0
             for index, batch in enumerate(read_batches(state.source, client.id, order, seed)):

@@ -477,7 +477,7 @@ def test_the_first_record_of_a_key_fixes_shape_and_dtype(tmp_path, location, fir
     resumed.restore(files, tmp_path / "client_states")
     shape, wrong = re.escape(str(tuple(first.shape))), re.escape(str((*first.shape, 2)))
     for call, client in product((states.store, states.recall, resumed.store, resumed.recall), (7, 8)):
-        with pytest.raises(FederatedError, match=f"'A' of client {client} in the shape {shape} .*, got {wrong}:"):
+        with pytest.raises(FederatedError, match=f"'A' of client {client} to have the shape {shape}, .*, got {wrong}:"):
             call("A", client, torch.zeros(*first.shape, 2))
     other.move_in(7, resumed.move_out(7))
     other.recall("A", 7, out)

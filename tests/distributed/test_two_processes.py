@@ -140,7 +140,7 @@ def test_clients_that_diverge_are_counted_over_all_processes(pair: Pair, name: s
 def test_clients_that_fail_are_counted_over_all_processes(pair: Pair) -> None:
     for found in pair.everyone:
         assert (
-            "1 clients of a round to fail, but client 4 is one more in round 1 (ValueError: a bad"
+            "1 clients of a round to fail, but client 4 failed too in round 1 (ValueError: a bad"
             in (found["too many failed"]["error"])
         )
 

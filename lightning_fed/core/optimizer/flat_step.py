@@ -62,7 +62,7 @@ class FlatStep:
         self._optimizer.state = self._state
         self._state.clear()
         self._shown, self._num_states = [], 0
-        if self._counts:  # the last client keeps those in its own memory
+        if self._counts:  # the last client's counts are copies, not views
             self._memory, self._counts, self._versions = [], [], []
         if self._flat.num_states:
             self._show()

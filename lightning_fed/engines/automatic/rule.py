@@ -70,7 +70,7 @@ def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
 
 
 def _is_quick(part: nn.Module) -> bool:
-    """Returns whether a part is a layer that is faster for many clients, or the user's own with at most matrices."""
+    """Returns whether a part is faster for many clients: a known layer or the user's own, with at most 2-D weights."""
     own = [parameter for parameter in part._parameters.values() if parameter is not None]
     of_torch = next(kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.nn."))
     return not own or ((of_torch is nn.Module or isinstance(part, _QUICK)) and all(p.ndim <= 2 for p in own))
