@@ -47,8 +47,7 @@ class MetricRecorder:
     Attributes:
         batch_size: Weight of values logged without a batch size; None to take it from ``batch`` when needed.
         batch: The current batch.
-        position: Id of the last client, or index of the last batch, that logged here. Where several processes logged
-            a value, the last one is from the process with the highest position.
+        position: Id of the last client, or index of the last batch, here; the process with the highest one logged last.
         series: What was logged, by name.
         metrics: Metric objects that were logged, by name, with how they are shown and the last batch's value.
 

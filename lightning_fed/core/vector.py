@@ -167,9 +167,8 @@ class ParameterVector:
     def collect_gradients(self, more: bool = False) -> None:
         """Copies the gradients of all parameters into the flat vector and makes them views of it.
 
-        This includes gradients that the user's code assigned (``p.grad = ...``, or a backward pass with
-        ``create_graph``). A gradient of None counts as zero, and stays None for the optimizer. Set ``more`` if further
-        backward passes follow.
+        This includes gradients that user code assigned (``p.grad = ...``, or a backward pass with ``create_graph``).
+        None counts as zero, and stays None for the optimizer. Set ``more`` if further backward passes follow.
         """
         self._loose = more
         views, gradients = [], []

@@ -53,8 +53,7 @@ class LaneBatches:
         options: Local epochs or steps, and batches of a step.
         clients: The clients.
         by_index: Whether batches with different numbers within the epoch must be apart.
-        whole: If given, one pass over all samples, in order and not augmented, in batches of this size, as for a full
-            gradient.
+        whole: If given, one pass over all samples, in order, not augmented, in batches of this size (full gradients).
 
     Attributes:
         gathers: Whether batches are gathered from tensors, not read one by one.
