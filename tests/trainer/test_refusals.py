@@ -59,7 +59,7 @@ def _optimizer(configure: Any) -> Any:
         (_optimizer(lambda m: [SGD(m.parameters(), 1), SGD(m.parameters(), 1)]), "one optimizer, got 2"),
         (_optimizer(lambda m: [{"optimizer": SGD(m.parameters(), 1)}] * 2), "one optimizer, got 2"),
         (_optimizer(lambda m: ([SGD(m.parameters(), 1)] * 2, [])), "one optimizer, got 2"),
-        (_optimizer(lambda m: SGD([nn.Parameter(torch.ones(7))], 1)), r"shape \(7,\) that is none"),
+        (_optimizer(lambda m: SGD([nn.Parameter(torch.ones(7))], 1)), r"another tensor of shape \(7,\)"),
         (_optimizer(lambda m: SGD(m.parameters(), -0.1)), r"refuses: .*-0\.1; change `--model\.optimizer`"),
         (_optimizer(lambda m: SGD(m.parameters(), 0.1, weight_decay=None)), r"refuses: .*NoneType.*; change `--model"),
     ],
