@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-_SINGLE = 2.0**128  # beyond what a number of single precision, which models are of, can be
+_SINGLE = 2.0**128  # numbers of single precision, in which models compute, are below this
 
 
 class FederatedError(ValueError):
@@ -31,18 +31,18 @@ class FederatedError(ValueError):
     as the last line on stderr, without a traceback.
 
     Attributes:
-        is_told: Whether another process of the run says it, so that this one need not.
+        is_told: Whether another process of the run already reports the error.
     """
 
     is_told: bool = False
 
 
 class Diverged(FederatedError):
-    """More clients of a round than may be have losses or updates that are not finite."""
+    """More clients of a round than allowed have losses or updates that are not finite."""
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Shows a line below the traceback of an exception; Python 3.10, which has no notes, shows it at once."""
+    """Adds a line below the traceback of an exception; Python 3.10 has no notes, so there it is printed at once."""
     if sys.version_info >= (3, 11):
         error.add_note(note)
     else:
@@ -50,13 +50,13 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def is_count(value: Any, least: int = 1) -> bool:
-    """Says whether a value is an integer, no bool, of at least ``least``, which 64 bits can hold."""
+    """Says whether a value is an integer (not a bool) of at least ``least`` that fits into 64 bits."""
     return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) < 2**63
 
 
 def is_number(value: Any, least: float = -inf, above: float = -inf, below: float = inf, most: float = inf) -> bool:
-    """Says whether a value is a finite number, no bool, at least, above, below and at most such bounds."""
-    number = value  # of any type for mypy, which knows nothing of comparing a Real
+    """Says whether a value is a finite number (not a bool) within the bounds."""
+    number = value  # typed as Any, because mypy does not know that a Real can be compared
     if isinstance(value, bool) or not isinstance(value, Real) or not -_SINGLE < number < _SINGLE:
         return False
     return least <= float(value) <= most and above < float(value) < below
@@ -66,10 +66,10 @@ def expect_count(option: str, value: Any, least: int = 1, of: str = "") -> None:
     """Refuses anything but an integer of at least ``least``.
 
     Args:
-        option: What the user gives it by, such as ``--trainer.seed`` or the name of an argument.
+        option: The name of the option, such as ``--trainer.seed``, or of an argument.
         value: What the user gave.
-        least: The smallest that is right.
-        of: The class that it is an option of, where the option alone does not say so.
+        least: The smallest allowed value.
+        of: The class that has the option, if the option's name does not say so.
     """
     if not is_count(value, least):
         most = " and below 2**63" if is_number(value, least) else ""
@@ -85,7 +85,7 @@ def expect_number(
     most: float = inf,
     of: str = "",
 ) -> None:
-    """Refuses what is not ``is_number`` within these bounds; ``option`` and ``of`` are as of ``expect_count``."""
+    """Refuses anything but a finite number within the bounds; for ``option`` and ``of`` see ``expect_count``."""
     if is_number(value, least, above, below, most):
         return
     if below == most == inf:
@@ -99,7 +99,7 @@ def expect_number(
 
 
 def expect_choice(option: str, value: Any, known: Sequence[Any], of: str = "") -> None:
-    """Refuses anything but one of the ``known`` values; ``option`` and ``of`` are as of ``expect_count``."""
+    """Refuses anything but one of the ``known`` values; for ``option`` and ``of`` see ``expect_count``."""
     if value not in known:
         raise _wrong(option, of, f"one of {', '.join(map(str, known))}", value)
 
@@ -111,7 +111,7 @@ def expect_one_each(option: str, values: Sequence[Any], num_clients: int) -> Non
 
 
 def expect_variables(*names: str) -> None:
-    """Refuses environment variables of launchers that are there and hold no count."""
+    """Refuses launchers' environment variables that are set but do not hold a count."""
     for name in names:
         value = os.environ.get(name, "0")
         if not value.strip().isdecimal():

@@ -1,4 +1,4 @@
-"""Masks that go over any server rule."""
+"""Masks that you can combine with any server rule."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ __all__ = ["DelayedMask", "MagnitudeAgreement", "Mask", "MaskControl", "SANDMask
 class Mask(ABC):
     """Scales each coordinate of the server's step: w <- w + η_g m ⊙ u.
 
-    A subclass names what it needs of the cohort in ``needs`` and computes m from it. Masks act on trainable parameters
-    only, never on buffers.
+    A subclass says in ``needs`` what it needs from the cohort, and computes m from that. Masks act on trainable
+    parameters only, never on buffers.
 
     Attributes:
-        needs: What the mask needs of the cohort.
+        needs: What the mask needs from the cohort.
         seed: The run's seed, set before ``prepare``.
     """
 
@@ -51,7 +51,7 @@ class Mask(ABC):
         """
 
     def over(self, step: Tensor, mask: Tensor) -> Tensor:
-        """Returns what the mask makes of a step u, shape (d,): m ⊙ u."""
+        """Applies the mask to a step u, shape (d,): m ⊙ u."""
         return mask * step
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ class SignAgreement(Mask):
         threshold: τ in [0, 1]; the paper's default is 0.4.
         binary: Whether coordinates below the threshold are dropped instead of scaled by A.
         comparison: Whether A = τ reaches the threshold (``>=``, the paper's) or not (``>``).
-        votes: ``equal``, the paper's: one vote for each client. ``samples``: as many as the client has training
+        votes: ``equal`` (the paper's): each client has one vote. ``samples``: it has one for each of its training
             samples, A = |Σ_i s_i sign(δ_i)| / Σ_i s_i.
     """
 
@@ -90,7 +90,7 @@ class SignAgreement(Mask):
         self.comparison = comparison
         self.votes = votes
         if votes == "samples":
-            self.needs = Need.WEIGHTED_SIGN_SUM | Need.MEAN  # the mean tells the dtype of the mask
+            self.needs = Need.WEIGHTED_SIGN_SUM | Need.MEAN  # the mask gets the dtype of the mean
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         """Computes m from the sum of the votes and their number."""
@@ -115,9 +115,9 @@ class MagnitudeAgreement(Mask):
     """Lets through coordinates on which the clients' updates do not cancel each other.
 
     A = |Σ_i δ_i| / Σ_i |δ_i| (0/0 = 0) over the clients that entered the round, unweighted; m = 1 where A >= τ, else A
-    (soft) or 0 (binary). The votes of ``SignAgreement``, each as large as the client's step: the paper on gradient
-    masked averaging (Tenison et al., TMLR 2023) leaves magnitudes to future work. τ = 0 is the unmasked rule, bit for
-    bit; a client whose updates are larger counts for more.
+    (soft) or 0 (binary). As ``SignAgreement``, but a vote weighs as much as the client's step, so clients with larger
+    updates count for more. The paper on gradient masked averaging (Tenison et al., TMLR 2023) leaves magnitudes to
+    future work. τ = 0 is the unmasked rule, bit for bit.
 
     Args:
         threshold: τ in [0, 1].
@@ -149,9 +149,9 @@ class SANDMask(Mask):
     DomainBed does. No value of τ is the unmasked rule.
 
     Args:
-        threshold: τ in [0, 1]. Coordinates of A <= τ are dropped, so 1, DomainBed's default, drops all of them.
-        k: Steepness, above 0; DomainBed's default is 10. Its scale is that of the squared updates: far above it every
-            coordinate of A > τ counts alike, far below it only the differences in A and in variance do.
+        threshold: τ in [0, 1]. Coordinates with A <= τ are dropped, so 1, DomainBed's default, drops all of them.
+        k: Steepness, above 0; DomainBed's default is 10. Compare it with squared updates: if k is much larger, all
+            coordinates with A > τ count alike; if it is much smaller, differences in A and in variance decide.
     """
 
     needs = Need.SIGN_SUM | Need.VARIANCE
@@ -167,13 +167,13 @@ class SANDMask(Mask):
         return sand_mask(update.sign_sum, update.variance, update.num_clients, self.threshold, self.k, self.sizes)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
-        """Returns the mean of the mask, near 1 by construction, and the share of coordinates of A < τ."""
+        """Returns the mean of the mask, near 1 by construction, and the share of coordinates with A < τ."""
         below = update.sign_sum.abs() < vote_threshold(self.threshold, update.num_clients)
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
 
 
 class _MaskOfAnother(Mask):
-    """A mask that is made of an inner one, to which it passes on what it is told."""
+    """A mask built on an inner mask, which it also prepares."""
 
     def __init__(self, mask: Mask, what_for: str) -> None:
         if not isinstance(mask, Mask):
@@ -185,24 +185,24 @@ class _MaskOfAnother(Mask):
         self.needs = mask.needs
 
     def prepare(self, sizes: Sequence[int]) -> None:
-        """Tells the inner mask, too."""
+        """Prepares the inner mask, too."""
         super().prepare(sizes)
         self.mask.seed = self.seed
         self.mask.prepare(sizes)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
-        """Returns what the inner mask says of the cohort, with the mean of the mask that is used."""
+        """Returns the scalars of the inner mask, computed with the mask that is used."""
         return self.mask.diagnose(update, mask)
 
 
 class MaskControl(_MaskOfAnother):
-    """Keeps one thing of another mask m, to find out what its effect comes from.
+    """Keeps one property of another mask m, to find out where its effect comes from.
 
-    With u the step that the mask goes over: ``length``: u ‖m ⊙ u‖ / ‖u‖, the unmasked step made as long as the masked
-    one. ``direction``: m ⊙ u ‖u‖ / ‖m ⊙ u‖, the masked step made as long as the unmasked one. ``values``: m' ⊙ u, where
-    m' are the values of m in an order drawn anew each round within each parameter tensor, the same on every process and
-    after a resumption. A step of length 0 stays as it is. Where m is 1 everywhere all three are the unmasked rule, bit
-    for bit. What is logged is what m says of itself.
+    u is the step without a mask. ``length``: u ‖m ⊙ u‖ / ‖u‖, the unmasked step with the length of the masked one.
+    ``direction``: m ⊙ u ‖u‖ / ‖m ⊙ u‖, the masked step with the length of the unmasked one. ``values``: m' ⊙ u, where
+    m' holds the values of m in random order within each parameter tensor. The order is drawn anew each round, and is
+    the same on every process and after a resumption. A step of length 0 stays as it is. If m is 1 everywhere, all three
+    are the unmasked rule, bit for bit. The logged scalars are those of m.
 
     Args:
         mask: m.
@@ -224,7 +224,7 @@ class MaskControl(_MaskOfAnother):
         return torch.cat([part[torch.from_numpy(draw.permutation(len(part))).to(part.device)] for part in parts])
 
     def over(self, step: Tensor, mask: Tensor) -> Tensor:
-        """Returns the step with what is kept of the mask."""
+        """Applies to a step what is kept of the mask."""
         masked = self.mask.over(step, mask)
         if self.keep == "values":
             return masked
@@ -235,11 +235,11 @@ class MaskControl(_MaskOfAnother):
 
 
 class DelayedMask(_MaskOfAnother):
-    """Begins another mask m after some rounds of the unmasked rule.
+    """Applies another mask m only after some rounds of the unmasked rule.
 
-    m = 1 in rounds 1 to ``rounds``, and the other mask's from then on; with 0 rounds it is the other mask, bit for bit.
-    Two runs that differ in the mask alone have the same model until then, so that both can be compared in a single
-    round (Tenison et al., TMLR 2023, Tables 4 and 5).
+    m = 1 in rounds 1 to ``rounds``, then the other mask; with 0 rounds it is the other mask, bit for bit. Two runs that
+    differ only in the mask have the same model until then, so you can compare the masks in a single round (Tenison et
+    al., TMLR 2023, Tables 4 and 5).
 
     Args:
         mask: m after the delay.
@@ -257,5 +257,5 @@ class DelayedMask(_MaskOfAnother):
         return torch.ones_like(mask) if update.round <= self.rounds else mask
 
     def over(self, step: Tensor, mask: Tensor) -> Tensor:
-        """Returns what the inner mask makes of a step."""
+        """Applies the inner mask to a step."""
         return self.mask.over(step, mask)

@@ -1,4 +1,4 @@
-"""Data that know nothing of clients become clients: whatever ``fit`` of Lightning takes."""
+"""Makes a data module with clients from data without clients: whatever Lightning's ``fit`` takes."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ __all__ = ["adopt"]
 
 
 class AdoptedData(FederatedDataModule):
-    """Data given without a word of clients: split over the default number of them, which is said."""
+    """Data given without clients: they are split over the default number of clients, and the user is told so."""
 
     def train_source(self) -> BatchSource:
-        """Returns where the local loop gets the clients' batches from."""
+        """Returns the source of the clients' training batches."""
         source = super().train_source()
         name = None if self._source is None else self._source.name
         if name is not None and is_news("split", (name, len(source.sizes), self.split_by)):
@@ -32,13 +32,13 @@ class AdoptedData(FederatedDataModule):
 
 
 def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataModule | None:
-    """Makes a data module with clients of what was given to a call of the trainer.
+    """Makes a data module with clients from the arguments of a trainer's method.
 
-    Loaders are ``train``, ``val``, ``test`` or ``predict``, the first one for what the call is about; a data module may
-    stand in its place, and the model's own are taken where no others are given.
+    ``loaders`` are named ``train``, ``val``, ``test`` or ``predict``. The first one belongs to the called method, and
+    may be a data module instead. The model's own loaders are used if nothing else is given.
 
     Returns:
-        The data module itself if it has clients, or no training data to make clients of; None if there are no data.
+        The data module itself if it has clients, or no training data to split; None if there are no data.
     """
     given = {name: loader for name, loader in loaders.items() if loader is not None}
     if datamodule is None and given and is_datamodule(first := next(iter(given.values()))):
@@ -53,5 +53,5 @@ def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataMo
             "loaders: leave one out."
         )
     if hasattr(datamodule, "train_source") or not overrides(datamodule, "train_dataloader"):
-        return datamodule  # type: ignore[no-any-return]  # the trainer refuses what is none
+        return datamodule  # type: ignore[no-any-return]  # the trainer refuses anything else
     return AdoptedData(source=datamodule)

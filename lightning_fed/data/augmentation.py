@@ -18,7 +18,7 @@ __all__ = ["AugmentedSource", "Augmentation", "AugmentingCollate", "CropFlip", "
 
 
 class Augmentation(ABC):
-    """Base of random changes that training inputs go through, a whole batch at a time.
+    """Base of random changes of training inputs, a whole batch at a time.
 
     It sees the batches of local steps only: neither evaluation nor the gradient over a client's full data is augmented.
     """
@@ -37,11 +37,11 @@ class Augmentation(ABC):
 
 
 class SampleAugmentation(Augmentation):
-    """Base of those that change each sample by itself, by numbers of its own: many clients' at once as well."""
+    """Base of augmentations that change each sample by its own random numbers, also samples of many clients at once."""
 
     @abstractmethod
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """Draws the numbers of a batch, few for each sample, as they go to the device for all batches of a round.
+        """Draws the numbers of a batch: few for each sample, as those of a whole round are sent to the device.
 
         Args:
             size: B.
@@ -53,7 +53,7 @@ class SampleAugmentation(Augmentation):
 
     @abstractmethod
     def change(self, inputs: Tensor, draws: Tensor) -> Tensor:
-        """Changes inputs, each by its numbers alone.
+        """Changes each input by its own numbers only.
 
         Args:
             inputs: What the model would get, shape (B, ...), of one batch or of many; must not be changed in place.
@@ -69,11 +69,11 @@ class SampleAugmentation(Augmentation):
 
 
 class CropFlip(SampleAugmentation):
-    """Crops a random window of the image's own size from the image with a border of zeros, and flips half of them.
+    """Adds a border of zeros, crops a random window of the original size, and mirrors half of the images.
 
-    The usual augmentation of CIFAR: C.-Y. Lee, S. Xie, P. Gallagher, Z. Zhang, Z. Tu, "Deeply-Supervised Nets",
-    AISTATS 2015, section 3; K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,
-    section 4.2. The border is 0 after normalisation, as theirs: the mean colour.
+    The usual augmentation of CIFAR: C.-Y. Lee, S. Xie, P. Gallagher, Z. Zhang, Z. Tu, "Deeply-Supervised Nets", AISTATS
+    2015, section 3; K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, section
+    4.2. As in theirs, the border is 0 after normalisation, which is the mean colour.
 
     Args:
         padding: Width of the border on each side, in pixels; 0 for no cropping.
@@ -99,7 +99,7 @@ class CropFlip(SampleAugmentation):
                 f"{tuple(inputs.shape)}: set `--data.augmentation null`, or choose other data."
             )
         size, channels, height, width = inputs.shape
-        # Of three numbers an image the device finds the place of each pixel itself.
+        # The device computes the place of each pixel from three numbers per image.
         top, left, flip = draws.unsqueeze(2).unbind(1)
         columns = torch.arange(width, device=inputs.device)
         columns = left + torch.where(flip.bool(), width - 1 - columns, columns)
@@ -111,10 +111,10 @@ class CropFlip(SampleAugmentation):
 
 
 class AugmentedSource(WrappedSource):
-    """Batches of another source with augmented inputs, the same whichever source they come from.
+    """Augmented batches of another source; the augmentation is the same for every kind of source.
 
     Attributes:
-        by_sample: The augmentation if it changes each sample by itself, so that ``gather`` can take several clients'.
+        by_sample: The augmentation if it changes each sample by itself, so that ``gather`` can mix clients; else None.
     """
 
     def __init__(self, source: BatchSource, augmentation: Augmentation) -> None:
@@ -126,30 +126,30 @@ class AugmentedSource(WrappedSource):
 
     @property
     def unaugmented(self) -> BatchSource:
-        """The other source, for passes over a client's data as they are."""
+        """The other source, for passes over a client's data without augmentation."""
         return self.inner
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
-        """Yields a client's batches; the draws depend on the seed and the batches before alone."""
+        """Yields a client's batches; the draws depend only on the seed and the batches before."""
         generator = _stream(seed)
         for batch in self.read(client, order, seed, batch_size):
             yield map_inputs(batch, lambda inputs: self._augmentation(inputs, generator))
 
     def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
-        """Says what ``gather`` takes for an epoch of a client: what the other source does, and what is drawn for it."""
+        """Returns the arguments of ``gather`` for a client's epoch: those of the other source, and the draws."""
         generator = _stream(seed)
         drawn = [self.by_sample.draw(len(batch), generator) for batch in torch.split(order, self.batch_size)]
         return *super().plan(client, order, seed), torch.cat(drawn)
 
     def gather(self, *planned: Tensor) -> Any:
-        """Gathers samples of several clients at once, changed by what was drawn for each; see ``TensorSource``."""
+        """Gathers samples of several clients at once, each changed by its own draws; see ``TensorSource``."""
         inner: Any = self.inner
         *others, draws = planned
         return map_inputs(inner.gather(*others), lambda inputs: self.by_sample.change(inputs, draws))
 
 
 def _stream(seed: int) -> torch.Generator:
-    """Returns a stream of its own: samples that are read at random draw from that of the seed itself."""
+    """Returns a separate random stream, as reading random samples draws from the seed's own."""
     return torch.Generator().manual_seed(seed_for(seed, Purpose.AUGMENT))
 
 

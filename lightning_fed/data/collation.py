@@ -1,4 +1,4 @@
-"""How samples become batches, and the sentence where they do not."""
+"""How samples become batches, and the error if that fails."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ class Loading:
     worker_init_fn: Callable[[int], Any] | None = None
 
     def changed(self, **options: Any) -> Self:
-        """Returns the options with other values for those that are not None."""
+        """Returns a copy with the given options, except those that are None."""
         return replace(self, **{name: value for name, value in options.items() if value is not None})
 
 
 class CheckedCollate:
-    """Collates samples, by torch's own function if not given; one sentence says which option to change if it fails."""
+    """Collates samples, with torch's own function if none is given; an error names the option to change if it fails."""
 
     def __init__(self, collate: Collate | None = None) -> None:
         self.collate = default_collate if collate is None else collate

@@ -40,34 +40,34 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     the same order. Nothing is loaded before it is needed.
 
     Args:
-        train_dataset: Training samples of all clients together; none where they come from ``source``.
-        partitioner: How the samples are split over the clients; ``IID`` if not given, or not at all where the training
-            data are ``ClientDatasets``.
-        num_clients: Number of clients, those of ``unseen_clients`` included; None for one for each user (``ByUser``).
-        batch_size: Samples per local training batch; those of the source's training loader, or 32, if not given.
+        train_dataset: Training samples of all clients together; leave it out with ``source``.
+        partitioner: How the samples are split over the clients; ``IID`` if not given. By default training data that are
+            ``ClientDatasets`` keep their clients.
+        num_clients: Number of clients, including ``unseen_clients``; None for one client per user (``ByUser``).
+        batch_size: Samples per local training batch; by default as in the source's training loader, else 32.
         eval_batch_size: Samples per batch in validation, test and prediction.
         val_dataset: Central validation set.
         test_dataset: Central test set, or several by name.
-        predict_dataset: What predictions are made for; the test set if not given.
+        predict_dataset: Samples to predict; the test set if not given.
         val_fraction: Share of ``train_dataset`` held out as validation set; in [0, 1).
-        split_seed: Seed of the split, of all that is held out and of the skew; the run's seed if not given.
+        split_seed: Seed of the split, the held-out sets and the skew; the run's seed if not given.
         targets: One target per training sample; found in ``train_dataset`` if not given.
-        in_memory: Whether data that is in memory as tensors is read without a data loader.
-        num_workers: Worker processes of a data loader; as many as the source's has, or none, if not given.
+        in_memory: Whether data held in memory as tensors is read without a data loader.
+        num_workers: Worker processes of a data loader; by default as in the source's training loader, else none.
         augmentation: Random changes of the inputs of local training batches; none if not given.
-        skew: What samples look like depending on the client; they look as they are if not given. Each test set becomes
-            two, ``seen_schemes`` (as at the clients) and ``new_scheme`` (as at none of them).
+        skew: Makes samples look different at each client; none if not given. Each test set then becomes two:
+            ``seen_schemes`` (samples look as at the clients) and ``new_scheme`` (as at no client).
         users: The user of each training sample; found in ``train_dataset`` if not given.
-        val_split: Where the validation share comes from: ``central``, from all samples together before the split (after
-            it with ``ByUser`` or ``unseen_clients``), or ``per_client``, from the samples of each client.
-        unseen_clients: How many clients, a number or a share, do not train; their samples are the test set ``unseen``,
-            with their users' test samples where those are known.
-        client_test_fraction: Share of each client's samples held out, rounded down, as test set ``clients``; in [0, 1).
-        collate_fn: Makes a batch of a list of samples; the source's, or torch's ``default_collate``, if not given.
-        drop_last: Whether local training leaves out a client's last batch where it is short (clients with less than a
-            whole batch are skipped); as the source's training loader does, or not, if not given.
-        source: A LightningDataModule that knows nothing of clients: the data set of its ``train_dataloader`` is split,
-            its validation, test and predict loaders are used as they are.
+        val_split: What ``val_fraction`` is a share of: ``central``, of all samples before the split (after it with
+            ``ByUser`` or ``unseen_clients``), or ``per_client``, of the samples of each client.
+        unseen_clients: How many clients (a number or a share) never train. Their samples are the test set ``unseen``,
+            with the test samples of their users if the users are known.
+        client_test_fraction: Share of each client's samples held out as test set ``clients``, rounded down; in [0, 1).
+        collate_fn: Makes a batch from a list of samples; by default the source's, else torch's ``default_collate``.
+        drop_last: Whether local training leaves out a client's last batch if it is short; clients with less than a
+            whole batch are then skipped. By default as in the source's training loader, else false.
+        source: A LightningDataModule without clients. The data set of its ``train_dataloader`` is split over the
+            clients; its validation, test and predict loaders are used as they are.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         self._source_loading = Loading()
         self.source = source
         self._source = None if source is None else SourceModule(source, self._context)
-        if self._source is None:  # what is None otherwise is the source's
+        if self._source is None:  # otherwise None means the source's own value
             self.batch_size, self.num_workers = batch_size or Loading.batch_size, num_workers or 0
         else:
             self.prepare_data_per_node = self._source.module.prepare_data_per_node
@@ -147,7 +147,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     def setup(self, stage: str | None = None) -> None:
         """Loads the data and builds the split; calling it again changes nothing while the seed stays the same.
 
-        What evaluates alone needs no split of a source's training data, and does not load them.
+        A run that only evaluates does not load or split the training data of a source.
         """
         if self._source is not None and stage not in (None, "fit"):
             self._source.set_up(stage)
@@ -155,7 +155,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             self._divide()
 
     def teardown(self, stage: str) -> None:
-        """Lets the source tear down, and forgets what it may have thrown away."""
+        """Tears the source down, and forgets the data that this may have removed."""
         if self._source is not None and self._source.tear_down(stage):
             self._loaded = self._divided = None
 
@@ -165,32 +165,32 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             self.source.on_exception(exception)
 
     def __getattr__(self, name: str) -> Any:
-        """Looks in the source for what is missing here, such as a vocabulary that the model asks its data for."""
+        """Looks up missing attributes in the source, such as a vocabulary that the model needs."""
         if name.startswith("_") or vars(self).get("source") is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.source, name)
 
     @property
     def split_by(self) -> str:
-        """What says who gets which samples, in a word."""
+        """Name of what assigns samples to clients: the partitioner's class, or ``ClientDatasets``."""
         as_they_come = self._may_come_split and isinstance(self._load().datasets.train, ClientDatasets)
         return "ClientDatasets" if as_they_come else type(self.partitioner).__name__
 
     @property
     def loading(self) -> Loading:
-        """How samples become batches: the options, or what the source's training loader says."""
+        """How samples become batches: by the options, else as in the source's training loader."""
         given = {name: getattr(self, name) for name in ("batch_size", "num_workers", "collate_fn", "drop_last")}
         return self._source_loading.changed(**given)
 
     def identity(self) -> list[str]:
-        """Says what the clients are beyond the numbers of their rows, for ``split_hash``."""
-        # Data of a source are the same whichever way they were given.
+        """Describes the clients beyond their row numbers, for ``split_hash``."""
+        # Only the source counts if there is one: the class around it depends on how the data were given.
         parts = (self, self._given[0]) if self.source is None else (self.source,)
         names = " ".join(type(part).__name__ for part in parts if part is not None)
         return [f"{names}, {self._load().num_samples} samples", *self._divide().identity(self.skew)]
 
     def train_source(self) -> BatchSource:
-        """Returns where the local loop gets the clients' batches from."""
+        """Returns the source of the clients' training batches."""
         source = self._divide().source(self.split, self.loading)
         return source if self.augmentation is None else AugmentedSource(source, self.augmentation)
 
@@ -205,7 +205,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             self._divided = divided
 
     def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
-        """Returns the batches of what was held out of each client: by ``val_split`` or ``client_test_fraction``."""
+        """Returns the batches of each client's held-out samples, by ``val_split`` or ``client_test_fraction``."""
         loading = self.loading.changed(batch_size=self.eval_batch_size, drop_last=False)
         return self._divide().source(self._divide().held_out_split(part), loading)
 
@@ -222,8 +222,8 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     def test_dataloader(self) -> EvalLoaders:
         """Returns the batches of the test set, by name if there are several, an empty list when there is none.
 
-        Beside sets that were held out of the training set a single test set is named ``test``. Where it tells the users
-        of its samples, those of users that do not train are part of ``unseen`` instead.
+        A single test set is named ``test`` if others were held out of the training set. If the users of its samples are
+        known, the samples of users that do not train move to ``unseen``.
         """
         central = None if self._source is None else self._source.loaders("test")
         if central is not None and not (self.held_out.unseen_clients or self.held_out.client_test_fraction):
@@ -231,7 +231,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         return self._divide().test_batches(self._eval_loader, central)
 
     def predict_dataloader(self) -> EvalLoaders:
-        """Returns the batches to predict, those of the test set unless a set of its own was given."""
+        """Returns the batches to predict: those of the predict set if there is one, else of the test set."""
         if self._source is not None:
             return self._source.loaders("predict")
         predict = self._load().datasets.predict
@@ -259,7 +259,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
 
     @property
     def std(self) -> tuple[float, ...] | None:
-        """What each channel was divided by after that, None when by nothing."""
+        """What each channel was then divided by, None when by nothing."""
         return self._per_channel(self._load().datasets.std)
 
     @property
@@ -293,7 +293,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         """SHA-256 in hexadecimal that names the clients.
 
         Equal hashes mean data of the same class, size and targets, and equal splits, held-out sets, drawn users and
-        feature skews. Inputs are not read for it, nor does it matter where they lie and how they are kept.
+        feature skews. Inputs are not read for it; where and how they are stored does not matter.
         """
         divided = self._divide()
         if divided.hash is None:  # asked for with every checkpoint
@@ -316,7 +316,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
 
     def _load(self) -> LoadedData:
         if self._loaded is None:
-            # Also reached without a trainer, which would have called it; it must be cheap when there is nothing to do.
+            # Without a trainer nobody has called it yet; it must be cheap when there is nothing to do.
             if self._source is None:
                 self.prepare_data()
             datasets = self.load_datasets().readable()

@@ -1,4 +1,4 @@
-"""Data divided over clients under one seed: the batches of every part, and what tells its clients from others."""
+"""Data divided over clients with one seed: the batches of every part, and a description of the clients."""
 
 import hashlib
 import json
@@ -27,18 +27,18 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["DividedData"]
 
-_Load: TypeAlias = Callable[[AnyDataset], SetBatches]  # makes the batches of a set that evaluates
+_Load: TypeAlias = Callable[[AnyDataset], SetBatches]  # makes the batches of an evaluation set
 
 
 @dataclass
 class DividedData:
-    """The data sets and who holds what of them.
+    """The data sets, and which client holds which samples.
 
     Attributes:
         loaded: The data sets.
         division: What each client trains on, and what is held out.
-        skewed: What they look like at each client; None where they look as they are.
-        hash: What names the clients, once it was asked for.
+        skewed: How samples look at each client; None without a skew.
+        hash: The data module's ``split_hash``, once it was computed.
     """
 
     loaded: LoadedData
@@ -58,7 +58,7 @@ class DividedData:
     ) -> "DividedData":
         """Divides the data, and prepares the skew if there is one; the arguments are those of ``divide``."""
         division = divide(options, partitioner, loaded.targets, loaded.users, loaded.num_samples, num_clients, seed)
-        if skew is None and isinstance(loaded.datasets.test, dict):  # a skew makes other names of them
+        if skew is None and isinstance(loaded.datasets.test, dict):  # a skew renames them
             expect_free_names(loaded.datasets.test, division.tests())
         return cls(loaded, division, None if skew is None else SkewedSets.of(skew, loaded, division))
 
@@ -69,7 +69,7 @@ class DividedData:
         return labels if labels is None or self.skewed is None else self.skewed.labels(labels)
 
     def identity(self, skew: FeatureSkew | None) -> list[str]:
-        """Names the targets, and a skew as the user gave it by all that its schemes depend on beside the data."""
+        """Describes the targets, and the skew by all that its schemes depend on apart from the data."""
         named, division = _name_targets(self.loaded.targets), self.division
         if skew is None:
             return [named, "no skew"]
@@ -77,7 +77,7 @@ class DividedData:
         return [named, f"{type(skew).__name__} {options}, {division.num_owners} clients, seed {division.seed}"]
 
     def source(self, split: Split, loading: Loading) -> BatchSource:
-        """Returns the batches of rows of the training set, as the clients see them but for augmentation."""
+        """Returns the clients' batches of a split of the training set, skewed but not augmented."""
         train = self.loaded.datasets.train
         source: BatchSource = LoaderSource(train, split, **vars(loading))
         if self.loaded.tensors is not None:
@@ -110,7 +110,7 @@ class DividedData:
         return Split(held.rows, np.concatenate([[0], np.cumsum(sizes)]))
 
     def val_batches(self, load: _Load, per_client: bool) -> EvalLoaders:
-        """Returns the batches of the validation set, held out of each client's samples or of all; a list without."""
+        """Returns the batches of the validation set: what was held out, else the data's own, else an empty list."""
         held_out = self.division.val
         if not len(held_out):
             return self.set_batches("val", self.loaded.datasets.val, load)
@@ -121,7 +121,7 @@ class DividedData:
         return self.skewed.seen("val", rows, load(rows), targets)
 
     def test_batches(self, load: _Load, central: EvalLoaders | None) -> EvalLoaders:
-        """Returns the batches of the test sets, those held out of the training set beside ``central`` or the data's."""
+        """Returns the batches of all test sets: what was held out, and ``central`` or the data's own sets."""
         test: Any = self.loaded.datasets.test
         parts = {name: self._held_out(part, load) for name, part in self.division.tests().items()}
         if (by_user := divide_by_user(self.loaded.datasets, self.loaded.users, self.division)) is not None:
@@ -140,14 +140,14 @@ class DividedData:
         return {name: load(part) for name, part in dataset.items()} if isinstance(dataset, dict) else load(dataset)
 
     def _held_out(self, part: HeldOut, load: _Load, name: str = "train", dataset: Any = None) -> EvalLoader:
-        """Returns the batches of some rows, each in the scheme of the client that it belongs to."""
+        """Returns the batches of some rows, each in the scheme of its client."""
         dataset = self.loaded.datasets.train if dataset is None else dataset
         loader = load(Subset(dataset, part.rows.tolist()))
         return loader if self.skewed is None else self.skewed.held_out(name, len(dataset), part, loader)
 
 
 def _name_targets(targets: npt.NDArray[Any] | None) -> str:
-    """Names numbers or strings, shape (samples,), by their kind and a SHA-256, whatever the width of their type."""
+    """Describes targets, shape (samples,), by their kind and a SHA-256, so that int32 and int64 give the same."""
     if targets is None:
         return "no targets"
     if targets.dtype.kind in "US":

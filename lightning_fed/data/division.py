@@ -17,9 +17,9 @@ __all__ = ["CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "div
 ValSplit: TypeAlias = Literal["central", "per_client"]
 _Rows: TypeAlias = npt.NDArray[np.int64]
 
-CENTRAL = -1  # the owner of a row that was held out before there were clients
+CENTRAL = -1  # the owner of a row that belongs to no client
 
-# Streams of the seed's purpose SPLIT; 0 is the partitioner's.
+# Random streams of Purpose.SPLIT; the partitioner uses 0.
 _VAL, _UNSEEN, _WITHIN = 1, 2, 3
 
 
@@ -75,8 +75,8 @@ class HeldOut:
 
     Attributes:
         rows: Row numbers, shape (samples,), int64.
-        owners: The client that each belongs to, ``CENTRAL`` for none, shape (samples,), int64. Clients that do not
-            train are numbered on after those that do.
+        owners: The client of each row, ``CENTRAL`` for none, shape (samples,), int64. Clients that train have the lower
+            numbers, those that do not the higher ones.
     """
 
     rows: _Rows
@@ -97,9 +97,9 @@ class Division:
     Attributes:
         seed: The seed.
         split: What the clients train on.
-        numbers: The number of each training client before some clients were held out, shape (clients,), int64: for
+        numbers: The number that each training client had before clients were held out, shape (clients,), int64: for
             ``ByUser`` its place among all users in ascending order.
-        num_owners: Number of clients, those that do not train included.
+        num_owners: Number of clients, including those that do not train.
         val: The validation set.
         clients: Test samples of the clients that train, client after client.
         unseen: All samples of the clients that do not train, client after client.
@@ -126,9 +126,9 @@ class Division:
         return owners
 
     def hash(self) -> str:
-        """SHA-256 in hexadecimal, of the split alone where nothing but a validation set is held out.
+        """SHA-256 in hexadecimal of the split, and of the held-out test sets if there are any.
 
-        That set is what the other parts leave, so they tell it too.
+        A validation set needs no entry: it is what the other parts leave.
         """
         tests = self.tests()
         if not tests:
@@ -150,10 +150,10 @@ def divide(
 ) -> Division:
     """Divides the training set, as a pure function of the arguments.
 
-    A central validation set is drawn before the split, so that it does not depend on it. Clients that come with the
-    data (a partitioner that reads users), or that are held out, are settled first, and the set is drawn from what is
-    left. ``targets`` and ``users``, of shape (num_samples,), hold one value for each row, or are None; ``num_clients``
-    counts those held out too, and is None where the partitioner finds their number.
+    A central validation set is drawn before the split, so that it does not depend on the split. But if the partitioner
+    reads users, or clients are held out, the split comes first, and the set is drawn from the samples of the other
+    clients. ``targets`` and ``users``, shape (num_samples,), hold one value per row, or are None. ``num_clients``
+    includes clients that are held out; it is None if the partitioner counts the clients itself.
     """
     values = users if partitioner.reads == "users" else targets
     num_clients = partitioner.count_clients(values, num_clients)
@@ -177,7 +177,7 @@ def divide(
 
 
 def _share_of(num_samples: int, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Marks a random share, at least one sample if it is above 0."""
+    """Marks a random share of the samples, at least one if the share is above 0."""
     count = max(1, round(fraction * num_samples)) if fraction > 0 else 0
     mask = np.zeros(num_samples, dtype=bool)
     mask[numpy_generator_for(seed, Purpose.SPLIT, round=_VAL).permutation(num_samples)[:count]] = True
@@ -185,7 +185,7 @@ def _share_of(num_samples: int, fraction: float, seed: int) -> npt.NDArray[np.bo
 
 
 def _hold_out_clients(split: Split, count: int, seed: int) -> tuple[Split, _Rows, HeldOut]:
-    """Takes random clients out; returns the split of the others, their numbers, and the samples of those taken."""
+    """Holds out random clients; returns the split of the others, their numbers, and the held-out samples."""
     stays = np.ones(split.num_clients, dtype=bool)
     generator = numpy_generator_for(seed, Purpose.SPLIT, round=_UNSEEN)
     stays[generator.choice(split.num_clients, count, replace=False)] = False
@@ -204,7 +204,7 @@ def _hold_out_clients(split: Split, count: int, seed: int) -> tuple[Split, _Rows
 
 
 def _hold_out_within(split: Split, options: DivisionOptions, seed: int) -> tuple[Split, HeldOut, HeldOut]:
-    """Takes shares of each client's samples for test and validation, rounded down, so that each keeps at least one."""
+    """Holds out shares of each client's samples for test and validation, rounded down, so that each keeps one."""
     val_fraction = options.val_fraction if options.val_split == "per_client" else 0.0
     if options.client_test_fraction == val_fraction == 0:
         return split, _NOTHING, _NOTHING
@@ -212,7 +212,7 @@ def _hold_out_within(split: Split, options: DivisionOptions, seed: int) -> tuple
     keys = numpy_generator_for(seed, Purpose.SPLIT, round=_WITHIN).random(len(split.index))
     rank = np.empty(len(keys), dtype=np.int64)
     rank[np.lexsort((keys, split.owners))] = np.arange(len(keys)) - split.offsets[split.owners]
-    # 0.29 * 100 is a little less than 29.
+    # The addend corrects rounding: 0.29 * 100 is a little less than 29.
     shares = np.array([[options.client_test_fraction], [val_fraction]])
     num_test, num_val = (shares * split.sizes + 1e-9).astype(np.int64)
     is_test = rank < num_test[split.owners]
