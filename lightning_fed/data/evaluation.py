@@ -1,4 +1,4 @@
-"""Batches of central sets: of one, of several by name, and of several as one."""
+"""Batches of central validation and test sets, one or several."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -62,12 +62,12 @@ def worker_options(loading: Loading) -> dict[str, Any]:
 
 
 def num_samples(loader: Any) -> int:
-    """Returns the samples of a central set, also where a data loader reads it."""
+    """Returns the number of samples of a central set, also if a data loader reads it."""
     return int(loader.num_samples) if hasattr(loader, "num_samples") else length(loader.dataset, "--data")
 
 
 def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[str, EvalLoader]:
-    """Puts what was held out, ``clients`` and ``unseen``, beside the data's test sets; a single one is ``test``."""
+    """Adds the held-out sets ``clients`` and ``unseen`` to the data's test sets, of which a single one is ``test``."""
     if isinstance(loaders, (list, tuple)):
         loaders = {f"test_{number}": loader for number, loader in enumerate(loaders)}
     named = loaders if isinstance(loaders, dict) else {"test": loaders}
@@ -76,7 +76,7 @@ def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[st
 
 
 def expect_free_names(named: Iterable[str], held_out: Iterable[str]) -> None:
-    """Refuses a test set of the data with the name of one that is held out of the training set."""
+    """Refuses a test set of the data that has the name of a held-out one."""
     for name in set(named).intersection(held_out):
         option = "unseen_clients" if name == "unseen" else "client_test_fraction"
         raise FederatedError(

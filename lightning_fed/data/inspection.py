@@ -20,7 +20,7 @@ __all__ = [
 if TYPE_CHECKING:
     AnyDataset: TypeAlias = Dataset[Any]
 else:
-    # An option of type Dataset[Any] would refuse the arguments of a user's data set given by class path.
+    # With the type Dataset[Any] an option would refuse the arguments of a user's data set given by class path.
     AnyDataset = Dataset
 
 Tensors: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
@@ -31,7 +31,7 @@ _USER_NAMES = ("users", "user")
 
 
 def name_kind(value: object) -> str:
-    """Says what was given in the place of a data set, and what to give instead."""
+    """Names what was given instead of a data set, and says what to give."""
     if isinstance(value, type):
         return f"the class {value.__name__}: give an instance of it"
     kind = type(value).__name__
@@ -58,8 +58,8 @@ def map_tensors(tensors: Tensors, function: Callable[[Tensor], Tensor]) -> Tenso
 def find_tensors(dataset: AnyDataset) -> Tensors | None:
     """Returns tensors whose row i is sample i, or None when the data set must be read sample by sample.
 
-    Trusted are TensorDataset's own ``__getitem__`` and a class that says of itself ``samples_are_rows = True``: only
-    its author knows that ``__getitem__`` computes nothing.
+    This needs TensorDataset's own ``__getitem__``, or a class that sets ``samples_are_rows = True``: only its author
+    knows that ``__getitem__`` computes nothing.
     """
     if type(dataset) is Subset:
         inner, rows = find_tensors(dataset.dataset), torch.as_tensor(dataset.indices, dtype=torch.int64)
@@ -70,7 +70,7 @@ def find_tensors(dataset: AnyDataset) -> Tensors | None:
 
 
 def find_conversion(dataset: AnyDataset) -> Conversion | None:
-    """Returns what makes inputs of stored ones, the first of the tensors, batch by batch; None if they are inputs."""
+    """Returns the function that makes inputs from a batch of stored ones (the first tensor); None if there is none."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return getattr(dataset, "convert_inputs", None)
@@ -80,14 +80,14 @@ def as_targets(values: Any) -> npt.NDArray[Any] | None:
     """Returns one number or string per sample (a list, tensor or array) as an array, None for anything else."""
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-        if array.dtype.kind in "OT" and array.ndim == 1:  # as pandas keeps strings
+        if array.dtype.kind in "OT" and array.ndim == 1:  # pandas keeps strings so
             values = array.tolist()
             array = np.asarray(values)
     except (TypeError, ValueError):
         return None
     if array.ndim != 1 or array.dtype.kind not in "biufUS":
         return None
-    # Beside strings NumPy makes one of a missing value, too: "nan".
+    # Among strings, NumPy turns a missing value into the string "nan".
     mixed = array.dtype.kind in "US" and array is not values and any(isinstance(value, float) for value in values)
     return None if mixed else array
 
@@ -95,8 +95,8 @@ def as_targets(values: Any) -> npt.NDArray[Any] | None:
 def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:
     """Returns one target per sample, or None when the data set does not tell.
 
-    Looked for, in this order: the part of a subset or a concatenation, attributes ``targets`` and ``labels``, a column
-    or a tensor of a known name, the second of several tensors if it holds one integer per sample.
+    It looks, in this order, into the parts of a subset or a concatenation, at attributes ``targets`` and ``labels``, at
+    a column or tensor with a known name, and at the second of several tensors if it holds one integer per sample.
     """
     return _find(dataset, ("targets", "labels"), TARGET_NAMES)
 
@@ -104,8 +104,8 @@ def find_targets(dataset: AnyDataset) -> npt.NDArray[Any] | None:
 def find_users(dataset: AnyDataset) -> npt.NDArray[Any] | None:
     """Returns the user of each sample, or None when the data set does not tell.
 
-    Looked for in the part of a subset or a concatenation, in an attribute ``users``, in a column or a tensor ``users``
-    or ``user``.
+    It looks into the parts of a subset or a concatenation, at an attribute ``users``, and at a column or tensor
+    ``users`` or ``user``.
     """
     return _find(dataset, ("users",), _USER_NAMES)
 
@@ -139,7 +139,7 @@ def _find(dataset: AnyDataset, attributes: Sequence[str], names: Sequence[str]) 
 
 def _candidates(dataset: AnyDataset, attributes: Sequence[str], names: Sequence[str]) -> list[Any]:
     found = [getattr(dataset, name) for name in attributes if hasattr(dataset, name)]
-    known: Any = getattr(dataset, "column_names", None)  # a table's, such as Hugging Face's data sets are
+    known: Any = getattr(dataset, "column_names", None)  # of a table, such as a data set of Hugging Face
     found += [dataset[name][:] for name in names if name in known] if isinstance(known, list) else []
     tensors = _declared_tensors(dataset)
     if isinstance(tensors, dict):

@@ -9,10 +9,10 @@ from lightning_fed.data.split import Split
 
 __all__ = ["MOST_PAIRS", "count_labels", "divergences", "entropies", "label_statistics"]
 
-# Up to this many pairs of clients (100 clients have as many) all of them are compared, else a sample of this size. A
-# divergence lies in [0, 1], so the mean over the sample has a standard error of at most 0.5 / sqrt(4,950) = 0.007.
+# All pairs of clients are compared up to this number (that of 100 clients), else a sample of this many. A divergence
+# lies in [0, 1], so the mean over the sample has a standard error of at most 0.5 / sqrt(4,950) = 0.007.
 MOST_PAIRS = 4_950
-# With more classes than this, pairs take longer to compare than a run to start.
+# With more classes than this, comparing pairs takes longer than starting a run.
 _MOST_CLASSES = 1000
 # Numbers held at once while pairs are compared.
 _BLOCK = 2**21
@@ -22,7 +22,7 @@ def count_labels(split: Split, labels: npt.NDArray[np.integer], num_classes: int
     """Counts the samples of each client and class, from a label in [0, num_classes) for each row of the training set.
 
     Returns:
-        A ``scipy.sparse.csr_array`` of shape (clients, classes): as a table it can be far larger than the data.
+        A ``scipy.sparse.csr_array`` of shape (clients, classes), as a dense array can be far larger than the data.
     """
     from scipy.sparse import csr_array  # here and below: the import takes as long as a small run
 
@@ -111,7 +111,7 @@ def _pairs(count: int) -> npt.NDArray[np.int64]:
     """Returns all pairs of ``count`` things, or a sample of them, shape (pairs, 2)."""
     if count * (count - 1) // 2 <= MOST_PAIRS:
         return np.stack(np.triu_indices(count, 1), axis=1)
-    # Always the same sample: the number describes a split, and must not differ between two looks at it.
+    # Always the same sample, so that the number is the same whenever the split is.
     generator = np.random.default_rng(0)
     first = generator.integers(count, size=MOST_PAIRS)
     return np.stack([first, (first + generator.integers(1, count, size=MOST_PAIRS)) % count], axis=1)

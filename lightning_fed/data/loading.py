@@ -34,15 +34,15 @@ class Datasets:
         train: Training samples of all clients together.
         val: Central validation set, None for none (or for a held-out part of ``train``).
         test: Central test set, or several by name.
-        predict: What predictions are made for; None for the test set.
+        predict: Samples to predict; None for the test set.
         targets: One target per training sample (list, tensor or array); None to look in ``train``.
         class_names: Names of the classes in the order of their labels, None when there are none.
         mean: What was subtracted from each channel of the inputs, in [0, 1], None when nothing was.
-        std: What they were divided by after that.
+        std: What they were then divided by.
         users: The user, such as the writer, of each training sample (list, tensor or array of numbers or strings); None
             to look in ``train``.
-        test_users: The same for the samples of ``test``, where that is one set: with ``unseen_clients`` those of users
-            that do not train are in the test set ``unseen`` instead; None to look in ``test``.
+        test_users: The user of each sample of ``test``, if that is one set; None to look in ``test``. With
+            ``unseen_clients``, the samples of users that do not train move to the test set ``unseen``.
         class_labels: Whether integer targets of at least 0 are class labels, not counts or the like.
     """
 
@@ -59,7 +59,7 @@ class Datasets:
     class_labels: bool = True
 
     def readable(self) -> "Datasets":
-        """Returns the same with data sets in the place of arrays, data frames, and a list of clients' data sets."""
+        """Returns a copy in which arrays, data frames and lists of clients' data sets became data sets."""
         test = self.test
         several = test if isinstance(test, dict) and not are_columns(test.values()) else None
         tests = None if several is None else {n: as_dataset(part, "--data.test_dataset") for n, part in several.items()}
@@ -133,11 +133,11 @@ class LoadedData:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _check_labels(self) -> None:
-        """Refuses class labels in other sets that a model of the training data's classes has no output for."""
+        """Refuses labels of other sets beyond the training data's classes, as the model has no output for them."""
         datasets, num_classes = self.datasets, self.num_classes
         if self.labels is None or num_classes is None:
             return
-        # Targets that were given may be others than the model sees, such as groups of classes to split by.
+        # Targets that were given may differ from those that the model sees, such as groups of classes to split by.
         own = None if datasets.targets is None else find_targets(datasets.train)
         if own is not None and own.dtype.kind in "iu":
             num_classes = max(num_classes, int(own.max()) + 1)
@@ -154,7 +154,7 @@ class LoadedData:
                 )
 
     def _check_users(self) -> None:
-        """Refuses NaN as the user of a sample, which would make one client of all samples without a user."""
+        """Refuses NaN as a user, because all samples without a user would become one client."""
         users = self.users
         if users is not None and users.dtype.kind == "f" and np.isnan(users).any():
             raise FederatedError(
@@ -164,7 +164,7 @@ class LoadedData:
 
 
 def _given(datasets: Datasets, name: Literal["targets", "users"], num_samples: int) -> npt.NDArray[Any] | None:
-    """Makes an array of targets or users that were given, or are found in the data set; None if there are none."""
+    """Returns the targets or users that were given, else those found in the data set; None if there are none."""
     values = getattr(datasets, name)
     if values is None:
         return find_targets(datasets.train) if name == "targets" else find_users(datasets.train)

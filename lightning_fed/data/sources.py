@@ -36,9 +36,9 @@ class BatchSource(Protocol):
         batch_size: Samples per batch.
         reads_are_seeded: Whether reading a sample may be random, so that ``seed`` matters.
 
-    A source with an attribute ``drop_last`` that is true leaves out short last batches of local training: the order of
-    an epoch is then cut to whole batches, and clients without one have size 0. One with an attribute ``order_device``
-    gets the orders of local training on that device.
+    A source may have two further attributes. With ``drop_last`` true, short last batches of local training are left
+    out: the order of an epoch is cut to whole batches, and clients without one have size 0. With ``order_device`` the
+    source gets the orders of local training on that device.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -53,9 +53,9 @@ class BatchSource(Protocol):
 
         Args:
             client: Client id.
-            order: A permutation of range(s_i), shape (s_i,), int64, on the CPU; the start of one with ``drop_last``.
-            seed: Seed of whatever is random in reading a sample.
-            batch_size: Another number of samples per batch, for passes that train nothing.
+            order: A permutation of range(s_i), shape (s_i,), int64, on the CPU; with ``drop_last`` only its start.
+            seed: Seed for whatever is random in reading a sample.
+            batch_size: Another number of samples per batch, for passes without training.
         """
 
 
@@ -66,7 +66,7 @@ class TensorSource:
         tensors: A tuple or dict of tensors whose first dimension counts the samples.
         split: Which rows each client owns.
         batch_size: Samples per batch.
-        convert: What makes inputs of a batch of stored ones, the first tensor; None if they are inputs.
+        convert: Turns a batch of stored inputs (the first tensor) into inputs; None if they are inputs already.
         drop_last: Whether local training leaves out short last batches.
     """
 
@@ -100,7 +100,7 @@ class TensorSource:
 
     @property
     def order_device(self) -> torch.device:
-        """Where orders are taken: a subclass may read otherwise, and gets them on the CPU."""
+        """Where this source expects orders: the CPU for a subclass, which may read differently."""
         return self.device if type(self) is TensorSource else torch.device("cpu")
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
@@ -115,12 +115,12 @@ class TensorSource:
         return _batch(self._tensors, lambda tensor: tensor.index_select(0, rows), self._convert)
 
     def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
-        """Says in advance what ``gather`` takes for an epoch of a client: a number of each sample, on the CPU.
+        """Returns the arguments of ``gather`` for a client's epoch: a number for each sample, on the CPU.
 
         Args:
-            client: See ``batches``, as for the others.
-            order: The same; changed in place.
-            seed: The same.
+            client: As in ``batches``.
+            order: As in ``batches``; changed in place.
+            seed: As in ``batches``.
         """
         return (order.add_(int(self._offsets[client])),)
 
@@ -128,7 +128,7 @@ class TensorSource:
         """Gathers samples of several clients at once, with the values that ``batches`` yields.
 
         Args:
-            rows: What ``plan`` says of them, shape (B,), on the device.
+            rows: Their numbers from ``plan``, shape (B,), on the device.
 
         Returns:
             A list or dict of tensors of shape (B, ...).
@@ -139,8 +139,8 @@ class TensorSource:
 class LoaderSource:
     """Batches of any map-style data set, through one data loader that lives as long as the source.
 
-    What is random in reading a sample depends on the seed and the batch's number alone: not on earlier clients, not on
-    the number of workers. Only one client's batches can be under way at a time. The options are those of ``Loading``.
+    What is random in reading a sample depends only on the seed and the batch's number, not on earlier clients or the
+    number of workers. You can read only one client's batches at a time. The options are those of ``Loading``.
     """
 
     reads_are_seeded = True
@@ -173,7 +173,7 @@ class LoaderSource:
         return self
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
-        """Yields what ``collate_fn`` makes of the client's samples in this order."""
+        """Yields what ``collate_fn`` makes from the client's samples in this order."""
         if self._loader is None:
             self._loader = self._build_loader()
         start, end = self._split.offsets[client], self._split.offsets[client + 1]
@@ -184,7 +184,7 @@ class LoaderSource:
         try:
             for batch in self._loader:
                 yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
-        except FederatedError as error:  # a worker sends its sentence within a traceback
+        except FederatedError as error:  # a worker's message comes inside a traceback
             raise FederatedError(str(error).rsplit("FederatedError: ", 1)[-1].strip()) from error
 
     def _build_loader(self) -> DataLoader[Any]:
@@ -194,14 +194,14 @@ class LoaderSource:
             collate_fn=self._collate,
             persistent_workers=self._workers["num_workers"] > 0,
             pin_memory=self._device.type == "cuda",
-            # Without one of its own a loader draws from torch's global stream each time it is iterated.
+            # A loader without its own generator draws from torch's global stream in each pass.
             generator=torch.Generator(),
             **self._workers,
         )
 
 
 class WrappedSource:
-    """What sources that change the batches of another one, ``inner``, have in common; they yield ``batches``."""
+    """Base of sources that change the batches of another source, ``inner``; a subclass writes ``batches``."""
 
     def __init__(self, source: BatchSource) -> None:
         self.inner = source
@@ -217,23 +217,23 @@ class WrappedSource:
 
     @property
     def order_device(self) -> torch.device:
-        """Where the other source takes orders."""
+        """Where the other source expects orders."""
         device: torch.device = getattr(self.inner, "order_device", torch.device("cpu"))
         return device
 
     def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
-        """Says in advance what ``gather`` takes for an epoch, if both sources have that; see ``TensorSource``."""
+        """Returns the arguments of ``gather`` for an epoch, if both sources have it; see ``TensorSource``."""
         inner: Any = self.inner
         return tuple(inner.plan(client, order, seed))
 
     def read(self, client: int, order: Tensor, seed: int, batch_size: int | None) -> Iterator[Any]:
-        """Yields the other source's batches; a user's own source need not know of other sizes than its own."""
+        """Yields the other source's batches; a user's own source need not take the argument ``batch_size``."""
         size = {} if batch_size is None else {"batch_size": batch_size}
         return self.inner.batches(client, order, seed, **size)
 
 
 class EvalLoader(Protocol):
-    """The batches of a central set: a data loader, or what can also say ``num_samples`` and move ``to`` a device."""
+    """The batches of a central set: a data loader, or an object that also has ``num_samples`` and ``to(device)``."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -291,7 +291,7 @@ def map_inputs(batch: Any, function: Conversion) -> Any:
 
 
 def _batch(tensors: Tensors, take: Conversion, convert: Conversion | None) -> Any:
-    """Takes a part of every tensor and makes inputs of the first: a list, as ``default_collate`` has it, or a dict."""
+    """Takes a part of every tensor and converts the first to inputs; a list, as from ``default_collate``, or a dict."""
     parts = map_tensors(tensors, take)
     batch = parts if isinstance(parts, dict) else list(parts)
     return batch if convert is None else map_inputs(batch, convert)
@@ -311,7 +311,7 @@ def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArra
 
 
 class _Requests:
-    """What a data loader takes for the batches of its next pass: a seed and row numbers each."""
+    """The batches of a data loader's next pass, each as a seed and row numbers."""
 
     batches: Sequence[tuple[int, list[int]]] = ()
 
@@ -329,5 +329,5 @@ class _SeededReads(Dataset[Any]):
         seed, rows = request
         with isolated_streams(seed):
             if callable(getattr(self.dataset, "__getitems__", None)):
-                return list(self.dataset.__getitems__(rows))  # type: ignore[attr-defined]  # just asked for
+                return list(self.dataset.__getitems__(rows))  # type: ignore[attr-defined]  # checked above
             return [self.dataset[row] for row in rows]

@@ -45,10 +45,10 @@ class Split:
         """Partitions some rows of the training set.
 
         Args:
-            partitioner: What decides.
+            partitioner: Says which client gets which row.
             values: What the partitioner reads: one target or user per row of the whole training set, or None.
             rows: The rows to hand out, shape (samples,).
-            num_clients: Clients.
+            num_clients: Number of clients.
             seed: Seed of the split.
         """
         clients = partitioner(None if values is None else values[rows], len(rows), num_clients, seed)
@@ -100,13 +100,13 @@ class Split:
 
     def classes_held(self, targets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Counts the classes of each client, shape (clients,)."""
-        # Over the pairs that occur: the table of clients × classes can be far larger than the data.
+        # Counts only the pairs that occur: a table of clients × classes can be far larger than the data.
         num_classes = int(targets.max()) + 1
         pairs = np.unique(self.owners * num_classes + targets[self.index])
         return np.bincount(pairs // num_classes, minlength=self.num_clients)
 
     def summary(self, targets: npt.NDArray[Any] | None) -> dict[str, int | float | str]:
-        """Describes the split in a few numbers; ``classes_per_client`` only where there are class labels."""
+        """Describes the split in a few numbers; ``classes_per_client`` only if there are class labels."""
         sizes = self.sizes
         figures: dict[str, int | float | str] = {
             "clients": self.num_clients,

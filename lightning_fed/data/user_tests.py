@@ -1,4 +1,4 @@
-"""Test samples of users: those of unseen users are evaluated with their training samples, apart from the others."""
+"""Finds the test samples of unseen users, which move to the test set ``unseen``."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ __all__ = ["divide_by_user"]
 def divide_by_user(
     datasets: Datasets, users: npt.NDArray[Any] | None, division: Division
 ) -> tuple[npt.NDArray[np.int64], HeldOut] | None:
-    """Divides the test set by whether the user of each sample has training samples at a client that trains.
+    """Separates the test samples of unseen users, who have no training samples at clients that train.
 
-    The users of the test samples are ``test_users``, or found in the test set; ``users`` are those of the training set.
+    The users of the test samples are ``test_users``, or found in the test set; ``users`` belong to the training set.
 
     Returns:
-        The rows of users that do, ascending, int64; its other rows, with the client that each belongs to, ``CENTRAL``
-        for users without training samples. None where no client is held out, users are unknown, there is not one test
-        set alone, or all users train.
+        The rows of all other users, ascending, int64; and the rows of unseen users with their clients, ``CENTRAL`` for
+        users without training samples. None if no client is held out, users are unknown, there is not exactly one test
+        set, or no user is unseen.
     """
     test, given = datasets.test, datasets.test_users
     if test is None or isinstance(test, dict) or users is None or not len(division.unseen):
@@ -32,7 +32,7 @@ def divide_by_user(
     if own is None and given is None:
         return None
     own = _checked(own, users, length(test, "--data.test_dataset"))
-    # A user whose samples are all held out for validation is not unseen: choices were made by looking at them.
+    # A user whose samples are all in the validation set is not unseen: choices were made by looking at them.
     unseen = ~np.isin(own, np.delete(users, division.unseen.rows))
     if not unseen.any():
         return None
@@ -43,7 +43,7 @@ def divide_by_user(
 
 
 def _checked(own: npt.NDArray[Any] | None, users: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Compares the users of the test samples with those of the training samples in number and kind."""
+    """Refuses test users that are not one for each sample, or of another kind than the training users."""
     text = [array is not None and array.dtype.kind in "US" for array in (own, users)]
     if own is None or len(own) != size or text[0] != text[1]:
         got = "something else" if own is None else f"{len(own)} {'strings' if text[0] else 'numbers'}"

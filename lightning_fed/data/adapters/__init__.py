@@ -1,1 +1,1 @@
-"""What users bring, made into what a split takes: data loaders and data modules that know nothing of clients."""
+"""Turns the user's data loaders, data modules and containers into data that can be split."""

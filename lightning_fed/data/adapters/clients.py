@@ -1,4 +1,4 @@
-"""Clients that come as data sets of their own, one after the other as one data set."""
+"""Clients that come as separate data sets, joined into one data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -21,17 +21,17 @@ _MOST_COUNTED = 1_000_000  # samples of a stream without a length; beyond that i
 class ClientDatasets(Dataset[Any]):
     """One data set for each client; client i is the i-th of them.
 
-    Those of a function are made when they are read, and only the newest is kept. A stream, an ``IterableDataset``, is
-    read into memory whenever it is this client's turn; one that does not say its length is read once to be counted.
+    A function's data sets are made when they are read, and only the newest is kept. A stream (``IterableDataset``) is
+    read into memory each time, and once more to be counted if it has no length.
 
     Args:
-        datasets: A list of data sets, a dict of them by any name, or a function from a client's number, counted from 0.
-        num_clients: Number of clients, for a function.
+        datasets: A list or dict of data sets, or a function that returns the data set of a client's number, from 0.
+        num_clients: Number of clients, if ``datasets`` is a function.
 
     Attributes:
         users: The client of each sample, shape (samples,), int64.
-        targets: One target per sample, None where a data set does not tell.
-        tensors: The samples of all clients, where all hold them as tensors.
+        targets: One target per sample, None if a data set does not tell.
+        tensors: The samples of all clients, None unless all hold tensors.
     """
 
     samples_are_rows = True  # where there are tensors
@@ -62,13 +62,13 @@ class ClientDatasets(Dataset[Any]):
         return len(self._ends)
 
     def count(self, asked: int | None) -> int:
-        """Returns the number of clients; refuses another one that was asked for."""
+        """Returns the number of clients; refuses another number that was asked for."""
         if asked not in (None, DEFAULT_CLIENTS, self.num_clients):
             raise FederatedError(
                 f"Expected `--data.num_clients` to be that of the clients' data sets, {self.num_clients}, got {asked}: "
                 "leave it out, or give a `--data.partitioner`, which splits them all together anew."
             )
-        if asked not in (None, self.num_clients):  # the default, which nobody may have asked for
+        if asked not in (None, self.num_clients):  # the default, which the user may not have chosen
             rank_zero_info(f"Clients: {self.num_clients}, one for each data set.")
         return self.num_clients
 
@@ -77,7 +77,7 @@ class ClientDatasets(Dataset[Any]):
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Any:
-        """Returns a sample, counted through all clients."""
+        """Returns a sample by its number, counted over all clients."""
         client = int(np.searchsorted(self._ends, index, side="right"))
         if self._open[0] != client:
             part, size = self._part(client), self._sizes[client]
@@ -123,7 +123,7 @@ def _size(dataset: Any, client: int) -> int:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Joins the tensors of all clients, None where they have none or other ones."""
+    """Joins the tensors of all clients; None if some have none, or other names, types or shapes."""
     found = [None if isinstance(part, IterableDataset) else find_tensors(part) for part in parts]
     tensors = [tuple(part.values()) if isinstance(part, dict) else part for part in found if part is not None]
     kinds = {tuple((tensor.dtype, tensor.shape[1:]) for tensor in part) for part in tensors}

@@ -1,4 +1,4 @@
-"""Samples in containers that are no data set: arrays side by side, a table's columns, one data set for each client."""
+"""Makes data sets of other containers of samples: arrays, tables, and lists with a data set for each client."""
 
 import warnings
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ __all__ = ["Columns", "are_columns", "as_dataset"]
 
 
 class Columns(Dataset[Any]):
-    """A table, whose rows are samples: dicts by the columns' names.
+    """A table whose rows are the samples, as dicts by column name.
 
     Args:
-        columns: An array of each column, of equal lengths.
+        columns: One array for each column, all of equal length.
 
     Attributes:
-        column_names: Their names.
-        tensors: The columns, where all hold numbers.
+        column_names: Names of the columns.
+        tensors: The columns, None unless all hold numbers.
     """
 
     samples_are_rows = True  # where there are tensors
@@ -47,13 +47,13 @@ class Columns(Dataset[Any]):
 
 
 def as_dataset(container: Any, option: str, clients: bool = False) -> AnyDataset | Any:
-    """Makes a data set of what holds samples without being one; what is one stays as it is.
+    """Makes a data set of another container of samples; a data set stays as it is.
 
-    A tuple of arrays of equal length, also NumPy's and mapped ones, is read row by row, a data frame and a dict of
-    arrays by column; floating arrays become float32, integers wider than 8 bits int64. With ``clients`` a list or dict
-    of data sets means one for each client.
+    A tuple of arrays of equal length (NumPy's too, also memory-mapped) is read row by row, a data frame or dict of
+    arrays by column. Floating arrays become float32, integers wider than 8 bits int64. With ``clients``, a list or dict
+    of data sets holds one for each client.
     """
-    are_splits = isinstance(container, Mapping) and "train" in container  # as Hugging Face's are, and no clients
+    are_splits = isinstance(container, Mapping) and "train" in container  # as in Hugging Face's data, not clients
     if clients and are_datasets(container) and not are_splits:
         return ClientDatasets(container)
     if isinstance(container, tuple) and are_columns(container):
@@ -87,7 +87,7 @@ def _described(container: Any) -> str:
 
 
 def _is_read_by_number(container: Any) -> bool:
-    """Whether samples are read by their numbers from 0 on, as Python looks it up: in the class."""
+    """Whether samples can be read by number; like Python, it looks for the methods in the class."""
     if isinstance(container, (str, bytes, tuple, Mapping, IterableDataset)) or hasattr(container, "iloc"):
         return False
     return (
@@ -107,7 +107,7 @@ def are_columns(parts: Any) -> bool:
 
 
 def _tensor(values: Any) -> Any:
-    """Makes a tensor of a column of numbers, without a copy where the type stays; any other column is an array."""
+    """Makes a tensor of a column of numbers, without a copy if the type stays; any other column becomes an array."""
     if isinstance(values, Tensor):
         return values
     array = np.asarray(values)

@@ -1,4 +1,4 @@
-"""What a data loader that knows nothing of clients tells: its samples, and how they become batches."""
+"""What is read from a data loader without clients: its samples, and how they become batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,10 +28,10 @@ _PLAIN = (SequentialSampler, RandomSampler)
 
 
 def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
-    """Takes apart the training loader of an owner, in words, or a list or dict of them, one for each client.
+    """Reads a training loader, or a list or dict of loaders, one for each client; messages name its ``owner``.
 
     Returns:
-        The data set, restricted to what a sampler of some rows leaves, and how its samples become batches.
+        The data set, restricted to the rows of a subset sampler, and how its samples become batches.
     """
     if are_datasets(loader):
         return _read_clients(loader, owner)
@@ -53,7 +53,7 @@ def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
 
 
 def _read_clients(loaders: Any, owner: str) -> tuple[AnyDataset, Loading]:
-    """Takes the loaders or data sets of clients apart."""
+    """Reads the loaders or data sets of clients."""
     parts, loadings = [], []
     for client, loader in enumerate(loaders.values() if isinstance(loaders, Mapping) else loaders):
         part, loading = loader, Loading()
@@ -73,7 +73,7 @@ def _read_clients(loaders: Any, owner: str) -> tuple[AnyDataset, Loading]:
 
 
 def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
-    """Returns how samples become batches, and what chooses them."""
+    """Returns how samples become batches, and the sampler."""
     batches: Any = loader.batch_sampler
     if batches is None:
         raise FederatedError(
@@ -90,7 +90,7 @@ def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
         )
     loading = Loading().changed(
         batch_size=size if isinstance(size, int) else None,
-        # A loader of the default one has it as its own.
+        # A loader without a `collate_fn` shows torch's default one.
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
         drop_last=drop_last,
         num_workers=loader.num_workers,
@@ -100,7 +100,7 @@ def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
 
 
 def _sampled(dataset: AnyDataset, sampler: Any, owner: str) -> AnyDataset:
-    """Keeps which rows a sampler takes; says that its order and frequencies are the clients' own."""
+    """Keeps the rows that a sampler takes; warns if its order or frequencies are not used."""
     rows = sampler.indices if isinstance(sampler, SubsetRandomSampler) else sampler
     if isinstance(rows, Sequence) or rows is not sampler:
         return Subset(dataset, [int(row) for row in rows])

@@ -1,4 +1,4 @@
-"""A LightningDataModule that knows nothing of clients, and loaders that come without one."""
+"""Data modules without clients, and data loaders without a data module."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -23,12 +23,12 @@ _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 
 
 def is_datamodule(value: Any) -> bool:
-    """Whether something is a LightningDataModule, of Lightning's one package or the other."""
+    """Whether something is a LightningDataModule, of the package ``lightning`` or ``pytorch_lightning``."""
     return any(base.__name__ == "LightningDataModule" for base in type(value).__mro__)
 
 
 def expect_source(source: Any, **given: Any) -> None:
-    """Refuses a source that is no data module, and data given in another way beside it, such as ``train_dataset``."""
+    """Refuses a source that is no data module, and a source together with other data, such as ``train_dataset``."""
     if is_datamodule(given["train_dataset"]):
         raise FederatedError(
             "Expected `train_dataset` to be a data set, got the data module "
@@ -49,15 +49,15 @@ def expect_source(source: Any, **given: Any) -> None:
 
 
 class GivenLoaders(LightningDataModule):
-    """Data loaders as a data module; where one is missing, the model's own is taken, as Lightning does.
+    """Data loaders as a data module; if one is missing, the model's own is used, as in Lightning.
 
     Args:
-        model: Whose loaders fill in, None for none.
+        model: The model whose loaders are used for missing ones; None for none.
         **loaders: ``train``, ``val``, ``test`` and ``predict``.
 
     Attributes:
         origin: Where the training loader comes from, in words.
-        model_set_up_for: The stages for which the model was set up, since its own loaders may need it.
+        model_set_up_for: The stages for which the model was set up, because its own loaders may need that.
     """
 
     def __init__(self, model: Any, **loaders: Any) -> None:
@@ -74,7 +74,7 @@ class GivenLoaders(LightningDataModule):
                 setattr(self, method, getattr(model, method))
 
     def setup(self, stage: str) -> None:
-        """Sets up the model, where the loaders that the stage begins with are its own."""
+        """Sets up the model, if the first loaders of the stage are its own."""
         first = {"fit": "train", "validate": "val"}.get(stage, stage)
         if first not in self._given:
             self._model.setup(stage)
@@ -82,10 +82,10 @@ class GivenLoaders(LightningDataModule):
 
 
 class SourceModule:
-    """Calls a user's data module as Lightning does: prepared once, then set up for each stage before its loaders.
+    """Calls a user's data module as Lightning does: prepares it once, and sets it up for each stage before its loaders.
 
-    What it draws at random, such as a validation set, depends on the seed alone, so all processes draw alike. The
-    ``context`` tells the trainer, None for none, and that seed.
+    What it draws at random, such as a validation set, depends only on the seed, so all processes draw the same.
+    ``context`` returns the trainer, or None, and that seed.
     """
 
     def __init__(self, module: Any, context: Callable[[], tuple[Any, int]]) -> None:
@@ -95,11 +95,11 @@ class SourceModule:
         self._stages: set[str] = set()
 
     def transfers(self) -> dict[str, Callable[..., Any]]:
-        """Returns the hooks by which the module moves batches, by name; only those that it overrides."""
+        """Returns the hooks with which the module moves batches, by name; only those that it overrides."""
         return {hook: getattr(self.module, hook) for hook in _TRANSFERS if overrides(self.module, hook)}
 
     def prepare(self) -> None:
-        """Prepares the data, in the process that is asked to."""
+        """Prepares the data in this process."""
         self.module.trainer, _ = self._context()
         self.module.prepare_data()
         self._prepared = True
@@ -116,7 +116,7 @@ class SourceModule:
             self._stages.add(stage)
 
     def tear_down(self, stage: str) -> bool:
-        """Tears down; returns whether what was loaded may be gone."""
+        """Tears the module down; returns whether loaded data may be gone."""
         self.module.teardown(stage)
         gone = overrides(self.module, "teardown")
         if gone:
@@ -149,5 +149,5 @@ class SourceModule:
 
     @property
     def name(self) -> str:
-        """The module's class, or where loaders without one come from."""
+        """The module's class, or where loaders without a module come from."""
         return self.module.origin if isinstance(self.module, GivenLoaders) else type(self.module).__name__
