@@ -1,1 +1,1 @@
-"""One file for each data set, or its family."""
+"""One file for each data set or family of data sets."""

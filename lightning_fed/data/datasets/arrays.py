@@ -19,30 +19,31 @@ __all__ = ["Arrays"]
 
 
 class Arrays(BundledDataModule):
-    """Inputs and targets from .npz, .npy or .pt files, held in memory; large .npy files are mapped into it.
+    """Inputs and targets from .npz, .npy or .pt files, held in memory; large .npy files are memory-mapped.
 
-    An .npz file with ``x_train``, ``y_train``, ``x_test`` and ``y_test`` needs ``path`` alone. Each of the six arrays
-    is named by an option of its own: as ``NAME`` in ``path``, as a file with one array (``labels.npy``), or as
-    ``FILE:NAME`` (``images.npz:test``). Relative paths start from ``root``.
+    For an .npz file with ``x_train``, ``y_train``, ``x_test`` and ``y_test`` it is enough to set ``path``. Otherwise
+    each array has an option: ``NAME`` in ``path``, a file with one array (``labels.npy``), or ``FILE:NAME``
+    (``images.npz:test``). Relative paths start from ``root``.
 
     8-bit images become float32 in [0, 1] of shape (C, H, W), other floating inputs float32, integers wider than 8 bits
     int64.
 
     Args:
         path: File with named arrays: .npz, a dict in a .pt file, or a folder of .npy files named after the arrays.
-        root: Folder of data sets; ``LIGHTNING_FED_DATA`` if not given, the current folder if that is not set either.
+        root: Folder of data sets; by default ``LIGHTNING_FED_DATA``, or the current folder if that is not set.
         x_train: Training inputs.
         y_train: Training targets.
-        x_val: Validation inputs; ``x_val`` of ``path`` if it is there, with its ``y_val``.
+        x_val: Validation inputs; by default ``x_val`` of ``path``, if there is one.
         y_val: Validation targets.
-        x_test: Test inputs; ``x_test`` of ``path`` if it is there, with its ``y_test``.
+        x_test: Test inputs; by default ``x_test`` of ``path``, if there is one.
         y_test: Test targets.
-        layout: Where the channels of inputs are: ``NHW`` (nowhere: a dimension is added), ``NHWC`` (last: moved before
-            height and width), ``as_is`` (nothing is done); ``auto`` does what 8-bit images need and leaves others.
+        layout: Dimensions of the stored inputs: ``NHW`` (a channel dimension is added), ``NHWC`` (channels are moved
+            before height and width), ``as_is`` (no change); ``auto`` guesses for 8-bit images and leaves others as they
+            are.
         scale: Whether 8-bit inputs are divided by 255.
         mean: Subtracted from inputs after scaling, one value or one for each channel.
-        std: Divides inputs after that, above 0, one value or one for each channel.
-        class_labels: Whether targets are class labels: whole numbers from 0; others are left as they are.
+        std: Divides inputs after that; above 0, one value or one for each channel.
+        class_labels: Whether targets are class labels, whole numbers from 0; other targets are left as they are.
         **kwargs: Every other option of ``BundledDataModule``.
     """
 
@@ -98,7 +99,7 @@ class Arrays(BundledDataModule):
         return means, stds
 
     def _expect_alike(self, part: str, dataset: TensorDataset, train: TensorDataset) -> None:
-        """Refuses inputs of another shape or kind than those of training, and labels that no training sample has."""
+        """Refuses inputs of another shape or dtype than in training, and labels above those of training."""
         (x, y), (train_x, train_y) = dataset.tensors, train.tensors
         if x.shape[1:] != train_x.shape[1:] or self._kinds[part] != self._kinds["train"]:
             raise FederatedError(

@@ -1,4 +1,4 @@
-"""What data modules that bring their own data have in common."""
+"""The base of data modules that bring their own data."""
 
 from abc import ABC, abstractmethod
 from inspect import signature
@@ -29,4 +29,4 @@ class BundledDataModule(FederatedDataModule, ABC):
 
     @abstractmethod
     def load_datasets(self) -> Datasets:
-        """Returns the data sets, called once; what must be fetched first belongs in ``prepare_data``."""
+        """Returns the data sets; called once. Downloads belong in ``prepare_data``."""

@@ -73,7 +73,7 @@ class CIFAR10(ImageDataModule):
 class CIFAR100(CIFAR10):
     """50,000 + 10,000 colour images of shape (3, 32, 32), normalised, 100 (fine) classes.
 
-    Source and checks as of ``CIFAR10``; the files lie in ``ROOT/cifar-100-python``.
+    Source and checks as for ``CIFAR10``; the files lie in ``ROOT/cifar-100-python``.
     """
 
     title: ClassVar[str] = "CIFAR100"

@@ -11,9 +11,9 @@ __all__ = ["ColoredMNIST", "ColoredMNISTBinary", "FedCMNIST", "FedRotMNIST"]
 class FedCMNIST(MNIST):
     """MNIST with a colour for each digit and another set of colours at each client, shape (3, 28, 28), 10 classes.
 
-    Source: section 5.3 of Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023; what it leaves
-    open is chosen in ``ClientColors``. The test set is there twice: ``seen_schemes`` in the clients' colours and
-    ``new_scheme`` in colours that no client has, which is the one of the paper. The files are those of ``MNIST``.
+    Source: section 5.3 of Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023; see
+    ``ClientColors`` for what it leaves open. There are two test sets: ``seen_schemes`` in the clients' colours, and
+    ``new_scheme`` in colours that no client has, which is the paper's. The files are those of ``MNIST``.
 
     Args:
         skew: How the clients differ.
@@ -28,8 +28,8 @@ class FedRotMNIST(MNIST):
     """MNIST turned by another angle at each client, shape (1, 28, 28), 10 classes.
 
     Named in the caption of Table 3 of Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023,
-    which does not define it: a reading of ours, see ``ClientRotation``. The test set is there twice: ``seen_schemes``
-    at the clients' angles and ``new_scheme`` at an angle that no client has. The files are those of ``MNIST``.
+    which does not define it; ``ClientRotation`` explains our reading. There are two test sets: ``seen_schemes`` at the
+    clients' angles, and ``new_scheme`` at an angle that no client has. The files are those of ``MNIST``.
 
     Args:
         skew: How the clients differ.
@@ -41,7 +41,7 @@ class FedRotMNIST(MNIST):
 
 
 class ColoredMNISTBinary(MNIST):
-    """Whether a digit is 5 or above, with a colour that mostly tells at the clients and misleads in the test set.
+    """Is a digit 5 or above? Its colour predicts that well at the clients, but misleads in the test set.
 
     Source: Arjovsky et al., "Invariant Risk Minimization", 2019, with the rates of the workshop paper on FedGMA
     (Tenison et al., 2021), see ``BinaryColors``. Images of shape (3, 28, 28), 2 classes; partitioners split by the
@@ -61,8 +61,8 @@ class ColoredMNIST(MNIST):
     """MNIST with two foreground and two background colours for each digit, shape (3, 28, 28), 10 classes.
 
     Source: Arpit et al., "Predicting with High Correlation Features", 2019, and the workshop paper on FedGMA (Tenison
-    et al., 2021), see ``ClassColors``. The colours are the same at all clients; of the two test sets ``new_scheme`` is
-    the papers': other colours, drawn whatever the digit. The files are those of ``MNIST``.
+    et al., 2021), see ``ClassColors``. The colours are the same at all clients. Of the two test sets, ``new_scheme`` is
+    the papers': other colours, which do not depend on the digit. The files are those of ``MNIST``.
 
     Args:
         skew: How many colours there are.

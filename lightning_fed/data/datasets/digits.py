@@ -14,7 +14,7 @@ from lightning_fed.errors import expect_number
 
 __all__ = ["Digits"]
 
-# Part of the data set's definition, as the test file of MNIST is: no run may see other test images.
+# Fixed, like the test file of MNIST: all runs must have the same test images.
 _TEST_SPLIT_SEED = 0
 
 
@@ -29,7 +29,7 @@ class Digits(BundledDataModule):
         partitioner: How the samples are split over the clients.
         batch_size: Samples per local training batch.
         val_fraction: Share of the training images held out as central validation set; in [0, 1).
-        test_fraction: Share of each class that makes the test set; in [0, 1).
+        test_fraction: Share of each class that goes to the test set; in [0, 1).
         **kwargs: Every other option of ``BundledDataModule``.
     """
 

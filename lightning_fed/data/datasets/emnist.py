@@ -17,7 +17,7 @@ _ALL = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 # Lower-case letters that look like their capitals are one class with them (Cohen et al. 2017, section III).
 _MERGED = tuple(name for name in _ALL if name not in "cijklmopsuvwxyz")
 _DIGITS, _LETTERS = tuple(string.digits), tuple(string.ascii_uppercase)
-# Of each variant the classes, how many training and test images there are, and the training images' mean and std.
+# For each variant: the classes, the numbers of training and test images, and the training images' mean and std.
 _VARIANTS: dict[str, tuple[tuple[str, ...], tuple[int, int], tuple[float, float]]] = {
     "byclass": (_ALL, (697_932, 116_323), (0.1736, 0.3316)),
     "bymerge": (_MERGED, (697_932, 116_323), (0.1736, 0.3316)),
@@ -36,7 +36,7 @@ class EMNIST(IdxImages):
     ``emnist-balanced-train-images-idx3-ubyte``.
 
     Args:
-        variant: Which of the six, which the paper calls splits: ``byclass`` and ``bymerge`` have 62 and 47 classes in
+        variant: One of the six that the paper calls splits: ``byclass`` and ``bymerge`` have 62 and 47 classes in
             814,255 images, ``balanced`` 47 in 131,600, ``letters`` 26, ``digits`` and ``mnist`` 10.
         **kwargs: Every option of ``ImageDataModule``.
     """
@@ -54,7 +54,7 @@ class EMNIST(IdxImages):
         self.pixel_mean, self.pixel_std = (mean,), (std,)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Reads a pair of files, in which images lie on their side."""
+        """Reads a pair of files, and turns the images upright."""
         images, labels = super().read(train)
         return images.transpose(2, 3), labels
 

@@ -27,17 +27,17 @@ class FEMNIST(UserDataModule):
     3,550 writers and 800,000 images. Labels are 0-9, A-Z, a-z in this order; paper is 1, ink is 0. Two forms are read:
 
     - A folder with LEAF's JSON: ``train/*.json`` and, if it is there, ``test/*.json``, as its ``preprocess.sh`` writes
-      them. Test images of writers that have training images make the test set, those of others the test set
-      ``unseen``: LEAF's split by sample (``-t sample``) gives the first, its split by user (``-t user``) the second.
+      them. Test images of writers with training images go to the test set, those of other writers to the test set
+      ``unseen``. LEAF's split by sample (``-t sample``) gives the first, its split by user (``-t user``) the second.
     - An .npz file, or a dict in a .pt file, that holds ``images`` of shape (N, 28, 28) or (N, 784), bytes or floats in
-      [0, 1], ``labels`` of shape (N,) and ``writers``, one whole number per image; if they are there,
-      ``test_images``, ``test_labels`` and ``test_writers`` make test sets by the same rule. Releases in other
-      formats are brought into this one in a few lines.
+      [0, 1], ``labels`` of shape (N,) and ``writers``, one whole number per image; if they are there, ``test_images``,
+      ``test_labels`` and ``test_writers`` make test sets by the same rule. You can convert other releases to this
+      format in a few lines.
 
     Args:
         path: Folder or file, relative to ``root``.
         mean: Subtracted from images in [0, 1].
-        std: Divides them after that, above 0. Mean and standard deviation are those in common use for LEAF's images.
+        std: Divides them after that; above 0. Mean and standard deviation are those in common use for LEAF's images.
         digits_only: Whether letters are left out, and writers who wrote no digit: 10 classes, as in Tenison et al.,
             TMLR 2023, Table 1.
         **kwargs: Every other option of ``UserDataModule``; a user is a writer.
@@ -120,7 +120,7 @@ def _part(file: ArrayFile, prefix: str) -> UserSamples:
 
 
 def _checked(samples: UserSamples, place: Path) -> UserSamples:
-    """Brings images into shape (N, 1, 28, 28), after a look at their values and labels."""
+    """Checks images and labels, and returns the images in shape (N, 1, 28, 28)."""
     shape = tuple(samples.inputs.shape[1:])
     if shape not in ((784,), (28, 28), (1, 28, 28)):
         raise FederatedError(

@@ -1,4 +1,4 @@
-"""What data modules of image sets in files have in common."""
+"""The base of data modules that read images from files."""
 
 import os
 from abc import ABC, abstractmethod
@@ -25,15 +25,15 @@ class ImageDataModule(BundledDataModule, ABC):
     Args:
         root: Folder of data sets; the environment variable ``LIGHTNING_FED_DATA`` if not given.
         download: Whether to fetch missing files into ``root`` (needs a network).
-        storage: How images are kept in memory: ``float32``, normalised once; ``uint8``, a quarter of that, normalised
-            batch by batch with the same result; ``auto`` for bytes where floats would take more than 1 GiB.
+        storage: How images are kept in memory: ``float32``, normalised once; ``uint8``, in a quarter of the memory,
+            normalised batch by batch with the same result; ``auto``: ``uint8`` if floats would take more than 1 GiB.
         **kwargs: Every other option of ``BundledDataModule``.
 
     Attributes:
         folder: Where the files lie below ``root``.
         pixel_mean: Mean of the training images, in [0, 1], one value for each channel.
         pixel_std: Their standard deviation.
-        advice: What to do about a bad file, the end of a sentence.
+        advice: What to do about a bad file; the end of error messages.
     """
 
     folder: ClassVar[str]
@@ -72,7 +72,7 @@ class ImageDataModule(BundledDataModule, ABC):
 
     @abstractmethod
     def fetch(self, root: Path) -> None:
-        """Downloads into another folder of data sets than the module's own, and checks what came."""
+        """Downloads into ``root``, a temporary folder of data sets, and checks the files."""
 
     def prepare_data(self) -> None:
         """Fetches the files if ``download`` is set and one is missing; an interrupted download leaves none."""

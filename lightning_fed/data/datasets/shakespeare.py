@@ -19,31 +19,31 @@ __all__ = ["Shakespeare"]
 
 
 class Shakespeare(UserDataModule):
-    """80 characters and the one after them, from the plays of Shakespeare; a user is a speaking role; 81 classes.
+    """Windows of 80 characters and the next one, from Shakespeare's plays; a user is a speaking role; 81 classes.
 
     Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
     2017, in the form of S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018. Characters are numbered as
-    LEAF's 80 letters, any other is number 80. Three forms are read:
+    LEAF's 80 letters; any other character is 80. Three forms are read:
 
     - JSON with the text of each role, .json or .json.gz: ``user_data`` holds for each user ``{"raw": text}``, and
-      ``num_samples`` counts its windows, the characters beyond 80.
+      ``num_samples`` counts its windows: the characters beyond the first 80.
     - Plays as plain text, .txt or .txt.gz: speeches separated by empty lines, each after a line with its speaker and a
       colon, plays after ``==== TITLE ====``; roles with at least ``min_lines`` lines take part.
     - LEAF's JSON, a folder with ``train/*.json`` and, if it is there, ``test/*.json``: ``x`` holds strings of 80
-      characters, ``y`` the character after each. Test samples of roles that have training samples make the test set,
-      those of others the test set ``unseen``.
+      characters, ``y`` the character after each. Test samples of roles with training samples go to the test set, those
+      of other roles to the test set ``unseen``.
 
-    Without LEAF's test files each role's windows are divided by time: the first ``1 - test_fraction`` of them, at least
-    one, are training samples, and the test samples begin after the last character that these read, so that no test
-    window overlaps a training window. A role with too few windows for that has none. Parts that are drawn at random,
-    such as ``val_fraction``, do overlap with training windows.
+    Without LEAF's test files each role's windows are divided by time. The first ``1 - test_fraction`` of them, at least
+    one, are training samples. Test windows begin after the last character of the training windows, so the two do not
+    overlap; a role with too few windows has no test samples. Sets that are drawn at random, such as with
+    ``val_fraction``, do overlap with training windows.
 
     A sample costs a few bytes beside the text: windows are gathered from one encoded text on the device.
 
     Args:
         path: File or folder, relative to ``root``.
         min_samples: Roles with fewer windows, training and test together, are left out before the draw.
-        max_samples: Of a role with more windows the first ones are used; all if not given.
+        max_samples: Most windows of a role, the first ones; all if not given.
         min_lines: Roles with fewer lines are left out; for plays as text only.
         test_fraction: Share of each role's windows at its end that is kept for the test; in [0, 1).
         **kwargs: Every other option of ``UserDataModule``; a user is a role.
@@ -100,7 +100,7 @@ class Shakespeare(UserDataModule):
         )
 
     def _expect_consecutive(self, roles: Sequence[Role]) -> None:
-        """Refuses to divide by time where windows are pieces of their own, which may overlap unseen."""
+        """Refuses to divide by time if windows are not consecutive: they may then overlap unnoticed."""
         if self.test_fraction > 0 and any((np.diff(role.starts) != 1).any() for role in roles):
             raise FederatedError(
                 f"Expected consecutive windows in {self.place} to divide each role by time, got others: add LEAF's "
@@ -108,7 +108,7 @@ class Shakespeare(UserDataModule):
             )
 
     def _read(self) -> tuple[list[Role], list[Role] | None]:
-        """Reads the roles, and those of test files of their own, None without."""
+        """Reads the roles, and those of LEAF's test files; None without such files."""
         place = self.place
         if place.name.endswith((".txt", ".txt.gz")):
             return read_plays(place, "--data.path", self.min_lines), None
@@ -126,8 +126,8 @@ def by_time(starts: npt.NDArray[np.int64], test_fraction: float) -> tuple[npt.ND
         test_fraction: Share of the windows after the first part, in [0, 1).
 
     Returns:
-        Starts of the training windows, the first ``(1 - test_fraction) n``, rounded and at least one, and of those test
-        windows that begin after the last character of these.
+        Starts of the training windows: the first ``(1 - test_fraction) n``, rounded, at least one. Starts of the test
+        windows: those that begin after the last character of the training windows.
     """
     if test_fraction == 0:
         return starts, starts[:0]

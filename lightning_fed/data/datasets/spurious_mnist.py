@@ -1,4 +1,4 @@
-"""MNIST beside inputs that mislead: features that few clients share, inputs of noise, labels that some clients flip."""
+"""MNIST with misleading inputs: features that few clients share, noise, and labels that some clients flip."""
 
 from typing import Any
 
@@ -22,30 +22,30 @@ _ROWS, _TRAIN, _TEST = 16, 17, 18
 
 
 class SpuriousMNIST(MNIST):
-    """MNIST as vectors of 784 pixels, with what a vote of the clients' signs can tell from a feature that all share.
+    """MNIST as vectors of 784 pixels, with misleading features that a vote of the clients' signs can detect.
 
-    Clients are alike in their digits: training images are dealt at random, so many to each. Three options, each off by
-    default, spoil them:
+    Training images are dealt at random, the same number to each client. Three options, each off by default, add to
+    that:
 
-    - Signatures: clients are put into groups of ``shared``, each with a block of 10 further inputs. A sample of class y
-      lights input y of its client's block with ``strength``, so it tells the label at home and nowhere else: at most
-      shared / num_clients of the clients can agree on the weights of a block. There are three test sets then: ``none``
-      without a signature, ``wrong`` with that of another class in a random block, ``own`` with the right one. After
-      the memorisation data of Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021.
-    - Noise: further inputs drawn from a standard normal distribution, on which clients agree by chance alone.
-    - Flipped labels: the first clients, a share of all, train on 9 - y.
+    - Signatures: clients form groups of ``shared``, and each group has a block of 10 further inputs. A sample of class
+      y sets input y of its group's block to ``strength``. This tells the label within the group only: at most shared /
+      num_clients of the clients can agree on the weights of a block. There are then three test sets: ``none`` has no
+      signatures, ``wrong`` that of another class in a random block, ``own`` the right one. After the memorisation data
+      of Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021.
+    - Noise: further inputs drawn from a standard normal distribution, on which clients agree only by chance.
+    - Flipped labels: a share of the clients, the first ones, trains on the labels 9 - y.
 
-    All of it depends on the split's seed alone. The files are those of ``MNIST``.
+    All of it depends only on the split's seed. The files are those of ``MNIST``.
 
     Args:
-        num_clients: Clients.
-        samples_per_client: Training images of each.
+        num_clients: Number of clients.
+        samples_per_client: Training images of each client.
         shared: Clients that share a block, a divisor of ``num_clients``; None for no signatures.
-        strength: What a signature lights its input with; pixels are normalised.
-        decoys: Whether one random input of each foreign block is lit as well, so that no vote on it is zero.
-        noise: Inputs of noise.
+        strength: Value of a signature's input; compare it with normalised pixels.
+        decoys: Whether one random input of every other block is set as well, so that no vote on it is zero.
+        noise: Number of noise inputs.
         flipped: Share of the clients that train on flipped labels, in [0, 1].
-        partitioner: How samples are split; the default gives each client those made for it.
+        partitioner: How samples are split; the default gives each client the samples made for it.
         **kwargs: Every other option of ``MNIST``.
     """
 
@@ -75,12 +75,12 @@ class SpuriousMNIST(MNIST):
         self.noise, self.flipped = noise, flipped
 
     def identity(self) -> list[str]:
-        """Adds what is spoiled, which neither the size nor the labels may tell."""
+        """Adds the options, as size and labels may be the same for other ones."""
         spoiled = (self.samples_per_client, self.shared, self.strength, self.decoys, self.noise, self.flipped)
         return [*super().identity(), *map(str, spoiled)]
 
     def load_datasets(self) -> Datasets:
-        """Reads both parts, and spoils them."""
+        """Reads both parts, and adds the misleading features."""
         (images, labels), (test_images, test_labels) = (self.read(train) for train in (True, False))
         rows = numpy_generator_for(self._seed(), Purpose.SKEW, _ROWS).permutation(len(images))
         chosen = torch.from_numpy(rows[: self.count * self.samples_per_client])

@@ -28,10 +28,10 @@ class TinyImageNet(ImageDataModule):
 
     Source: Y. Le, X. Yang, "Tiny ImageNet Visual Recognition Challenge", course CS 231N, Stanford University 2015. The
     archive ``tiny-imagenet-200.zip``, unpacked, lies in ``ROOT/tiny-imagenet-200``. Its validation images are the test
-    set here: the labels of its test images were never published. Classes are numbered in the order of their ids
+    set here, because the labels of its test images were never published. Classes are numbered in the order of their ids
     (n01443537 is 0), as by ``torchvision.datasets.ImageFolder``.
 
-    JPEG files are decoded once, into a cache of 1.4 GB, made anew when it cannot be read or a file has changed.
+    JPEG files are decoded once, into a cache of 1.4 GB. It is made again if it cannot be read or a file has changed.
 
     Args:
         cache_dir: Folder of the cache; ``lightning_fed`` in the user's cache folder if not given.
@@ -77,7 +77,7 @@ class TinyImageNet(ImageDataModule):
 
     def _cache_file(self, part: str) -> Path:
         folder = default_cache_folder() if self.cache_dir is None else Path(self.cache_dir).expanduser()
-        # Two copies of the data set, such as a reduced one, do not overwrite each other's cache.
+        # With the path in its name, so that two copies of the data set do not overwrite each other's cache.
         place = hashlib.sha256(str(self.place.resolve()).encode()).hexdigest()[:12]
         return folder / f"{self.folder}-{part}-{place}.pt"
 
@@ -138,7 +138,7 @@ class TinyImageNet(ImageDataModule):
 
 
 def _decode_all(paths: Sequence[Path], advice: str) -> Tensor:
-    """Decodes JPEG files into uint8 of shape (N, 3, 64, 64); a few at a time, as decoding leaves Python alone."""
+    """Decodes JPEG files into uint8 of shape (N, 3, 64, 64); in threads, as decoding releases Python's lock."""
     images = torch.empty(len(paths), 3, _SIDE, _SIDE, dtype=torch.uint8)
     with ThreadPoolExecutor() as pool:
         for row, image in enumerate(pool.map(lambda path: _decode(path, advice), paths)):

@@ -1,4 +1,4 @@
-"""What data modules whose samples belong to users have in common."""
+"""The base of data modules whose samples belong to users."""
 
 import os
 from abc import ABC
@@ -21,12 +21,12 @@ class UserDataModule(BundledDataModule, ABC):
 
     Args:
         path: Folder or file, relative to ``root``.
-        root: Folder of data sets; ``LIGHTNING_FED_DATA`` if not given, the current folder if that is not set either.
+        root: Folder of data sets; by default ``LIGHTNING_FED_DATA``, or the current folder if that is not set.
         num_clients: Number of clients; one for each user if not given.
         partitioner: How the samples are split over the clients.
-        num_users: How many users take part, drawn by ``draw_seed``. If not given, ``num_clients`` where the partitioner
-            makes a client of each user, else all.
-        draw_seed: Seed of that draw. It is no part of the run's seed, so that all runs use the same users.
+        num_users: How many users take part, drawn by ``draw_seed``. By default ``num_clients`` if each user becomes a
+            client, else all users.
+        draw_seed: Seed of that draw. It is apart from the run's seed, so that all runs use the same users.
         **kwargs: Every other option of ``BundledDataModule``.
     """
 
@@ -62,12 +62,12 @@ class UserDataModule(BundledDataModule, ABC):
         return [*super().identity(), f"{self.num_users} of the users, {self.num_clients} clients, {self.draw_seed}"]
 
     def test_sets(self, known: Any, unseen: Any, users: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """Returns the options of ``Datasets`` for test sets of users that training knows, and of others.
+        """Returns the options of ``Datasets`` for test sets of known and of unseen users.
 
         Args:
-            known: Samples of users in the training files; empty or None for none.
-            unseen: Samples of others.
-            users: The place among the users who take part of that of each known sample, shape (samples,).
+            known: Test samples of users who take part in training; empty or None for none.
+            unseen: Test samples of users who are not in the training files.
+            users: The user of each known sample, as a place among the users who take part, shape (samples,).
         """
         sets = {name: part for name, part in (("test", known), ("unseen", unseen)) if part is not None and len(part)}
         if "unseen" in sets and self.held_out.unseen_clients:
