@@ -23,10 +23,10 @@ class Partitioner(ABC):
     """Base of all partitioners: a subclass says which client owns each sample.
 
     Args:
-        min_samples: The least samples that a client should hold, before any are held out of it; 0 lets clients stay
-            empty, which are skipped whenever they are drawn.
+        min_samples: Fewest samples of a client, before some are held out. With 0 clients may be empty; empty clients
+            are skipped when they are drawn.
         too_small: What to do when a client gets fewer: ``redraw`` draws the whole split again, up to 100 times;
-            ``refuse`` ends with an error; ``allow`` leaves it.
+            ``refuse`` ends with an error; ``allow`` accepts it.
 
     Attributes:
         reads: What the split depends on besides the counts and the seed. A partitioner that reads ``targets`` or
@@ -37,7 +37,7 @@ class Partitioner(ABC):
     reads: ClassVar[Reads] = "nothing"
     sizes_vary: ClassVar[bool] = True
 
-    # A subclass with a constructor of its own need not call this one.
+    # Defaults for subclasses whose own constructor does not call this one.
     min_samples: int = 0
     too_small: TooSmall = "redraw"
 
@@ -72,7 +72,7 @@ class Partitioner(ABC):
         return num_clients
 
     def __call__(self, targets: Values, num_samples: int, num_clients: int, seed: int) -> list[npt.NDArray[np.int64]]:
-        """Splits the samples over the clients; nothing but the seed is random, the rest is as of ``assign``.
+        """Splits the samples over the clients; only ``seed`` makes it random. Other arguments are as in ``assign``.
 
         Returns:
             For each client the ascending indices of its samples, int64; each sample occurs exactly once.
@@ -88,7 +88,7 @@ class Partitioner(ABC):
     def _draw(
         self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Draws until no client is too small; later draws go on in the same stream."""
+        """Draws until no client is too small; all draws use one random stream."""
         draws = MAX_DRAWS if self.too_small == "redraw" and self.sizes_vary else 1
         for _ in range(draws):
             owner = np.asarray(self.assign(targets, num_samples, num_clients, generator))

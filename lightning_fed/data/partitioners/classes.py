@@ -15,16 +15,16 @@ __all__ = ["ExactClasses"]
 class ExactClasses(Partitioner):
     """Every client holds exactly k classes, in parts that are as equal as the classes allow.
 
-    A class of m samples has a number of holders in proportion to m, N k over all C classes, and is cut into that many
-    parts whose sizes differ by at most one. With balanced classes and C dividing N k all clients are of equal size up
-    to k samples; with N k = C the classes of any two clients are disjoint. Who holds which classes is random: an
-    arrangement with k distinct classes for each client, and the same number of holders, is shuffled by exchanges
-    between pairs of clients (A. R. Rao, R. Jana, S. Bandyopadhyay, "A Markov chain Monte Carlo method for generating
-    random (0,1)-matrices with given marginals", Sankhyā 1996).
+    The number of clients that hold a class is proportional to its size; over all C classes these numbers sum to N k. A
+    class is cut into one part for each holder, and the sizes of its parts differ by at most one. With balanced classes
+    and C dividing N k all clients are of equal size up to k samples; with N k = C no two clients share a class. Who
+    holds which classes is random: a first arrangement, with k distinct classes for each client, is shuffled by
+    exchanges between pairs of clients (A. R. Rao, R. Jana, S. Bandyopadhyay, "A Markov chain Monte Carlo method for
+    generating random (0,1)-matrices with given marginals", Sankhyā 1996).
 
     Source: Y. Dandi, L. Barba, M. Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI
-    2022: k = 1 for EMNIST (47 clients, 47 classes), k = 2 and disjoint for CIFAR-100 (50 clients). ``Shards`` bounds
-    the classes of a client from above, this fixes them.
+    2022: k = 1 for EMNIST (47 clients, 47 classes), k = 2 and disjoint for CIFAR-100 (50 clients). ``Shards`` does not
+    fix the number of classes of a client; this does.
 
     Args:
         classes_per_client: k, at most the number of classes; N k must be at least that number.
@@ -45,7 +45,7 @@ class ExactClasses(Partitioner):
         self._check_counts(counts, num_clients)
         holders = _holders(counts, num_clients, num_clients * self.classes_per_client)
         held = _arrange(holders, num_clients, generator)
-        # In random order within a class, as the first of its parts may be larger than the last.
+        # Parts go to the holders in random order, as the first parts of a class may be larger than the last.
         client_of_part = by_class(held.ravel(), generator) // self.classes_per_client
         label = np.repeat(np.arange(len(counts)), counts)
         rank = np.arange(num_samples) - (np.cumsum(counts) - counts)[label]
@@ -74,9 +74,9 @@ class ExactClasses(Partitioner):
 
 
 def _holders(counts: npt.NDArray[np.int64], num_clients: int, num_parts: int) -> npt.NDArray[np.int64]:
-    """Shares the parts out over the classes in proportion to their sizes, at least 1, at most N and the size of each.
+    """Returns the number of parts of each class, in proportion to its size; at least 1, at most N and its size.
 
-    Webster's method: round(t m) parts for a class of m samples, with t so that they sum up to ``num_parts``.
+    Webster's method: round(t m) parts for a class of m samples, with t such that they sum up to ``num_parts``.
     """
     most = np.minimum(counts, num_clients)
 
@@ -84,11 +84,11 @@ def _holders(counts: npt.NDArray[np.int64], num_clients: int, num_parts: int) ->
         return np.asarray(np.clip(np.floor(t * counts + 0.5), 1, most), dtype=np.int64)
 
     low, high = 0.0, float(num_parts + 1)
-    for _ in range(100):  # doubles are told apart after fewer halvings
+    for _ in range(100):  # more halvings than doubles can tell apart
         middle = (low + high) / 2
         low, high = (middle, high) if rounded(middle).sum() <= num_parts else (low, middle)
     holders = rounded(low)
-    # Classes of one size step up at the same t: those next in turn take what is left.
+    # Classes of equal size get their next part at the same t; the parts that are left go to the next classes in turn.
     turn = np.where(holders < most, (holders + 0.5) / counts, np.inf)
     holders[np.argsort(turn, kind="stable")[: num_parts - holders.sum()]] += 1
     return holders
@@ -100,8 +100,8 @@ def _arrange(holders: npt.NDArray[np.int64], num_clients: int, generator: np.ran
     # Class after class down the columns: no class is longer than a column, so no client gets it twice.
     held = np.repeat(classes, holders[classes]).reshape(-1, num_clients).T[generator.permutation(num_clients)]
     k, half = held.shape[1], num_clients // 2
-    # Each round offers every client one exchange. As many random transpositions of all N k places, (N k / 2) log(N k),
-    # as shuffle a deck, and half as many again since not all are allowed.
+    # Each round offers every client one exchange. A deck of N k cards needs (N k / 2) log(N k) random transpositions;
+    # here it is half as many again, since not all are allowed.
     rounds = int(k * np.log2(2 * num_clients * k)) if 1 < k < len(holders) else 0
     for _ in range(rounds):
         order = generator.permutation(num_clients)

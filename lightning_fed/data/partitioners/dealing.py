@@ -1,4 +1,4 @@
-"""Steps that several partitioners take, each without a loop over clients or samples."""
+"""Steps shared by several partitioners, each without a loop over clients or samples."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def by_class(codes: npt.NDArray[Any], generator: np.random.Generator) -> npt.NDA
 def deal(shares: npt.NDArray[np.float64], num_samples: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
     """Cuts a row of samples into parts of given shares.
 
-    A part of share p gets floor(p m) or ceil(p m) of m samples, p m in expectation: systematic sampling, that is m
+    A part of share p gets floor(p m) or ceil(p m) of m samples, p m in expectation. This is systematic sampling: m
     evenly spaced points with one random offset. Rounding all boundaries down would always favour the last parts.
 
     Args:
@@ -41,5 +41,5 @@ def deal(shares: npt.NDArray[np.float64], num_samples: int, generator: np.random
     """
     edges = np.cumsum(shares)
     points = (np.arange(num_samples) + generator.random()) * (edges[-1] / max(num_samples, 1))
-    # The last part with a share at all takes a point that rounding has put beyond the end.
+    # A point that rounding has put beyond the end goes to the last part with a share above 0.
     return np.asarray(np.minimum(np.searchsorted(edges, points, side="right"), np.flatnonzero(shares)[-1]))

@@ -1,7 +1,7 @@
-"""The published splits by label that are called Dirichlet; they are different, so each has a name of its own.
+"""The published splits by label that are called Dirichlet; they differ, so each has its own name.
 
-"Dir(0.1)" does not name a split: α may be that of a client over the classes or of a class over the clients, and is
-multiplied by the classes' shares in one recipe and not in others.
+"Dir(0.1)" alone does not define a split. The distribution may be that of a client over the classes or of a class over
+the clients, and one recipe multiplies α by the classes' shares.
 """
 
 from typing import Any, ClassVar
@@ -22,19 +22,20 @@ _Shares = npt.NDArray[np.float64]
 class DirichletByClient(Partitioner):
     """Each client draws its own distribution over the classes; all clients are of equal size.
 
-    Client i draws q_i ~ Dir(α p), p the classes' shares of the data, and then classes from q_i, one for each of its
-    samples. Sizes differ by at most one. A client's share of class c has mean p_c and, but for the finite data,
-    variance p_c (1 − p_c) / (α + 1). A draw of a class that has run out is repeated, from q_i restricted to the classes
-    that are left, once the others have drawn: for small α a client can get classes that it would hardly have chosen.
+    Client i draws q_i ~ Dir(α p), where p are the classes' shares of the data, and then the class of each of its
+    samples from q_i. Sizes differ by at most one. A client's share of class c has mean p_c and, apart from the finite
+    data, variance p_c (1 − p_c) / (α + 1). If a class has run out, the client draws again, from q_i restricted to the
+    classes that are left, after the others have drawn. So for small α a client can get classes that are unlikely under
+    q_i.
 
-    With C balanced classes every class has the parameter α / C. Recipes that draw q_i ~ Dir(a, ..., a), as D. A. E.
-    Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, do, have α = a C.
+    With C balanced classes every class has the parameter α / C. A recipe with q_i ~ Dir(a, ..., a), as in D. A. E. Acar
+    et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, has α = a C.
 
     Source: T.-M. H. Hsu, H. Qi, M. Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
     Visual Classification", 2019, https://arxiv.org/abs/1909.06335; single draws with repetition, Acar et al. 2021.
 
     Args:
-        alpha: Concentration α > 0 of the whole prior: towards 0 one class for each client, towards infinity IID.
+        alpha: Concentration α > 0: near 0 each client has one class; the larger, the closer to IID.
         **kwargs: Options of every partitioner.
     """
 
@@ -59,18 +60,17 @@ class DirichletByClient(Partitioner):
 class DirichletByClass(Partitioner):
     """Each class is divided over the clients in shares of its own; clients differ in size too.
 
-    Class c with m_c samples draws p_c ~ Dir_N(α); client i gets m_c p_ci of them, rounded down or up: in the mean m_c /
-    N, with variance m_c² (1/N)(1 − 1/N) / (α N + 1). A split in which a client has fewer than 10 samples is drawn
-    again.
+    Class c with m_c samples draws p_c ~ Dir_N(α). Client i gets m_c p_ci of them, rounded down or up; the mean is m_c /
+    N, the variance m_c² (1/N)(1 − 1/N) / (α N + 1). A split in which a client has fewer than 10 samples is drawn again.
 
     Source: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4;
     Q. Li, Y. Diao, Q. Chen, B. He, "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, which
-    writes β. The code published with both does more than they say: see ``DirichletBalanced``.
+    writes β. The code published with both papers does more than they say: see ``DirichletBalanced``.
 
     Args:
-        alpha: Concentration α > 0 of every client's share of a class: the smaller, the fewer clients share it.
-        min_samples: The least samples of a client; with many clients of few samples it must be lowered.
-        too_small: ``redraw``, ``refuse`` or ``allow``, when a client has fewer.
+        alpha: Concentration α > 0: the smaller, the fewer clients share a class.
+        min_samples: Fewest samples of a client; lower it if there are many clients with few samples.
+        too_small: What to do when a client gets fewer: ``redraw``, ``refuse`` or ``allow``.
     """
 
     reads: ClassVar[Reads] = "targets"
@@ -94,16 +94,16 @@ class DirichletByClass(Partitioner):
         return owner
 
     def _shares(self, drawn: _Shares, sizes: Owners, num_samples: int, generator: np.random.Generator) -> _Shares:
-        """Returns the clients' shares of a class, not normalised; ``sizes`` counts what they hold of former classes."""
+        """Returns the clients' shares of a class, not normalised; ``sizes`` counts their samples of earlier classes."""
         return drawn
 
 
 class DirichletBalanced(DirichletByClass):
-    """``DirichletByClass`` in which a client that holds its fair share, n / N samples, gets nothing of later classes.
+    """``DirichletByClass``, but a client that already holds n / N samples gets nothing of later classes.
 
-    The shares of full clients are set to 0 and those of the others normalised, class after class in ascending order. So
-    sizes are more even than the shares would have them, and a client exceeds n / N by no more than its last class. This
-    is what most code in use does under the name Dirichlet.
+    Class after class, in ascending order, the shares of full clients are set to 0 and those of the others normalised.
+    So sizes are more even than with ``DirichletByClass``: a client exceeds n / N only by samples of its last class.
+    Most code in use does this under the name Dirichlet.
 
     Source: the code published with Yurochkin et al., ICML 2019
     (https://github.com/IBM/probabilistic-federated-neural-matching) and with Li et al., ICDE 2022
@@ -114,7 +114,7 @@ class DirichletBalanced(DirichletByClass):
         room = sizes * len(sizes) < num_samples
         shares = np.where(room, drawn, 0.0)
         if not shares.any():
-            # For small α the shares of clients with room can be 0 to machine precision; normalised they would be
-            # distributed as Dir(α) of as many clients.
+            # For small α the shares of clients with room can all round to 0. Normalised, they would be distributed as
+            # Dir(α) over these clients, so they are drawn from it.
             shares[room] = generator.dirichlet(np.full(room.sum(), float(self.alpha)))
         return shares

@@ -1,4 +1,4 @@
-"""Splits whose clients differ in size, or in nothing at all."""
+"""Splits whose clients differ only in size, or not at all."""
 
 from typing import Any, ClassVar
 
@@ -24,9 +24,8 @@ class IID(Partitioner):
 class QuantityDirichlet(Partitioner):
     """Sizes from a symmetric Dirichlet distribution, independent of labels and inputs.
 
-    Client i of N gets the share p_i of all n samples, drawn at random, with p ~ Dir_N(β): in the mean n/N, with
-    variance n² (1/N)(1 − 1/N) / (β N + 1). Its size is p_i n, rounded down or up. For small β n/N many clients hold
-    nothing.
+    Client i of N gets p_i n of all n samples, rounded down or up and drawn at random, with p ~ Dir_N(β). The mean is
+    n/N, the variance n² (1/N)(1 − 1/N) / (β N + 1). For small β n/N many clients are empty.
 
     Source: Q. Li, Y. Diao, Q. Chen, B. He, "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022
     (quantity skew, with 10 clients and ``min_samples`` 10); β = 0.5 with up to 100 clients, some of them empty, in I.
@@ -34,7 +33,7 @@ class QuantityDirichlet(Partitioner):
     Federated Learning", TMLR 2023, section 5.4.
 
     Args:
-        beta: Concentration β > 0 of every client's share: the smaller, the more unequal.
+        beta: Concentration β > 0: the smaller, the more unequal the sizes.
         **kwargs: Options of every partitioner.
     """
 
@@ -60,7 +59,7 @@ class PowerLaw(Partitioner):
     is G. K. Zipf, "Human Behavior and the Principle of Least Effort", 1949.
 
     Args:
-        exponent: a > 0: the larger, the more unequal.
+        exponent: a > 0: the larger, the more unequal the sizes.
         **kwargs: Options of every partitioner.
     """
 

@@ -1,10 +1,10 @@
-"""Draws from as many Dirichlet distributions as there are clients, in memory proportional to the samples.
+"""Draws from one Dirichlet distribution per client, with memory proportional to the number of samples.
 
-A client's draws from q ~ Dir(a) have the law of Pólya's urn: with q integrated out, draw k + 1 is class c with
-probability (a_c + draws of c so far) / (Σ a + k). So it is a fresh draw from a / Σ a, or repeats one of the k former
-draws at random (D. Blackwell, J. B. MacQueen, "Ferguson distributions via Pólya urn schemes", The Annals of Statistics
-1973), and no table of clients × classes is needed. Restricted to some classes, q is again Dirichlet and independent of
-the others, hence draws that are repeated among fewer classes count the former draws of those alone.
+A client's draws from q ~ Dir(a) follow Pólya's urn: with q integrated out, draw k + 1 is class c with probability (a_c
++ draws of c so far) / (Σ a + k). So each draw is either fresh, from a / Σ a, or repeats one of the k earlier draws at
+random (D. Blackwell, J. B. MacQueen, "Ferguson distributions via Pólya urn schemes", The Annals of Statistics 1973). No
+table of clients × classes is needed. Restricted to some classes, q is again Dirichlet and independent of the other
+classes. So a second draw among fewer classes uses only the earlier draws of these classes.
 """
 
 from typing import Any
@@ -18,10 +18,11 @@ _Ints = npt.NDArray[np.int64]
 
 
 def draw_classes(counts: _Ints, client: _Ints, alpha: float, generator: np.random.Generator) -> _Ints:
-    """Draws a class for each place of the clients, each class as often as it has samples.
+    """Draws a class for each place (a sample that a client will hold), each class as often as it has samples.
 
-    All places draw; of those that draw the same class as many are served, in random order, as it has samples left. The
-    others draw again among the classes that are left. Each pass empties at least one class, or serves all.
+    All places draw. A class serves the places that drew it, in random order, until it has no samples left. The places
+    that it did not serve draw again among the classes that are left. Each pass empties at least one class, or serves
+    all.
 
     Args:
         counts: Samples of each class, at least 1, shape (classes,).
@@ -53,9 +54,9 @@ def _draw_once(
     """Draws one class for each place from its client's urn.
 
     Args:
-        base: What fresh draws are made in proportion to, α p, 0 for classes that may not be drawn; shape (classes,).
-        old_client: The client of each former draw, ascending.
-        old_class: The class of each former draw, none of base 0.
+        base: Weights of fresh draws, α p, 0 for classes that may not be drawn; shape (classes,).
+        old_client: The client of each earlier draw, ascending.
+        old_class: The class of each earlier draw; its base is not 0.
         client: The client of each place that draws, ascending.
         generator: What is drawn from.
 
@@ -70,7 +71,7 @@ def _draw_once(
     fresh = edges[-1]
     point = generator.random(len(client)) * (fresh + former + turn)
     is_fresh = (point < fresh) | (former + turn == 0)
-    # Where it repeats: which of the client's draws, those before this pass first.
+    # The number of the draw that is repeated, counted over the client's draws; those before this pass come first.
     back = np.clip(point - fresh, 0, former + turn - (former + turn > 0)).astype(np.int64)
     repeats_old = ~is_fresh & (back < former)
     classes = np.searchsorted(edges, np.minimum(point, fresh), side="right")
@@ -89,7 +90,7 @@ def _roots(parent: _Ints) -> _Ints:
 
 
 def _first_come(wanted: _Ints, priority: _Ints, left: _Ints) -> npt.NDArray[Any]:
-    """Says who is served: of those who want a class as many as are left, by priority; shape (places,), bool."""
+    """Says which places are served, for each class as many as it has samples left, by priority: (places,), bool."""
     asked = np.bincount(wanted, minlength=len(left))
     served = np.ones(len(wanted), dtype=bool)
     contested = np.flatnonzero((asked > left)[wanted])

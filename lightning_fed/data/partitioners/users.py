@@ -14,7 +14,7 @@ class ByUser(Partitioner):
     """One client for each user, such as a writer or a speaking role: client i is the i-th user in ascending order.
 
     It needs the user of each sample: ``Datasets.users``, ``--data.users``, or an attribute ``users`` of the data set.
-    The number of clients is the number of users; ``--data.num_clients`` is none, or that number. The seed changes
+    The number of clients is the number of users; ``--data.num_clients`` must be null or that number. The seed changes
     nothing.
 
     Source: natural splits, S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
@@ -25,7 +25,7 @@ class ByUser(Partitioner):
     sizes_vary: ClassVar[bool] = False
 
     def count_clients(self, values: Values, num_clients: int | None) -> int:
-        """Returns the number of users if the option leaves it open."""
+        """Returns ``num_clients``, or the number of users if that is None."""
         if num_clients is not None:
             return num_clients
         self._check_values(values, 0 if values is None else len(values))

@@ -1,1 +1,1 @@
-"""Files into tensors."""
+"""Reads files into tensors."""

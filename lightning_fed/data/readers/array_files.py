@@ -16,7 +16,7 @@ __all__ = ["SUFFIXES", "ArrayFile"]
 
 SUFFIXES = (".npz", ".npy", ".pt", ".pth")
 
-# From this many bytes on, a file is mapped into memory: its pages are read when used and can be dropped again.
+# From this many bytes on, a file is memory-mapped: its pages are read when they are used, and can be dropped again.
 _LARGE = 2**28
 _MOST_NAMES = 12
 _Read: TypeAlias = Callable[[str], Any]
@@ -26,8 +26,8 @@ class ArrayFile:
     """The named arrays of a file or folder.
 
     The names are the keys of an .npz file or of a dict in a .pt file, "0", "1" and so on for a tuple or list in a .pt
-    file, the file's own name where it holds a single array, and the names of the .npy files of a folder. Nothing that a
-    file holds is executed.
+    file, the file's own name if it holds a single array, or the names of the .npy files of a folder. No code in a file
+    is run.
 
     Attributes:
         path: The file or folder.
@@ -42,7 +42,7 @@ class ArrayFile:
             self.names, self._read = _open(path)
 
     def read(self, name: str, option: str) -> Tensor:
-        """Reads the array of a name, which ``option`` chose.
+        """Reads one array by its name; ``option`` has chosen it, for messages.
 
         Returns:
             A tensor of numbers on the CPU, of at least one dimension; a large .npy file is mapped into memory, and
@@ -66,7 +66,7 @@ class ArrayFile:
         return tensor
 
     def listing(self) -> str:
-        """Returns the names for a sentence, the first dozen if there are more."""
+        """Returns the names for a message, the first dozen if there are more."""
         more = f" and {len(self.names) - _MOST_NAMES} others" if len(self.names) > _MOST_NAMES else ""
         return (", ".join(self.names[:_MOST_NAMES]) or "no array") + more
 
@@ -126,7 +126,7 @@ def _load_npy(path: Path) -> Any:
 
 
 def _as_tensor(value: Any) -> Tensor | None:
-    """Makes a tensor of an array or tensor of real numbers, None of anything else; copies only foreign byte orders."""
+    """Makes a tensor of an array or tensor of real numbers, None of anything else; copies only to change byte order."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         value = torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
     is_numbers = isinstance(value, Tensor) and value.ndim > 0 and not value.is_complex()

@@ -1,4 +1,4 @@
-"""What a model expects instead of stored arrays: floating inputs with a channel dimension, int64 labels."""
+"""Turns stored arrays into what a model expects: floating inputs with a channel dimension, int64 labels."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -23,10 +23,10 @@ def as_inputs(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
 ) -> Tensor:
-    """Makes inputs of a stored array of shape (N, ...), of which nothing is changed: (x / 255 - mean) / std.
+    """Makes inputs (x / 255 - mean) / std from a stored array of shape (N, ...), which stays as it is.
 
-    The options are those of ``Arrays``. By ``auto`` 8-bit images of shape (N, H, W), and those of shape (N, H, W, C)
-    with 1, 3 or 4 channels, change. ``name`` is the array's, for messages.
+    The options are those of ``Arrays``. The layout ``auto`` changes only 8-bit images of shape (N, H, W), or (N, H, W,
+    C) with 1, 3 or 4 channels. ``name`` is the array's, for messages.
 
     Returns:
         float32 of shape (N, ...); int64 for integers wider than 8 bits, such as tokens, unless mean or std is given.
@@ -48,7 +48,7 @@ def as_inputs(
 
 
 def as_labels(array: Tensor, name: str, option: str) -> Tensor:
-    """Makes class labels, int64 of shape (N,), of a stored array of whole numbers, also floating or of shape (N, 1)."""
+    """Makes class labels, int64 of shape (N,), from whole numbers, which may be floating or of shape (N, 1)."""
     flat = array.squeeze(1) if array.ndim == 2 and array.shape[1] == 1 else array
     if flat.ndim != 1:
         raise FederatedError(
@@ -66,7 +66,7 @@ def as_labels(array: Tensor, name: str, option: str) -> Tensor:
 
 
 def as_numbers(array: Tensor) -> Tensor:
-    """Makes targets that are no class labels of a stored array: float32 if floating, else int64, same shape."""
+    """Makes targets other than class labels from a stored array: float32 if floating, else int64, same shape."""
     return array.to(torch.float32 if array.is_floating_point() else torch.int64).contiguous()
 
 
@@ -83,7 +83,7 @@ def _with_channels(array: Tensor, name: str, layout: Layout) -> Tensor:
 
 
 def _guess(array: Tensor) -> Layout:
-    # Floating arrays of these shapes may as well be sequences or volumes.
+    # Floating arrays of these shapes may also be sequences or volumes.
     if array.dtype == torch.uint8 and array.ndim == 3:
         return "NHW"
     channels_last = array.ndim == 4 and array.shape[3] in _CHANNELS and array.shape[1] not in _CHANNELS

@@ -1,4 +1,4 @@
-"""Decoded images in a file of their own, so that they are decoded once."""
+"""Keeps decoded images in a file, so that they are decoded only once."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ def default_cache_folder() -> Path:
 
 
 def fingerprint_of(paths: Iterable[Path], root: Path) -> str:
-    """Returns a hash over names below ``root``, sizes and times of change of files, in hexadecimal."""
+    """Returns a hash, in hexadecimal, of the files' names below ``root``, their sizes and their times of change."""
     digest = hashlib.sha256()
     for path in paths:
         status = path.stat()
@@ -36,8 +36,8 @@ def fingerprint_of(paths: Iterable[Path], root: Path) -> str:
 def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:
     """Returns tensors from a file, or makes them and writes the file.
 
-    It is made anew when it cannot be read, or was made for another fingerprint, which names what the tensors are made
-    from. A process that dies while it writes leaves the former file as it was.
+    The file is made again if it cannot be read or has another fingerprint, which names what the tensors are made from.
+    A process that dies while it writes leaves the old file as it was.
     """
     tensors = _read(path, fingerprint)
     if tensors is not None:
@@ -56,7 +56,7 @@ def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]
 
 
 def _read(path: Path, fingerprint: str) -> list[Tensor] | None:
-    """Reads the file, None if there is none, it is damaged, or it is another one's."""
+    """Reads the file; None if it is missing or damaged, or has another fingerprint."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except _UNREADABLE:

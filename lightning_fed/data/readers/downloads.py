@@ -1,4 +1,4 @@
-"""The folder of data sets, and downloads into it that are whole or not there."""
+"""The folder of data sets, and downloads into it that are complete or leave nothing."""
 
 import os
 import zipfile
@@ -32,7 +32,7 @@ def fetch_whole(root: Path, folder: str, fetch: Callable[[Path], None]) -> None:
     """Downloads into a temporary folder beside the files' place and moves them there when all are complete.
 
     A download that is interrupted leaves at most a hidden folder ``ROOT/.download-*``, which nothing reads. ``fetch``
-    downloads into the folder that it is given in place of ``root``, and checks what it downloads.
+    gets a folder to use instead of ``root``, downloads into it and checks the files.
     """
     top = Path(folder).parts[0]
     try:
@@ -48,7 +48,7 @@ def fetch_whole(root: Path, folder: str, fetch: Callable[[Path], None]) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Moves a file or folder; what is there already stays, unless a file of the same name comes."""
+    """Moves a file or folder; existing files stay, except those of the same name."""
     if source.is_dir() and target.is_dir():
         for child in sorted(source.iterdir()):
             _move(child, target / child.name)

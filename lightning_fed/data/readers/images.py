@@ -16,7 +16,7 @@ _LARGE = 2**30
 
 
 class Normalisation:
-    """(x / 255 - mean) / std, each one value for each channel or one for all; the same bits on every device."""
+    """Computes (x / 255 - mean) / std, with a mean and std per channel or for all; the same bits on every device."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         # Tensors, not numbers: CUDA multiplies by the reciprocal of a number instead of dividing by it.
@@ -36,7 +36,7 @@ class ByteImages(TensorDataset):
     The arguments are those of ``image_dataset``.
     """
 
-    # With what `convert_inputs` computes: sources call it on a whole batch.
+    # After `convert_inputs`, which sources call on a whole batch.
     samples_are_rows = True
 
     def __init__(self, images: Tensor, labels: Tensor, normalisation: Normalisation) -> None:
@@ -51,7 +51,7 @@ class ByteImages(TensorDataset):
 def image_dataset(images: Tensor, labels: Tensor, normalisation: Normalisation, storage: Storage) -> TensorDataset:
     """Makes a data set of normalised images.
 
-    Bytes take a quarter of the memory and give the same batches bit for bit, but each batch is normalised anew. Hence
+    Bytes take a quarter of the memory and give the same batches bit for bit, but each batch is normalised again. Hence
     ``auto`` keeps floats for small data sets and bytes for those that would take more than 1 GiB as floats. Images are
     uint8 of shape (N, C, H, W), labels int64 of shape (N,).
     """

@@ -1,4 +1,4 @@
-"""Reader of LEAF's JSON: samples that belong to users, in files that are merged without being held at once."""
+"""Reader of LEAF's JSON: samples that belong to users, in files that are read one after another."""
 
 import gzip
 import json
@@ -28,8 +28,8 @@ class LeafUser:
 
     Attributes:
         name: The user's name.
-        data: What the file holds for it, usually ``x`` and ``y`` of the same length: ``x`` an array, float32 of shape
-            (samples, ...), where it holds numbers, else a list.
+        data: What the file holds for the user, usually ``x`` and ``y`` of the same length. ``x`` is an array, float32
+            of shape (samples, ...), if it holds numbers, else a list.
         place: File and user, for messages.
     """
 
@@ -42,9 +42,9 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
     """Reads numeric samples from a folder of JSON files in the format of LEAF.
 
     Each file holds ``{"users": [names], "num_samples": [counts], "user_data": {name: {"x": [...], "y": [...]}}}``, and
-    perhaps ``hierarchies``, which are not read. The numbers of one user at a time are lists: beside the tensors there
-    are in memory the text and the arrays of one file. Source: S. Caldas et al., "LEAF: A Benchmark for Federated
-    Settings", 2018, https://arxiv.org/abs/1812.01097. Files, .json or .json.gz, are read in the order of their names.
+    perhaps ``hierarchies``, which are not read. To save memory, only the text and the arrays of one file, and the lists
+    of one user, are held beside the tensors. Source: S. Caldas et al., "LEAF: A Benchmark for Federated Settings",
+    2018, https://arxiv.org/abs/1812.01097. Files, .json or .json.gz, are read in the order of their names.
 
     Returns:
         Inputs as float32 of shape (samples, ...), labels as int64; users without samples are left out.
@@ -69,8 +69,8 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
 def leaf_users(path: Path, option: str, count: Callable[[LeafUser], int] | None = None) -> Iterator[LeafUser]:
     """Yields every user that has samples, from one .json or .json.gz file or from all files of a folder.
 
-    ``count`` checks one user's entry and counts its samples, which must be as many as ``num_samples`` says; lists ``x``
-    and ``y`` of the same length if not given.
+    ``count`` checks one user's entry and counts its samples, which must agree with ``num_samples``; by default it
+    expects lists ``x`` and ``y`` of the same length.
     """
     places: dict[str, str] = {}
     for file in leaf_files(path, option):
@@ -154,7 +154,7 @@ def _as_array(values: Any) -> Any:
 
 
 def _check_lists(path: Path, option: str, head: Mapping[str, Any], counted: Mapping[str, int]) -> None:
-    """Refuses a file whose lists of users and of their counts are not those of its entries."""
+    """Refuses a file whose lists of users and counts do not agree with its entries."""
     users, counts = head["users"], head["num_samples"]
     again = f"write the file again, or change `{option}`."
     if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
@@ -175,7 +175,7 @@ def _check_lists(path: Path, option: str, head: Mapping[str, Any], counted: Mapp
                 f"Expected {number} samples of user {user} in {path}, as its num_samples says, got {counted[user]}: "
                 f"{again}"
             )
-    # LEAF's own script leaves behind entries without samples of users that it has dropped from the list.
+    # LEAF's own script drops users from the list, but leaves their entries behind, without samples.
     for user, number in counted.items():
         if number and user not in listed:
             raise FederatedError(

@@ -73,9 +73,9 @@ def read_plays(path: Path, option: str, min_lines: int = 2) -> list[Role]:
     """Reads plays as plain text and puts together what each role says, in the order of the text.
 
     Speeches are separated by empty lines. The first line of a speech is its speaker and a colon; a block ``==== TITLE
-    ====`` begins a play. Lines are joined by spaces. The same name in another play is another role; capitals make none.
-    Roles with fewer lines than ``min_lines`` are left out: 2 in B. McMahan et al., "Communication-Efficient Learning of
-    Deep Networks from Decentralized Data", AISTATS 2017.
+    ====`` begins a play. Lines are joined by spaces. The same name in another play is another role; capital letters
+    make no difference. Roles with fewer lines than ``min_lines`` are left out: 2 in B. McMahan et al.,
+    "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
     """
     try:
         text = read_text(path)
@@ -108,7 +108,7 @@ def _speeches(text: str, path: Path, option: str) -> Iterator[tuple[str, str, li
 
 
 def _count(user: LeafUser) -> int:
-    """Counts a role's samples, after a look at their types."""
+    """Checks the types of a role's samples, and counts them."""
     data = user.data if isinstance(user.data, dict) else {}
     raw, x, y = data.get("raw"), data.get("x"), data.get("y")
     x = x.tolist() if isinstance(x, np.ndarray) else x  # numbers, not text
@@ -130,7 +130,7 @@ def _count(user: LeafUser) -> int:
 
 
 def _joined(user: LeafUser) -> Role:
-    """Joins windows each of which goes on where the one before it ends, so that nothing is stored twice."""
+    """Joins windows that each move on by one character, so that no text is stored twice."""
     windows = encode("".join(user.data["x"])).reshape(-1, WINDOW)
     targets = encode("".join(user.data["y"]))
     goes_on = (windows[1:, :-1] == windows[:-1, 1:]).all(axis=1) & (windows[1:, -1] == targets[:-1])

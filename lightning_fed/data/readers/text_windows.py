@@ -37,7 +37,7 @@ class TextWindows(TensorDataset):
         length: Tokens in a window.
     """
 
-    # With what `convert_inputs` computes: sources call it on a whole batch.
+    # After `convert_inputs`, which sources call on a whole batch.
     samples_are_rows = True
 
     def __init__(self, text: Tensor, starts: Tensor, length: int = 80) -> None:

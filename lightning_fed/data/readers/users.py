@@ -1,4 +1,4 @@
-"""Samples that belong to users: those of some of them, and which test samples are of unseen users."""
+"""Samples that belong to users, and which test users are known or unseen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ class UserSamples:
     names: list[str]
 
     def of(self, chosen: npt.NDArray[np.int64]) -> "UserSamples":
-        """Returns the samples of some users alone, indices into ``names``, in their former order."""
+        """Returns only the samples of some users, given as indices into ``names``, in unchanged order."""
         return self.where(np.isin(self.users, chosen))
 
     def where(self, kept: npt.NDArray[np.bool_]) -> "UserSamples":
-        """Returns the samples of some rows alone, and the names of those who have any."""
+        """Returns only the samples of some rows, with the names of the users who have any."""
         if kept.all():
             return self
         users, numbers = np.unique(self.users[kept], return_inverse=True)
@@ -44,10 +44,10 @@ class UserSamples:
 def known_and_unseen(
     test: Sequence[str], train: Sequence[str], drawn: Sequence[str]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tells, by their names, the test users that were drawn for training from those that no training sample is of.
+    """Finds, by name, the test users that were drawn for training, and those that have no training samples.
 
     Returns:
-        Indices into ``test`` of the known and of the unseen users; those who could have been drawn are in neither.
+        Indices into ``test`` of the known and of the unseen users. Users who could have been drawn are in neither.
     """
     in_training, taking_part = set(train), set(drawn)
     known = [number for number, name in enumerate(test) if name in taking_part]
@@ -56,6 +56,6 @@ def known_and_unseen(
 
 
 def places_of(names: Sequence[str], among: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Returns the place of each name, all of which occur, in another list of names; shape (names,)."""
+    """Returns the place of each name in another list, which must hold all of them; shape (names,)."""
     places = {name: place for place, name in enumerate(among)}
     return np.asarray([places[name] for name in names], dtype=np.int64)
