@@ -1,4 +1,4 @@
-"""Corrective gradient weights: how much of each client's gradient to take off the averaged model."""
+"""Corrective gradient weights: how much of each client's gradient to subtract from the averaged model."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ def corrective_weights(
     With D = Σ D_j, m_i = ⟨D_i, D⟩ and c = min_i α L_i / ‖D_i‖ (eq. 13): ``per_client`` is
     x_i = c (m_i / ‖D_i‖²) / sqrt(Σ_j (m_j / ‖D_j‖)²) (eq. 29), ``shared`` is x_i = c / ‖D‖ (eq. 23). A client whose D_i
     is zero, or whose D_i or L_i is not finite, gets 0 and is left out of D, of c and of the root. If the root or D is
-    zero (to rounding), every weight is.
+    zero (to rounding), all weights are 0.
 
     Source: Mousazadeh, Khodadadi, Salehi, "A Novel Approach for Improving Generalization in Federated Learning Through
     Corrective Gradient Weights", 2023.
@@ -56,13 +56,13 @@ def corrective_weights(
 
 
 def products_with_sum(gram: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes m_i = ⟨D_i, D⟩, D the sum over the clients that enter, with 0 for what is nothing but rounding.
+    """Computes m_i = ⟨D_i, D⟩, where D sums over the clients that enter; 0 if it is only rounding.
 
     The arguments are those of ``corrective_weights``.
 
     Returns:
-        Who enters, shape (n,), bool: those whose D_i is finite and not zero, and whose L_i is finite. And m_i, shape
-        (n,), 0 for the others: the weights would blow rounding up to full size.
+        Which clients enter, shape (n,), bool: D_i is finite and not zero, and L_i is finite. And m_i, shape (n,), 0 for
+        the others. Without the 0 for rounding, the weights would blow it up to full size.
     """
     squares = gram.diagonal()
     enters = (squares > 0) & squares.isfinite() & losses.to(gram).isfinite()

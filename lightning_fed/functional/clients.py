@@ -17,7 +17,7 @@ class ClientSummary(NamedTuple):
         mean: (1/n) Σ v_i.
         weighted: Σ s_i v_i / Σ s_i.
         worst: Mean of the worst tenth of the clients, ⌈n/10⌉ of them.
-        std: sqrt((1/n) Σ (v_i - mean)²): over clients, who are all there are, not a sample of some.
+        std: sqrt((1/n) Σ (v_i - mean)²), with n and not n - 1, as the clients are all there are.
     """
 
     mean: Tensor
@@ -27,7 +27,7 @@ class ClientSummary(NamedTuple):
 
 
 def summarize_clients(values: Tensor, weights: Tensor, lower_is_better: bool) -> ClientSummary:
-    """Computes how a metric is distributed over clients; NaN where one of the values is.
+    """Computes how a metric is distributed over clients; NaN if one of the values is NaN.
 
     Args:
         values: v_i, the metric of each client, shape (n,), n at least 1.

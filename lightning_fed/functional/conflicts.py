@@ -1,7 +1,7 @@
-"""What to make of clients' updates that pull against each other: by signs, or by weights from their inner products.
+"""Combines clients' updates that conflict with each other: by signs, or by weights from their inner products.
 
-For the latter a rule finds c_i from n updates δ_i with G_ij = ⟨δ_i, δ_j⟩ and shares p_i, and its step is Σ c_i δ_i: the
-work is on n x n numbers, in double precision, and the updates themselves are read twice.
+With weights, a rule computes c_i from G_ij = ⟨δ_i, δ_j⟩ of n updates δ_i and from shares p_i; its step is Σ c_i δ_i. It
+works on n x n numbers, in double precision, and reads the updates only twice.
 """
 
 import warnings
@@ -24,21 +24,21 @@ __all__ = [
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# Coordinates taken at a time: what is kept of them stays small beside the matrix itself.
+# Coordinates processed at a time, so that temporary results stay small beside the matrix itself.
 _COLUMNS = 1 << 16
-# The most exchanges of weight between two clients; a cohort takes some hundreds.
+# The most exchanges of weight between two clients; a cohort needs some hundreds.
 _EXCHANGES = 100_000
 
 
 def ties_mean(updates: Tensor, keep: float) -> Tensor:
     """Computes the mean over the clients of the elected sign (Yadav et al., "TIES-Merging", NeurIPS 2023, Algorithm 1).
 
-    Each client keeps its largest coordinates; s = sign(Σ of what is kept); then the mean over those that kept a value
-    of sign s, 0 where s is. With ``keep`` 1 and updates that agree in every sign it is the mean.
+    Each client keeps its largest coordinates, and s = sign(Σ of what is kept). The result is the mean over the clients
+    that kept a value of sign s, 0 where s = 0. With ``keep`` 1 and updates that agree in every sign it is the mean.
 
     Args:
         updates: δ_i, shape (n, d), floating, n at least 1.
-        keep: Share of its coordinates, in (0, 1], that a client keeps, at least one; those of equal size go together.
+        keep: Share of its coordinates, in (0, 1], that a client keeps, at least one; equal ones are kept together.
 
     Returns:
         Shape (d,), in the dtype of ``updates``.
@@ -57,13 +57,13 @@ def ties_mean(updates: Tensor, keep: float) -> Tensor:
 def pcgrad_weights(gram: Array, shares: Array, orders: npt.NDArray[np.int64]) -> Array:
     """Computes c_i of PCGrad (Yu et al., "Gradient Surgery for Multi-Task Learning", NeurIPS 2020, Algorithm 1).
 
-    Each update meets the others one after another; where ⟨g_i, δ_j⟩ < 0, g_i <- g_i - ⟨g_i, δ_j⟩ δ_j / ‖δ_j‖², from
-    g_i = δ_i, with δ_j as it came. The step is Σ p_i g_i; without conflicts c_i = p_i.
+    g_i starts as δ_i and meets the other updates one after another, as they were at first. If ⟨g_i, δ_j⟩ < 0,
+    g_i <- g_i - ⟨g_i, δ_j⟩ δ_j / ‖δ_j‖². The step is Σ p_i g_i; without conflicts c_i = p_i.
 
     Args:
         gram: G, shape (n, n).
         shares: p_i, shape (n,).
-        orders: Whom each client meets, in order: the others, shape (n, n - 1).
+        orders: The other clients, in the order in which each client meets them, shape (n, n - 1).
     """
     made_of = np.eye(len(gram))  # g_i = Σ_j made_of[i, j] δ_j
     for met in orders.T:
@@ -78,9 +78,9 @@ def pcgrad_weights(gram: Array, shares: Array, orders: npt.NDArray[np.int64]) ->
 def fedfv_weights(gram: Array, shares: Array, losses: Array, alpha: float) -> Array:
     """Computes c_i of FedFV's step before its length is restored (Wang et al., IJCAI 2021, Algorithm 2).
 
-    As PCGrad, but each update meets the others in ascending order of their losses, so that the worst served client
-    comes last, and those of the α n greatest losses, rounded, stay as they are. Equal losses are in the order of ids.
-    α = 1 gives p_i.
+    As PCGrad, but each update meets the others in ascending order of their losses, so that the client with the greatest
+    loss comes last. The updates of the α n greatest losses (rounded) stay as they are. Equal losses are in the order of
+    ids. α = 1 gives p_i.
 
     Args:
         gram: G, shape (n, n).
@@ -97,13 +97,13 @@ def fedfv_weights(gram: Array, shares: Array, losses: Array, alpha: float) -> Ar
 
 
 def without_conflicts(step: Tensor, former: list[Tensor]) -> Tensor:
-    """Takes from a step what pulls against former updates (Wang et al., IJCAI 2021, Algorithm 3, one former round).
+    """Removes from a step what conflicts with earlier updates (Wang et al., IJCAI 2021, Algorithm 3, for one round).
 
-    g <- g - ⟨g, v⟩ v / ‖v‖² with v = Σ of the updates for which ⟨g, δ⟩ < 0; g as it is where there are none.
+    g <- g - ⟨g, v⟩ v / ‖v‖² with v = Σ of the updates for which ⟨g, δ⟩ < 0; without such updates g stays as it is.
 
     Args:
         step: g, shape (d,), floating.
-        former: Updates δ, each of shape (d,).
+        former: Earlier updates δ, each of shape (d,).
     """
     against = [update for each in former if torch.dot(step, update := each.to(step)) < 0]
     if not against:
@@ -116,7 +116,7 @@ def mgda_weights(gram: Array, shares: Array, epsilon: float) -> Array:
     """Computes c_i of FedMGDA+ (Hu, Shaloudegi, Zhang, Yu, 2020, arXiv:2006.11489).
 
     c_i = λ_i / ‖δ_i‖ with λ = argmin ‖Σ λ_i δ_i / ‖δ_i‖‖² over the simplex, |λ_i - p_i| <= ε. An update of 0 has no
-    direction and is left out: p_i are the shares of the others. ε = 0 gives Σ p_i δ_i / ‖δ_i‖.
+    direction and is left out; the other p_i are normalised. ε = 0 gives Σ p_i δ_i / ‖δ_i‖.
 
     Args:
         gram: G, shape (n, n).
@@ -137,8 +137,8 @@ def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
     g_γ = Σ γ_i δ_i with γ = argmin ⟨g_γ, ḡ⟩ + κ ‖ḡ‖ ‖g_γ‖ over the simplex. Then u is the step within κ ‖ḡ‖ of ḡ for
     which the least of ⟨δ_i, u⟩ is greatest. κ = 0 gives ḡ.
 
-    γ also minimises ½ ‖g_γ‖² + t ⟨g_γ, ḡ⟩ for the t at which ‖g_γ‖ = t κ ‖ḡ‖, and then u = ḡ + g_γ / t. That t is found
-    by bisection: ‖g_γ‖ / t falls with t. Where it is lost in rounding, as 0 is a mean of updates, t is next to 0.
+    γ also minimises ½ ‖g_γ‖² + t ⟨g_γ, ḡ⟩ for the t at which ‖g_γ‖ = t κ ‖ḡ‖, and then u = ḡ + g_γ / t. As ‖g_γ‖ / t
+    falls with t, bisection finds that t. If a mean of updates is 0, rounding hides it, and a t close to 0 is used.
 
     Args:
         gram: G, shape (n, n).
@@ -170,14 +170,14 @@ def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
 def least_norm(gram: Array, start: Array, linear: Array | float = 0.0, reach: float = 1.0) -> Array:
     """Finds λ = argmin ½ ‖Σ λ_i δ_i‖² + Σ b_i λ_i over the simplex, |λ_i - λ⁰_i| <= ``reach``.
 
-    By sequential minimal optimisation (Platt, 1998): weight goes from the client where a bit less lowers the objective
-    most to the one where a bit more does, as far as pays, until nothing is gained beyond rounding.
+    By sequential minimal optimisation (Platt, 1998): each step moves weight from the client with the largest slope of
+    the objective to the one with the smallest, as far as this lowers it, until the gain is only rounding.
 
     Args:
         gram: ⟨δ_i, δ_j⟩, shape (n, n).
         start: λ⁰, shape (n,), not negative, summing to 1.
         linear: b, shape (n,).
-        reach: At least 0; at 0 it is λ⁰, from 1 on no bound.
+        reach: At least 0; 0 gives λ⁰, from 1 on there is no bound.
     """
     low, high = np.maximum(start - reach, 0.0), np.minimum(start + reach, 1.0)
     weights, slope = start.copy(), gram @ start + linear

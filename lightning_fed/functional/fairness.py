@@ -1,4 +1,4 @@
-"""What clients count for by their losses, so that those whom the model serves badly weigh more."""
+"""Weights of clients by their losses: clients with larger losses weigh more."""
 
 from typing import TypeAlias
 
@@ -9,21 +9,21 @@ __all__ = ["project_onto_simplex", "qfedavg_weights", "term_weights"]
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# The least loss that is raised to a power below 0.
+# Smaller losses count as this one, because powers can be below 0.
 _LEAST = 1e-10
 
 
 def qfedavg_weights(losses: Array, squares: Array, shares: Array, q: float, lipschitz: float) -> Array:
     """Computes c_i of q-FedAvg's step Σ c_i δ_i (Li, Sanjabi, Beirami, Smith, ICLR 2020, Algorithm 2).
 
-    c_i = p_i f_i^q L / Σ p_j (q f_j^{q-1} L² ‖δ_j‖² + L f_j^q). With q = 0 it is p_i, whatever the losses. Powers are
-    of f_i / max f, which leaves the quotient as it is and overflows for no q; a loss below 1e-10 counts as 1e-10.
+    c_i = p_i f_i^q L / Σ p_j (q f_j^{q-1} L² ‖δ_j‖² + L f_j^q). q = 0 gives p_i, whatever the losses. Powers are of
+    f_i / max f, which does not change the quotient and never overflows; a loss below 1e-10 counts as 1e-10.
 
     Args:
         losses: f_i, shape (n,), at least 0.
         squares: ‖δ_i‖², shape (n,).
         shares: p_i, shape (n,), summing to 1.
-        q: At least 0.
+        q: Exponent, at least 0.
         lipschitz: L, above 0.
     """
     kept = np.maximum(losses, _LEAST)

@@ -31,12 +31,12 @@ def sgd_distance(
 ) -> float:
     """Computes a, how far SGD moves a scalar whose gradient is always 1 (Wang et al., NeurIPS 2020, section 4).
 
-    The steps are those of ``torch.optim.SGD`` without weight decay, simulated, so that any schedule is exact. In closed
-    form, for K steps at the constant rate η with momentum ρ and S = (K - ρ (1 - ρ^K) / (1 - ρ)) / (1 - ρ):
+    It simulates the steps of ``torch.optim.SGD`` without weight decay, so that any schedule is exact. In closed form,
+    for K steps at the constant rate η with momentum ρ and S = (K - ρ (1 - ρ^K) / (1 - ρ)) / (1 - ρ):
 
     - plain: η K
     - momentum: η S
-    - momentum with dampening κ: η ((1 - κ) S + κ (1 - ρ^K) / (1 - ρ)), as the first step is not damped
+    - momentum with dampening κ: η ((1 - κ) S + κ (1 - ρ^K) / (1 - ρ)), because the first step is not damped
     - Nesterov: η (K + ρ S)
     - plain, with a term μ (w_i - w) in the objective's gradient (FedProx): (1 - (1 - η μ)^K) / μ
 
@@ -71,10 +71,10 @@ def optimizer_distance(
 ) -> float:
     """Computes the distance a_i of a client from its optimizer and the learning rates that it used.
 
-    Only the local steps of one client and round count: its optimizer starts without state. Of several parameter groups
-    the common values are used; groups that differ in them are refused, as is any optimizer but ``torch.optim.SGD``.
-    Weight decay does not count. ``learning_rates`` and ``pull`` are as of ``sgd_distance``; ``momenta`` are those of
-    the steps, if a schedule has changed the optimizer's; ``asked_by`` is the option that needs a_i, for messages.
+    Only the local steps of one client and round count, because it begins with a fresh optimizer. Weight decay does not
+    count. All optimizers but ``torch.optim.SGD`` are refused, and parameter groups that differ in an option that
+    counts. ``learning_rates`` and ``pull`` are as in ``sgd_distance``; ``momenta`` has one value per step, if a
+    schedule has changed the optimizer's; ``asked_by`` is the option that needs a_i, for messages.
     """
     name = type(optimizer).__name__
     if not isinstance(optimizer, SGD) or type(optimizer).step is not SGD.step:

@@ -16,17 +16,17 @@ __all__ = [
     "wide_dtype",
 ]
 
-# Columns taken at a time: what is widened to double precision stays small beside the matrix itself.
+# Columns widened to double precision at a time, so that they stay small beside the matrix itself.
 _COLUMNS = 1 << 16
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """Returns the dtype to sum in: float64, or float32 on devices that have no other."""
+    """Returns the dtype to sum in: float64, or float32 on devices without float64."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def waits(tensor: Tensor) -> bool:
-    """Says whether to read a number is to wait for a device."""
+    """Says whether reading a number means waiting for a device."""
     return tensor.device.type != "cpu"
 
 
@@ -71,8 +71,8 @@ def gram_matrix(rows: Tensor) -> Tensor:
 def squared_distances(rows: Tensor) -> Tensor:
     """Computes ‖r_i - r_j‖² of all pairs of rows.
 
-    Differences are taken before they are squared: from inner products, the distance of two long rows that lie close
-    together would be lost to rounding. Each pair is summed alike, so equal rows have equal distances to the bit.
+    It squares differences, because computed from inner products the distance of two long rows that lie close together
+    would be lost to rounding. Each pair is summed alike, so equal rows have equal distances to the bit.
 
     Args:
         rows: Tensor of shape (n, d), floating.
@@ -96,7 +96,7 @@ def direction_cosines(directions: Tensor, count: Tensor | int, mean: Tensor) -> 
 
     Args:
         directions: s, shape (d,).
-        count: n, the vectors of length 1 in the sum; those that are 0 have no direction.
+        count: n, the number of unit vectors in the sum; vectors that are 0 have no direction and do not count.
         mean: The other vector, shape (d,).
 
     Returns:
@@ -142,7 +142,7 @@ def gradient_spread(rows: Tensor, weights: Tensor | None = None) -> GradientSpre
     squares, mean_square = rows.new_zeros(len(rows), dtype=wide), rows.new_zeros((), dtype=wide)
     for columns in torch.split(rows, _COLUMNS, dim=1):
         first = columns[0].to(wide)
-        # From one of them, not from zero: gradients that are long and alike would lose their differences to rounding.
+        # Relative to one of them, as gradients that are long and alike would lose their differences to rounding.
         apart = columns.to(wide) - first
         mean = shares @ apart
         squares += apart.sub_(mean).square_().sum(dim=1)

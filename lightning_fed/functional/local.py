@@ -39,8 +39,8 @@ def linear_scaling_shift(mean: Tensor, gradient: Tensor, num_clients: int, lr: f
 def control_variate(correction: Tensor, moved: Tensor, distance: float, out: Tensor) -> Tensor:
     """Computes c_i⁺ = c_i - c - (w_i - w) / a_i (Karimireddy et al., ICML 2020, eq. 4, option II).
 
-    For constant corrections it is the mean of the gradients that the client met, as its optimizer weighed them. With
-    plain SGD a_i = K_i η; for other forms of SGD see ``sgd_distance``.
+    For constant corrections it is the mean of the client's gradients, weighted as by its optimizer. With plain SGD
+    a_i = K_i η; for other forms of SGD see ``sgd_distance``.
 
     Args:
         correction: c - c_i, what was added to every local gradient.

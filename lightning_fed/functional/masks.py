@@ -39,7 +39,7 @@ def vote_threshold(threshold: float, num_votes: int, comparison: Literal[">=", "
 
     Args:
         threshold: τ in [0, 1].
-        num_votes: n, the votes cast at most: clients, or their samples where these weigh the votes; at least 0.
+        num_votes: n, the largest possible sum: all clients, or their samples if these weigh the votes; at least 0.
         comparison: Whether a sum of exactly τ n reaches the threshold (``>=``) or not (``>``).
     """
     expect_choice("--aggregator.mask.comparison", comparison, (">=", ">"))
@@ -62,10 +62,10 @@ def agreement(sign_sum: Tensor, num_votes: int) -> Tensor:
 
 
 def coin_flip_votes(num_votes: int) -> Tensor:
-    """Computes how likely each |Σ_i sign(δ_i)| is where the n signs are independent flips of a fair coin.
+    """Computes how likely each |Σ_i sign(δ_i)| is if the n signs are independent flips of a fair coin.
 
-    P(|2 K - n| = s) with K ~ Binomial(n, 1/2). Summed over s below ``vote_threshold(τ, n)`` it is the share of
-    coordinates with A < τ that no agreement at all would give.
+    P(|2 K - n| = s) with K ~ Binomial(n, 1/2). Summed over s below ``vote_threshold(τ, n)``, it is the expected share
+    of coordinates with A < τ if clients do not agree at all.
 
     Args:
         num_votes: n, at least 1; every vote counts alike, and none is 0.
@@ -92,8 +92,8 @@ def sign_agreement_mask(
     A = |(1/n) Σ_i sign(δ_i)|. The comparison is made on integers, so it is exact. With ``>=``, τ = 0 gives ones
     everywhere; with ``>`` it does not: coordinates on which the votes cancel get 0.
 
-    ``sign_sum`` and ``num_votes`` are as of ``agreement``, the sum in float64 where it can be above 2^24; ``threshold``
-    and ``comparison`` are as of ``vote_threshold``.
+    ``sign_sum`` and ``num_votes`` are as in ``agreement``, the sum in float64 if it can be above 2^24; ``threshold``
+    and ``comparison`` are as in ``vote_threshold``.
 
     Returns:
         m in [0, 1], shape (d,), in the dtype of ``sign_sum``.
@@ -180,8 +180,8 @@ def gradient_and_mask(
     """Computes M, 1 where enough clients agree on the sign of the gradient, else 0.
 
     ``formula``: |Σ sign(g_i)| >= p n. ``prose``: max(#+, #-) >= p n, where a share p of the clients has one sign, as
-    the text says. For p = 0.8 without zeros the first asks for 90 % of the clients, the second for 80 %. Comparisons
-    are made on integers, with p as it was written.
+    the text says. For p = 0.8 without zeros, ``formula`` needs 90 % of the clients, ``prose`` 80 %. Comparisons are
+    made on integers, with p as it was written.
 
     Source: Tenison, Francis, Rish, "Gradient-Masked Federated Optimization", workshop paper of 2021, section 3.
 

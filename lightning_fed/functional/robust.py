@@ -22,7 +22,7 @@ __all__ = [
 
 # Coordinates sorted at a time: sorting makes copies and indices, which then stay small beside the matrix itself.
 _COLUMNS = 1 << 16
-# Iterations between two looks at whether the end is reached, where a look is a wait for the device.
+# Iterations between two checks for the end, if a check has to wait for the device.
 _LOOKS_EVERY = 8
 
 
@@ -59,7 +59,7 @@ def _of_sorted(updates: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def check_trim(num_clients: int, trim: int) -> None:
-    """Refuses to cut all of a cohort's values: it must be 2k < n."""
+    """Refuses to cut all of a cohort's values: 2k < n must hold."""
     if 2 * trim >= num_clients:
         raise FederatedError(
             f"Expected at least {2 * trim + 1} clients in a round to cut {trim} at each end, got {num_clients}: lower "
@@ -129,8 +129,8 @@ def krum_select(updates: Tensor, num_corrupted: int, num_selected: int = 1) -> T
 def bulyan(updates: Tensor, num_corrupted: int) -> Tensor:
     """Computes Bulyan over Krum (El Mhamdi, Guerraoui, Rouault, ICML 2018, section 4).
 
-    Krum picks a client, again and again among those that are left, until θ = n - 2f are picked. Of these the mean of
-    each coordinate is over the θ - 2f values nearest to its median. f = 0 is the mean of all.
+    Krum picks one client after another among those that are left, until θ = n - 2f are picked. Each coordinate is then
+    the mean of their θ - 2f values nearest to its median. f = 0 is the mean of all.
 
     Args:
         updates: δ_i, shape (n, d), floating, in ascending order of client id.

@@ -1,7 +1,7 @@
-"""Server rules: what the cohort's pseudo-gradient, and the server's memory of former ones, add to the global vector.
+"""Server rules: the step of the global vector, from the cohort's pseudo-gradient and the server's state.
 
-Every function returns u, the step before mask and server learning rate, then the new server state; its arguments are
-left as they are. Δ is the pseudo-gradient Σ p_i δ_i in the server's direction of travel, δ_i = w_i - w.
+Every step returns u, before mask and server learning rate, and then the new server state; its arguments are left as
+they are. Δ = Σ p_i δ_i with δ_i = w_i - w is the pseudo-gradient, in the server's direction of travel.
 """
 
 import torch

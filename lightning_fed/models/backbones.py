@@ -14,8 +14,8 @@ __all__ = ["CNN", "MLP", "Backbone", "LeNet", "LogisticRegression", "check_count
 class Backbone(nn.Module, ABC):
     """Base of the package's networks.
 
-    A base of their own lets the command line resolve their short names (`--model.backbone MLP`): as plain
-    `nn.Module` s they would be ambiguous with classes of the same name in other packages, such as torchvision's MLP.
+    With this base the command line can resolve short names (`--model.backbone MLP`). As plain `nn.Module` classes they
+    would be ambiguous with classes of the same name in other packages, such as torchvision's MLP.
     """
 
     @abstractmethod
@@ -193,7 +193,7 @@ class LogisticRegression(Backbone):
 
 
 def check_counts(backbone: Backbone, least: int = 1, **counts: int) -> None:
-    """Refuses options below the smallest that is right."""
+    """Refuses options below ``least``."""
     for name, count in counts.items():
         if count < least:
             raise FederatedError(
@@ -210,7 +210,7 @@ def _fully_connected(sizes: Sequence[int]) -> list[nn.Module]:
 
 
 def _check_images(backbone: Backbone, x: Tensor, in_channels: int, image_size: int) -> None:
-    # Every local step comes here, as to `_check_features`.
+    # This runs in every local step, like `_check_features`.
     if x.ndim != 4 or x.shape[1] != in_channels or x.shape[2:] != (image_size, image_size):
         raise FederatedError(
             f"{type(backbone).__name__} expected images of shape (B, {in_channels}, {image_size}, {image_size}), got "
@@ -220,7 +220,7 @@ def _check_images(backbone: Backbone, x: Tensor, in_channels: int, image_size: i
 
 
 def _check_features(backbone: Backbone, x: Tensor, in_features: int) -> None:
-    # Every local step comes here: one comparison, and words only for a mistake.
+    # This runs in every local step: one comparison, and more only for a mistake.
     if x.ndim < 2 or x.numel() != x.shape[0] * in_features:
         features = x[0].numel() if x.ndim > 1 else 0
         raise FederatedError(

@@ -21,8 +21,8 @@ __all__ = ["Classifier", "ImageClassifier"]
 class Classifier(LightningModule):
     """Trains a network with cross-entropy and measures loss and accuracy: of images, or of the next character.
 
-    It knows nothing of federated learning and trains under the stock Lightning Trainer as well. Logged are
-    ``val/loss``, ``val/acc``, ``test/loss`` and ``test/acc``; accuracies are shares in [0, 1].
+    It has nothing federated in it, and also trains under the stock Lightning Trainer. It logs ``val/loss``,
+    ``val/acc``, ``test/loss`` and ``test/acc``; accuracies are shares in [0, 1].
 
     Args:
         backbone: Network from inputs (B, ...) to logits (B, num_classes).
@@ -39,16 +39,16 @@ class Classifier(LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        # The command line describes the arguments by class_path and init_args. Built in Python they are objects, which
-        # do not belong in a checkpoint: `load_from_checkpoint` then needs them again. Lightning has no public way to
-        # tell one from the other.
+        # The command line describes the arguments by class_path and init_args. In Python they are objects, which do not
+        # belong in a checkpoint: `load_from_checkpoint` then needs them again. Lightning has no public way to tell the
+        # two apart.
         from_command_line = _given_hyperparameters.get() is not None
         self.save_hyperparameters(ignore=[] if from_command_line else ["backbone", "optimizer", "lr_scheduler"])
         self.backbone = backbone
         self.num_classes = num_classes
         self._make_optimizer = optimizer
         self._make_lr_scheduler = lr_scheduler
-        # The metrics' own checks synchronise with the device on every batch; cross-entropy rejects foreign labels.
+        # The metrics' own checks synchronise with the device on every batch; cross-entropy refuses wrong labels anyway.
         self.val_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         self.test_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
@@ -72,7 +72,7 @@ class Classifier(LightningModule):
         self._evaluate(batch, "val", self.val_acc)
 
     def evaluate_samples(self, batch: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Returns what validation logs the means of, for each sample of a batch (inputs, labels), shape (B,) each."""
+        """Returns what validation logs the mean of: loss and accuracy of each sample of a batch, shape (B,) each."""
         x, y = batch
         logits = self(x)
         return {"loss": F.cross_entropy(logits, y, reduction="none"), "acc": (logits.argmax(dim=1) == y).float()}
@@ -108,4 +108,4 @@ class Classifier(LightningModule):
 
 
 class ImageClassifier(Classifier):
-    """``Classifier`` under the name that says what it is mostly used for; it is the same."""
+    """The same as ``Classifier``, under the name of its main use."""

@@ -1,4 +1,4 @@
-"""Cross-entropy of fewer operations for many clients at once."""
+"""Cross-entropy with fewer operations when many clients train at once."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ _IGNORED = -100  # the label that torch leaves out of the mean
 def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     """Returns the mean cross-entropy of scores (B, C) and labels, int64 of shape (B,); see torch's of the same name.
 
-    It is torch's, whatever the arguments, but under ``torch.func.vmap``, which makes 26 operations of that and its
-    gradient: there it is the same numbers by 15.
+    It calls torch's, except under ``torch.func.vmap``. There torch's and its gradient take 26 operations; this one
+    computes the same numbers with 15.
     """
     alone = torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(scores)
     if alone or labels.shape != scores.shape[:1]:

@@ -12,12 +12,12 @@ __all__ = ["CharLSTM"]
 class CharLSTM(Backbone):
     """Predicts the next character with an LSTM; 133,629 parameters for 81 characters.
 
-    Characters become vectors of ``embedding_dim`` values and go through ``num_layers`` layers of ``hidden_size`` units,
-    the last output of the last layer goes through a linear layer. The defaults are those of Dandi et al., "Implicit
-    Gradient Alignment in Distributed and Federated Learning", AAAI 2022, appendix B.5, on windows of 80 characters.
+    Characters become vectors of ``embedding_dim`` values and go through ``num_layers`` layers of ``hidden_size`` units.
+    A linear layer makes scores from the last output. The defaults are those of Dandi et al., "Implicit Gradient
+    Alignment in Distributed and Federated Learning", AAAI 2022, appendix B.5, on windows of 80 characters.
 
     Args:
-        num_classes: Number of characters, of which one is predicted, at least 1.
+        num_classes: Number of different characters, at least 1.
         embedding_dim: Values of each character's vector.
         hidden_size: Units of each LSTM layer.
         num_layers: LSTM layers.
@@ -35,7 +35,7 @@ class CharLSTM(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes logits (B, num_classes) from windows of characters, int64 (B, T), T > 0, refusing others."""
-        # Every local step comes here: two comparisons, and words only for a mistake.
+        # This runs in every local step: two comparisons, and more only for a mistake.
         if x.ndim != 2 or x.dtype != torch.int64:
             raise FederatedError(
                 f"CharLSTM expected windows of characters, int64 of shape (B, T), got {x.dtype} of shape "

@@ -19,7 +19,7 @@ class ResNet18(Backbone):
     torchvision's network with a stem for small images: the first convolution is 3x3 with stride 1, and no pooling
     follows it. Sources: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; with two groups in each
     group normalisation, Reddi et al., "Adaptive Federated Optimization", ICLR 2021. Batch normalisation mixes the
-    statistics of clients that are unlike: what becomes of them is the aggregator's option ``buffers``.
+    statistics of clients that differ; the aggregator's option ``buffers`` says how.
 
     Args:
         num_classes: Number of classes, at least 1.
@@ -39,7 +39,7 @@ class ResNet18(Backbone):
             raise FederatedError(
                 f"ResNet18 expected `--model.backbone.groups` to be a divisor of {_NARROWEST}, got {groups}."
             )
-        # Here, because its import takes half a second.
+        # Imported here, because that takes half a second.
         from torchvision.models import resnet18
 
         self.in_channels = in_channels
@@ -52,7 +52,7 @@ class ResNet18(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes logits (B, num_classes) from images (B, in_channels, H, W), refusing others."""
-        # Every local step comes here: one comparison, and words only for a mistake.
+        # This runs in every local step: one comparison, and more only for a mistake.
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise FederatedError(
                 f"ResNet18 expected images of shape (B, {self.in_channels}, H, W), got {tuple(x.shape)}: change "

@@ -1,4 +1,4 @@
-"""What a classifier of the user's own says of a batch."""
+"""The scores of a user's own classifier for a batch."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ __all__ = ["class_scores"]
 
 
 def class_scores(module: LightningModule, batch: Any, advice: str = "") -> tuple[Tensor, Tensor]:
-    """Returns a module's scores of a batch (inputs, labels), shape (B, C), and the labels, shape (B,).
+    """Returns a module's scores for a batch (inputs, labels), shape (B, C), and the labels, shape (B,).
 
     Args:
         module: The module.
-        batch: What its ``forward`` takes the first part of.
-        advice: What to do where the model has diverged.
+        batch: Inputs and labels; ``forward`` gets the inputs.
+        advice: What to do if the model has diverged; the end of that message.
     """
     expected = (
         f"Expected {type(module).__name__} to be a classifier, whose `forward` returns finite scores of shape (B, C) "

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and how much each does."""
+"""Who takes part in a round, and how much work each client does."""
 
 from lightning_fed.sampling.availability import (
     Availability,

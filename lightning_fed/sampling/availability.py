@@ -13,7 +13,7 @@ __all__ = ["Availability", "BernoulliAvailability", "PeriodicAvailability", "Tra
 
 
 class Availability(ABC):
-    """Says whom the sampler draws from; subclass it and name the class under ``trainer.participation.availability``."""
+    """Says which clients can be drawn; subclass it and name your class under ``trainer.participation.availability``."""
 
     @abstractmethod
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
@@ -30,7 +30,7 @@ class Availability(ABC):
 
 
 class BernoulliAvailability(Availability):
-    """Each client is there with a probability, in each round anew and independently of the others.
+    """Each client is available with probability ``p``, drawn anew in each round and independently of the others.
 
     Args:
         p: The probability, in [0, 1]; a list has one for each client.
@@ -45,7 +45,7 @@ class BernoulliAvailability(Availability):
         self.p = p
 
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
-        """Draws for every client, whoever is drawn for the cohort."""
+        """Draws for every client, so that the result does not depend on the cohort."""
         if isinstance(self.p, list):
             expect_one_each("--trainer.participation.availability.p", self.p, num_clients)
         draws = numpy_generator_for(seed, Purpose.AVAILABLE, round).random(num_clients)
@@ -54,13 +54,13 @@ class BernoulliAvailability(Availability):
 
 
 class PeriodicAvailability(Availability):
-    """Each client is there for the same part of every period, such as the nights of its time zone.
+    """Each client is available for the same part of every period, such as the nights of its time zone.
 
     Args:
         period: Rounds in a period.
-        share: Part of the period in which a client is there, above 0 and at most 1.
-        spread: Part of the period over which the clients' phases are spread: with 1 about as many are there in every
-            round, with 0 all come and go together.
+        share: Part of the period in which a client is available, above 0 and at most 1.
+        spread: Part of the period over which the clients' phases are spread: with 1 about as many are available in
+            every round, with 0 all come and go together.
     """
 
     def __init__(self, period: int, share: float = 0.5, spread: float = 1.0) -> None:
@@ -70,14 +70,14 @@ class PeriodicAvailability(Availability):
         self.period, self.share, self.spread = period, share, spread
 
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
-        """Compares where in its period each client is; phases are drawn once, from the seed."""
+        """Finds where in its period each client is; phases are drawn once, from the seed."""
         phases = numpy_generator_for(seed, Purpose.AVAILABLE).random(num_clients) * self.spread * self.period
         there: npt.NDArray[np.bool_] = (round - 1 + phases) % self.period < self.share * self.period
         return there
 
 
 class TraceAvailability(Availability):
-    """Each client is there in the rounds that a file says, and in no other.
+    """Each client is available in the rounds that a file lists, and in no others.
 
     Args:
         path: A CSV file with the columns ``client``, ``from_round`` and ``to_round``, the latter included; a client may

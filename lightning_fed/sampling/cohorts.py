@@ -1,4 +1,4 @@
-"""The cohort of a round: who is there, who is drawn, what each does, and who is waited for."""
+"""The cohort of a round: which clients are available, drawn and waited for, and how much work each does."""
 
 from dataclasses import dataclass, field, replace
 
@@ -18,15 +18,15 @@ __all__ = ["CohortDraw"]
 
 @dataclass
 class CohortDraw:
-    """Draws cohorts, each a function of the seed and the round alone, by the parts of ``Participation``.
+    """Draws cohorts with the parts of ``Participation``; each depends only on the seed and the round.
 
     Attributes:
         seed: The run's seed.
         sizes: Training samples of every client, shape (N,).
-        steps: Local steps that each takes by the trainer's options, shape (N,).
+        steps: Local steps of each by the trainer's options, shape (N,).
         steps_per_epoch: The same for one local epoch.
-        fewest: Fewest clients with which the aggregator can work; of fewer nobody trains.
-        facts: What the last draw adds to the row of its round.
+        fewest: Fewest clients that the aggregator needs; if there are fewer, nobody trains.
+        facts: Metrics that the last draw adds to the row of its round.
         seconds: Simulated time of its round.
     """
 
@@ -74,7 +74,7 @@ class CohortDraw:
         return expect_ids(sampler, drawn, len(sizes))
 
     def _with_work(self, round: int, ids: npt.NDArray[np.int64]) -> list[Client]:
-        """Returns clients with what each of them does; those that do as all do say nothing of it."""
+        """Returns clients with their learning-rate factors, and their steps if these differ from the trainer's."""
         pairs = list(zip(ids.tolist(), self.sizes[ids].tolist(), strict=True))
         if self.work is None:
             return [Client(id, size, round) for id, size in pairs]
@@ -90,7 +90,7 @@ class CohortDraw:
         return [Client(id, size, round, int(own[id]) or None, float(factors[id])) for id, size in pairs]
 
     def _wait(self, stragglers: Stragglers, clients: list[Client], wanted: int) -> list[Client]:
-        """Returns those that the server waits for, with the steps that they take until then."""
+        """Returns the clients that the server waits for, with the steps that they finish in time."""
         ids = np.array([client.id for client in clients], dtype=np.int64)
         steps = np.array([client.steps or self.steps[client.id] for client in clients], dtype=np.int64)
         arrivals = stragglers.arrive(steps, stragglers.step_times(len(self.sizes), self.seed)[ids], wanted)
@@ -101,7 +101,7 @@ class CohortDraw:
         ]
 
     def suffices(self, round: int, count: int) -> bool:
-        """Says whether the server can step with so many clients; a warning names the first round in which it cannot."""
+        """Says whether the server can step with ``count`` clients; warns in the first round in which it cannot."""
         fewest = max(self.fewest, 1)
         if count < fewest and not self._warned:
             self._warned = True

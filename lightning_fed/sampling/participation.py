@@ -1,4 +1,4 @@
-"""Who takes part in a round, and how much each does: the parts that say so, in one place."""
+"""The options that say who takes part in a round, and how much work each client does."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +21,13 @@ _EXAMPLES: dict[str, tuple[type[Any], str]] = {
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round, and how much each does.
+    """Who takes part in a round, and how much work each client does.
 
     Args:
         sampler: Draws the cohort of a round; uniformly by default.
         availability: Says which clients can be drawn in a round; all by default.
-        stragglers: Gives clients a speed and rounds a deadline in simulated time; none of them by default.
-        work: Gives clients numbers of local steps, and learning rates, of their own; the same by default.
+        stragglers: Gives clients a speed and rounds a deadline, in simulated time; neither by default.
+        work: Gives clients their own numbers of local steps, and learning rates; the same for all by default.
     """
 
     sampler: ClientSampler | None = None
@@ -36,7 +36,7 @@ class Participation:
     work: ClientWork | None = None
 
     def __post_init__(self) -> None:
-        """Refuses parts of another kind."""
+        """Refuses parts of another type."""
         for name, (kind, example) in _EXAMPLES.items():
             part = getattr(self, name)
             if part is not None and not isinstance(part, kind):

@@ -25,17 +25,17 @@ class ClientSampler(ABC):
             seed: The run's seed. The result must depend on the arguments alone.
 
         Returns:
-            Distinct client ids, integers, in any order: ``count`` of them, or fewer or more where the rule wants so.
+            Distinct client ids, integers, in any order: ``count`` of them, or another number if your rule wants that.
         """
 
     def sample_available(
         self, round: int, count: int, sizes: np.ndarray, available: np.ndarray, seed: int
     ) -> np.ndarray:
-        """Draws a cohort from the clients that are available, one at least.
+        """Draws a cohort from the available clients, of which there is at least one.
 
-        As it is, ``sample`` gets the sizes of these alone, and numbers them from 0; a rule that knows clients by their
-        ids overrides it. ``available`` says of each client whether it is, shape (N,); all are drawn where there are
-        fewer than ``count``. The other arguments, and what is returned, are as of ``sample``.
+        By default it calls ``sample`` with the sizes of these clients only, numbered from 0; override it if your rule
+        needs the clients' ids. ``available`` is a bool for each client, shape (N,). All are drawn if there are fewer
+        than ``count``. The other arguments and the result are as in ``sample``.
         """
         ids: np.ndarray = np.flatnonzero(available)
         places = expect_ids(self, self.sample(round, min(count, len(ids)), sizes[ids], seed), len(ids))
@@ -78,7 +78,7 @@ class WeightedSampler(ClientSampler):
     def sample_available(
         self, round: int, count: int, sizes: np.ndarray, available: np.ndarray, seed: int
     ) -> np.ndarray:
-        """Draws among the available clients whose weight is not 0, all of them where they are fewer."""
+        """Draws among the available clients whose weight is not 0; all of them if there are fewer than ``count``."""
         weights = np.where(available, self._weights_of(sizes), 0.0)
         return self._draw(round, min(count, int(np.count_nonzero(weights))), weights, seed)
 
@@ -110,7 +110,7 @@ def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
 
 
 def expect_ids(sampler: ClientSampler, drawn: Any, num_clients: int) -> np.ndarray:
-    """Returns the ids that a sampler has drawn, shape (n,); refuses anything but distinct ones of these clients."""
+    """Returns the ids that a sampler has drawn, shape (n,); refuses all but distinct ids of the clients."""
     ids = np.asarray(drawn)
     of_ids = ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids))
     if not of_ids or len(np.unique(ids)) != len(ids) or ids.min(initial=0) < 0 or ids.max(initial=0) >= num_clients:

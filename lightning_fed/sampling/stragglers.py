@@ -1,4 +1,4 @@
-"""How long clients take, in simulated time, and what becomes of those that are late."""
+"""How long clients take, in simulated time, and what happens to late ones."""
 
 from dataclasses import dataclass
 from math import ceil, inf
@@ -18,7 +18,7 @@ class Arrivals:
     """Whose updates the server gets in a round.
 
     Attributes:
-        kept: Places of these clients among those that were drawn, shape (k,).
+        kept: Places of these clients among the drawn ones, shape (k,).
         steps: Local steps of each, shape (k,).
         late: Clients that missed the deadline: left out, or stopped at it.
         seconds: Simulated time that the round takes.
@@ -31,19 +31,19 @@ class Arrivals:
 
 
 class Stragglers:
-    """Gives every client a speed, for the whole run, and the server a clock.
+    """Gives every client a speed, fixed for the whole run, and the server a simulated clock.
 
-    A client that is left out does not train, as its work would be lost; it costs no time here.
+    A client that is left out does not really train, because its update would be lost: it costs no computing time.
 
     Args:
-        deadline: Seconds after which the server waits no longer; it waits for all by default.
-        late: What becomes of a client whose steps take longer: it is left out (``drop``), or takes those steps alone
-            that it has finished by then (``partial``; without any it is left out).
-        over_selection: Factor, at least 1, by which more clients are drawn than ``clients_per_round``: the server takes
-            the first so many to arrive. Bonawitz et al., MLSys 2019, draw 1.3 times as many.
-        step_time: Seconds of a local step, the median over clients; a list has those of each client.
-        spread: Standard deviation of their logarithm over clients; of no account for a list.
-        exchange_time: Seconds in which a client gets the model and sends its update.
+        deadline: Seconds after which the server stops waiting; by default it waits for all.
+        late: What happens to a client that needs longer: it is left out (``drop``), or takes only the steps that it
+            finishes in time (``partial``; it is left out if it finishes none).
+        over_selection: Factor, at least 1, on the number of clients that are drawn; the server keeps the first
+            ``clients_per_round`` to arrive. Bonawitz et al., MLSys 2019, draw 1.3 times as many.
+        step_time: Seconds of a local step: the median over clients, or a list with one value for each client.
+        spread: Standard deviation over clients of the logarithm of that time; not used for a list.
+        exchange_time: Seconds that a client needs to get the model and send its update.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Stragglers:
         self.step_time, self.spread, self.exchange_time = step_time, spread, exchange_time
 
     def selected(self, wanted: int) -> int:
-        """Returns how many clients are drawn where so many are wanted."""
-        return ceil(round(self.over_selection * wanted, 6))  # 1.1 times 10 are 11
+        """Returns how many clients to draw to get ``wanted`` updates."""
+        return ceil(round(self.over_selection * wanted, 6))  # rounded first: 1.1 * 10 is a little more than 11
 
     def step_times(self, num_clients: int, seed: int) -> npt.NDArray[np.float64]:
         """Returns the seconds of a local step of every client, shape (N,)."""
@@ -86,16 +86,16 @@ class Stragglers:
         """Finds out who arrives in time.
 
         Args:
-            steps: Local steps of the clients that were drawn, at least 1, shape (n,).
-            step_times: Seconds of one of theirs, shape (n,).
-            wanted: Updates after which the server waits no longer.
+            steps: Local steps of the drawn clients, at least 1, shape (n,).
+            step_times: Seconds of one local step of each, shape (n,).
+            wanted: Number of updates after which the server stops waiting.
 
         Returns:
-            The first ``wanted`` to arrive, or all that do so by the deadline, in the order in which they were drawn.
+            The first ``wanted`` clients to arrive, or all that arrive in time, in the order in which they were drawn.
         """
         deadline = inf if self.deadline is None else self.deadline
         times = self.exchange_time + steps * step_times
-        # A step that ends with the deadline counts, whatever rounding makes of it.
+        # A step that ends exactly at the deadline counts, also if rounding makes it a little late.
         in_time = np.floor(np.minimum((deadline - self.exchange_time) / step_times + 1e-9, steps)).astype(np.int64)
         arriving = np.flatnonzero(in_time == steps if self.late == "drop" else in_time > 0)
         kept = np.sort(arriving[np.argsort(times[arriving], kind="stable")[:wanted]])

@@ -13,10 +13,10 @@ __all__ = ["ClientWork", "UnequalWork"]
 
 
 class ClientWork(ABC):
-    """Gives clients work of their own; subclass it and name the class under ``trainer.participation.work``.
+    """Gives each client its own amount of work; subclass it and name your class under ``trainer.participation.work``.
 
     Attributes:
-        changes_rates: Whether a factor is ever another than 1.
+        changes_rates: Whether a learning-rate factor can differ from 1.
     """
 
     changes_rates: bool = True
@@ -29,8 +29,7 @@ class ClientWork(ABC):
 
         Args:
             round: Round index, from 1.
-            steps: Local steps that each client takes by ``local_epochs`` or ``local_steps``, shape (N,); 0 without
-                batches.
+            steps: Local steps of each client by ``local_epochs`` or ``local_steps``, shape (N,); 0 without batches.
             steps_per_epoch: The same for one local epoch.
             seed: The run's seed. The result must depend on the arguments alone.
 
@@ -41,7 +40,7 @@ class ClientWork(ABC):
     def most(self, steps: int, steps_per_epoch: int) -> int:
         """Returns the most local steps of the client with the most samples: the length of a schedule by steps.
 
-        As it is, those that it takes by ``local_epochs`` or ``local_steps``.
+        By default these are the ``steps`` by ``local_epochs`` or ``local_steps``.
         """
         return steps
 
@@ -49,15 +48,15 @@ class ClientWork(ABC):
 class UnequalWork(ClientWork):
     """Draws each client's steps or epochs, and its learning rate, uniformly from a range.
 
-    ``epochs=[1, 20], share=0.9`` are the 90 % of stragglers of FedProx (Li et al., MLSys 2020, section 5.2), and
+    ``epochs=[1, 20], share=0.9`` gives the 90 % of stragglers of FedProx (Li et al., MLSys 2020, section 5.2), and
     ``epochs=[2, 5]`` the unequal epochs of FedNova (Wang et al., NeurIPS 2020, section 6).
 
     Args:
         steps: Fewest and most local steps, [LOW, HIGH].
         epochs: Fewest and most local epochs, instead of steps.
         lr: Least and largest factor on the learning rate.
-        share: Probability in [0, 1] that a client is one of those that this is for; the others do as all do.
-        redraw: Whether it is drawn in each round anew; else a client keeps its own for the whole run.
+        share: Probability in [0, 1] that a client draws its own; the others follow the trainer's options.
+        redraw: Whether clients draw anew in each round; else a client keeps its values for the whole run.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class UnequalWork(ClientWork):
     def assign(
         self, round: int, steps: npt.NDArray[np.int64], steps_per_epoch: npt.NDArray[np.int64], seed: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Draws for every client, whoever is drawn for the cohort."""
+        """Draws for every client, so that the result does not depend on the cohort."""
         stream = numpy_generator_for(seed, Purpose.WORK, round if self.redraw else 0)
         chosen, count, rate = stream.random((len(steps), 3)).T
         meant, given = chosen < self.share, self.steps or self.epochs
@@ -97,7 +96,7 @@ class UnequalWork(ClientWork):
         return steps, np.where(meant, low + rate * (high - low), 1.0)
 
     def most(self, steps: int, steps_per_epoch: int) -> int:
-        """Returns the upper end of the range, or what the others take if that is more."""
+        """Returns the upper end of the range, or the steps of the other clients if these are more."""
         given = self.steps[1] if self.steps else self.epochs[1] * steps_per_epoch if self.epochs else steps
         return given if self.share == 1 else max(given, steps)
 

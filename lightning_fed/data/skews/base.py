@@ -21,23 +21,24 @@ __all__ = ["FeatureSkew", "Shown"]
 
 Shown: TypeAlias = tuple[Tensor, Tensor | None]  # inputs and targets that the model sees
 
-# Streams of Purpose.SKEW, by the argument ``round``: the schemes, the numbers of rows, the clients that rows are given.
+# Random streams of Purpose.SKEW, given as ``round``: the schemes, the numbers of rows, the clients of rows.
 _SCHEMES, _DRAWS, _CLIENTS = 0, 1, 2
 
 
 class FeatureSkew(ABC):
-    """Base of feature skews: each client shows its samples in a scheme of its own; one scheme belongs to no client.
+    """Base of feature skews: each client shows its samples in its own scheme; one more scheme belongs to no client.
 
     A subclass makes one row of ``table`` for each scheme, and computes a batch from the scheme and from numbers that
     are fixed for each row of a data set. Nothing else is random, so a sample looks the same in every batch and every
-    order, on every device, and no second copy of the data is kept. ``prepare`` returns the skew that does the work; the
-    options alone, as given by the user, do none.
+    order, on every device, and no second copy of the data is kept. ``prepare`` returns the skew that does the work;
+    before that the object only holds the user's options.
 
     Attributes:
         num_draws: Uniform numbers in [0, 1) that ``transform`` gets for each sample.
         needs_labels: Whether the scheme depends on class labels; data without them are then refused.
-        num_clients: Clients, those that do not train last; scheme i belongs to client i, ``num_clients`` to none.
-        facts: What is known of the data.
+        num_clients: Number of clients; those that do not train come last. Scheme i belongs to client i, scheme
+            ``num_clients`` to none.
+        facts: What is known about the data.
         table: One row for each scheme, shape (num_clients + 1, ...).
     """
 
@@ -62,7 +63,7 @@ class FeatureSkew(ABC):
 
     @abstractmethod
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
-        """Shows samples in a scheme; writes into neither argument.
+        """Shows samples in a scheme; must not change its arguments.
 
         Args:
             inputs: Inputs as the data set has them, shape (B, ...).
@@ -75,7 +76,7 @@ class FeatureSkew(ABC):
         """
 
     def check(self, facts: DataFacts) -> None:
-        """Refuses data that the skew is not made for; the base asks for class labels where they are needed."""
+        """Refuses data that the skew is not made for; here, data without class labels if ``needs_labels``."""
         if self.needs_labels and facts.num_classes is None:
             raise FederatedError(
                 f"Expected class labels for `--data.skew {type(self).__name__}`, whose colors depend on them, got data "
@@ -103,10 +104,10 @@ class FeatureSkew(ABC):
         return targets
 
     def prepare(self, num_clients: int, seed: int, facts: DataFacts) -> Self:
-        """Makes the schemes; all that is random, numbers of rows too, depends on the seed.
+        """Makes the schemes; all that is random, also the numbers of rows, depends on the seed.
 
         Returns:
-            A copy that is ready; ``self`` stays as it is, and may serve another data module.
+            A copy that is ready; ``self`` stays as it is, so that another data module can use it.
         """
         self.check(facts)
         ready = copy.copy(self)
@@ -123,7 +124,7 @@ class FeatureSkew(ABC):
     def draws(self, name: str, num_samples: int) -> Tensor:
         """Draws the numbers of a data set's rows, float32 in [0, 1), shape (num_samples, num_draws).
 
-        Those of row r depend on the seed, the set's name and r alone.
+        Those of row r depend only on the seed, the set's name and r.
         """
         generator = numpy_generator_for(self._seed, Purpose.SKEW, _DRAWS, _number(name))
         return torch.from_numpy(generator.random((num_samples, self.num_draws), dtype=np.float32))
@@ -135,10 +136,10 @@ class FeatureSkew(ABC):
         owners: npt.NDArray[np.int64],
         owned_targets: npt.NDArray[Any] | None,
     ) -> npt.NDArray[np.int64]:
-        """Gives each row of a central set a client, so that the set is spread as the clients' training samples are.
+        """Gives each row of a central set a client; each class is spread over the clients as in their training samples.
 
-        Row r gets the owner of a random training sample of the same class: a client without a class is never drawn for
-        it. The owner of any training sample is drawn where classes are unknown, or no client holds the class.
+        Row r gets the owner of a random training sample of the same class, so a client without the class is never
+        drawn. If classes are unknown, or no client holds the class, it gets the owner of any training sample.
 
         Args:
             name: Name of the data set.
@@ -147,7 +148,7 @@ class FeatureSkew(ABC):
             owned_targets: The targets of the same samples, shape (held,), or None.
 
         Returns:
-            Client ids, shape (samples,); that of row r depends on the clients' samples, the seed, the name and r alone.
+            Client ids, shape (samples,); that of row r depends only on the clients' samples, the seed, the name and r.
         """
         generator = numpy_generator_for(self._seed, Purpose.SKEW, _CLIENTS, _number(name))
         num_samples = targets if isinstance(targets, int) else len(targets)
@@ -164,7 +165,7 @@ class FeatureSkew(ABC):
     def apply(self, batch: Any, scheme: int | Tensor, draws: Tensor) -> Any:
         """Skews a batch: a list or tuple that starts with inputs and targets, a dict whose first entry is the inputs.
 
-        The batch is left as it is; ``scheme`` and ``draws`` are as of ``transform``.
+        The batch is left as it is; ``scheme`` and ``draws`` are as in ``transform``.
 
         Returns:
             A list for a tuple, else a batch of the same form.

@@ -1,4 +1,4 @@
-"""Coloured MNIST: colours that tell the label at every client, and mislead in the test set."""
+"""Coloured MNIST: colours that predict the label at every client, and mislead in the test set."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -15,20 +15,20 @@ __all__ = ["BinaryColors", "ClassColors"]
 
 
 class BinaryColors(ColorSkew):
-    """Two labels and two colours: red for the lower half of the classes, green for the upper, flipped now and then.
+    """Two labels and two colours: red for the lower half of the classes, green for the upper, but some are flipped.
 
     The recipe is that of Arjovsky et al., "Invariant Risk Minimization", 2019 (arXiv:1907.02893): the label is whether
     the digit is 5 or above, flipped with probability ``label_noise``; the colour is that of the label, flipped with the
-    probability of the client. The rates are those of the workshop paper on FedGMA (Tenison et al., "Gradient-Masked
+    client's probability. The rates are those of the workshop paper on FedGMA (Tenison et al., "Gradient-Masked
     Federated Optimization", 2021): between 0.1 and 0.2 at the clients, here evenly spaced and dealt at random, and 0.9
-    in the test set, where colours thus point the wrong way. It says nothing of noisy labels; Arjovsky et al. flip 25 %,
-    so that colour predicts better than shape. Their images have 14 x 14 pixels and two channels; here the size stays,
-    and the third channel is empty.
+    in the test set, where colours thus point the wrong way. That paper does not mention noisy labels; Arjovsky et al.
+    flip 25 %, so that colour predicts better than shape. Their images have 14 x 14 pixels and two channels; here the
+    size stays, and the third channel is empty.
 
     Args:
         flip_rate_low: Lowest probability of a flipped colour at a client, in [0, 1].
         flip_rate_high: Highest probability of a flipped colour at a client, in [0, 1].
-        test_flip_rate: That of the scheme that no client has, outside of the clients' range.
+        test_flip_rate: The probability in the scheme that no client has; outside of the clients' range.
         label_noise: Probability that a label is flipped, at clients and in the test set, in [0, 1].
     """
 
@@ -64,7 +64,7 @@ class BinaryColors(ColorSkew):
         return 2
 
     def class_names(self, names: Sequence[str] | None) -> Sequence[str] | None:
-        """Returns the ranges of classes that the two labels stand for, as "0 to 4" and "5 to 9"."""
+        """Returns the ranges of classes of the two labels, such as "0 to 4" and "5 to 9"."""
         if names is None or len(names) < 2:
             return None
         first = (len(names) + 1) // 2
@@ -73,7 +73,7 @@ class BinaryColors(ColorSkew):
     def make_schemes(self, generator: np.random.Generator) -> Tensor:
         """Returns the probability of a flipped colour in each scheme, shape (num_clients + 1,)."""
         self._maps = color_maps(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), None, self.facts)
-        # The middle of as many equal parts: a single client gets the middle of the range.
+        # The middles of equal parts, one for each client: a single client gets the middle of the range.
         share = (generator.permutation(self.num_clients) + 0.5) / self.num_clients
         rates = self.flip_rate_low + share * (self.flip_rate_high - self.flip_rate_low)
         return torch.from_numpy(np.append(rates, self.test_flip_rate)).to(torch.float32)
@@ -91,19 +91,19 @@ class BinaryColors(ColorSkew):
 
 
 class ClassColors(ColorSkew):
-    """Two foreground and two background colours for each class, the same at all clients; test colours tell nothing.
+    """Two foreground and two background colours for each class, the same at all clients; random ones in the test set.
 
     The recipe is that of Arpit et al., "Predicting with High Correlation Features", 2019 (arXiv:1910.00164), which the
-    workshop paper on FedGMA (2021) takes up. A colour is drawn uniformly from the cube and divided by its largest
-    channel. A training image gets one of the two foreground and, independently, one of the two background colours of
-    its class; a test image any of ``test_colors`` other foreground and as many other background colours, whatever its
-    class. FedGMA's paper does not say whether its ten sets of test colours are pairs: as in Arpit's code, they are not.
-    That code also turns the images black and white at a brightness of 150 / 255 and adds noise of deviation 10 / 255 to
-    each pixel; here the brightness of a pixel blends the two colours, and there is no noise.
+    workshop paper on FedGMA (2021) uses. A colour is drawn uniformly from the cube and divided by its largest channel.
+    A training image gets one of the two foreground and, independently, one of the two background colours of its class;
+    a test image gets any of ``test_colors`` other foreground and as many other background colours, whatever its class.
+    FedGMA's paper does not say whether its ten sets of test colours are pairs: as in Arpit's code, they are not. That
+    code also turns the images black and white at a brightness of 150 / 255 and adds noise of deviation 10 / 255 to each
+    pixel; here the brightness of a pixel blends the two colours, and there is no noise.
 
     Args:
-        colors_per_class: Foreground colours of each class, and background colours.
-        test_colors: Foreground colours of the scheme that no client has, and background colours.
+        colors_per_class: Number of foreground colours of each class, and of background colours.
+        test_colors: Number of foreground colours in the scheme that no client has, and of background colours.
     """
 
     num_draws: ClassVar[int] = 2
@@ -117,7 +117,7 @@ class ClassColors(ColorSkew):
     def make_schemes(self, generator: np.random.Generator) -> Tensor:
         """Returns the colours of foreground and background, first those of the classes, shape (2, colours, 3).
 
-        All clients share one scheme: the table has no row for each.
+        All clients share one scheme, so the table does not have a row for each.
         """
         colors = generator.random(
             (2, self.facts.classes * self.colors_per_class + self.test_colors, 3), dtype=np.float32

@@ -11,19 +11,18 @@ __all__ = ["ClientColors"]
 
 
 class ClientColors(ColorSkew):
-    """Every client colours each class in a colour of its own, on black: within a client the colour tells the label.
+    """Every client gives each class a colour of its own, on black: within a client the colour tells the label.
 
     Source: the data of section 5.3 of Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023
     (FedCMNIST). It says that the colour is specific to the digit, that the scheme is unique to each client, and that no
-    client has the scheme of the test set; not which colours they are, nor how they are assigned. Here the C classes of
-    a client get C hues that lie evenly around the colour circle, in an order of the client's own. The circle of one
-    scheme is turned against that of every other, by multiples of 1 / (C (N + 1)) for N clients: no two schemes share a
-    colour.
+    client has the scheme of the test set. It does not say which colours are used or how they are assigned. Here the C
+    classes of a client get C hues, evenly spaced on the colour circle, in the client's own order. The hues of different
+    schemes differ by multiples of 1 / (C (N + 1)) of the circle for N clients, so no two schemes share a colour.
 
     A scheme takes 4 C bytes, its hues; colours are computed for the samples of a batch.
     """
 
-    # The scheme whose maps were computed last, for a client's next batch: all of its classes, shape (C, 6).
+    # Kept for a client's next batch: the last scheme, and the maps of all its classes, shape (C, 6).
     _shown = -1
     _maps = torch.empty(0)
 
@@ -36,7 +35,7 @@ class ClientColors(ColorSkew):
         return torch.from_numpy(orders * np.int32(count) + turns)
 
     def colors(self, schemes: int | Tensor | tuple[Tensor, ...]) -> Tensor:
-        """Computes the colours of schemes of these numbers, shape (schemes, num_classes, 3), float32 in [0, 1]."""
+        """Computes the colours of schemes, given by number; shape (schemes, num_classes, 3), float32 in [0, 1]."""
         return hues_to_rgb(self.table[schemes], self.facts.classes * (self.num_clients + 1))  # no two hues are alike
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:

@@ -70,8 +70,8 @@ def colored(inputs: Tensor, maps: Tensor) -> Tensor:
         Images of shape (B, 3, H, W) and the dtype of ``inputs``.
     """
     maps = maps.to(inputs.dtype)[:, :, None, None]
-    # Two operations, each rounded by itself: one fused may round differently at the end of a vector, and a sample would
-    # depend on its place in the batch by a last bit.
+    # Two operations, each rounded separately: a fused one may round differently at the end of a vector, so that the
+    # last bit of a sample would depend on its place in the batch.
     return inputs.mul(maps[:, :3]).add_(maps[:, 3:])
 
 

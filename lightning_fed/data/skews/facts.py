@@ -1,4 +1,4 @@
-"""What feature skews know of the data that they change."""
+"""What a feature skew must know of the data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class DataFacts:
         sample: The first training input, None when it is no tensor.
         num_classes: Classes of the training samples, None without class labels.
         mean: What was subtracted from the inputs, one value or one for each channel.
-        std: What they were divided by after that.
+        std: What they were then divided by.
     """
 
     sample: Tensor | None
@@ -32,7 +32,7 @@ class DataFacts:
 
     @property
     def classes(self) -> int:
-        """The number of classes of data that have some."""
+        """The number of classes; only for data with class labels."""
         assert self.num_classes is not None
         return self.num_classes
 

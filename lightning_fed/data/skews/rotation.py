@@ -16,12 +16,12 @@ class ClientRotation(FeatureSkew):
     """Every client turns its images by an angle of its own, counter-clockwise for a positive one.
 
     Our reading of FedRotMNIST, which Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023,
-    name in the caption of Table 3 and define nowhere: made as their FedCMNIST is, with an angle in place of the
-    colours; the test set's is that of no client. The N + 1 angles are the middles of N + 1 equal parts of
-    [-max_angle, max_angle], dealt to the clients and the test set at random, so any two differ by at least
-    2 max_angle / (N + 1). The default keeps a 6 from looking as a 9.
+    name in the caption of Table 3 but do not define: like their FedCMNIST, but with angles instead of colours; the test
+    set has an angle that no client has. The N + 1 angles are the middles of N + 1 equal parts of [-max_angle,
+    max_angle], dealt to the clients and the test set at random, so any two differ by at least 2 max_angle / (N + 1).
+    With the default a 6 does not look like a 9.
 
-    Pixels are interpolated linearly; what comes from outside of the image is black.
+    Pixels are interpolated linearly; outside of the image all is black.
 
     Args:
         max_angle: Largest angle in degrees, above 0 and at most 180.
@@ -34,7 +34,7 @@ class ClientRotation(FeatureSkew):
         self._black = torch.empty(0)
 
     def check(self, facts: DataFacts) -> None:
-        """Refuses data that are no images of shape (C, H, W), or not in [0, 1], so that their black is not known."""
+        """Refuses data that are no images of shape (C, H, W), or not in [0, 1], as their black is then unknown."""
         if facts.image_shape is None:
             raise FederatedError(
                 f"Expected images of shape (C, H, W) for `--data.skew ClientRotation`, got {facts.shape}: choose other "

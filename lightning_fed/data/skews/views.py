@@ -56,7 +56,7 @@ class SkewedRows:
 
 
 class SkewedSource(WrappedSource):
-    """Clients' batches, each in the client's scheme; computed where the batches are."""
+    """Clients' batches, each in the client's scheme; computed on the device of the batches."""
 
     def __init__(self, source: BatchSource, split: Split, rows: SkewedRows) -> None:
         super().__init__(source)
@@ -83,7 +83,7 @@ class SkewedSource(WrappedSource):
 
 
 class SkewedBatches(JoinedBatches):
-    """The batches of a central set under a skew, computed where they are; several views may share the batches."""
+    """The skewed batches of a central set, computed on their device; several views may share the batches."""
 
     def __init__(self, loader: SetBatches, rows: SkewedRows) -> None:
         super().__init__([loader])
@@ -129,7 +129,7 @@ class SkewedSets:
         return cls(skew.prepare(division.num_owners, division.seed, facts), loaded, division)
 
     def source(self, source: BatchSource, split: Split) -> SkewedSource:
-        """Returns the clients' batches, of what a split gives them of the training set."""
+        """Returns the clients' skewed batches for a split of the training set."""
         return SkewedSource(source, split, self._training_rows())
 
     def labels(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -144,11 +144,11 @@ class SkewedSets:
     def loaders(
         self, stage: str, dataset: AnyDataset | dict[str, AnyDataset], load: Callable[[AnyDataset], Any]
     ) -> EvalLoader | dict[str, EvalLoader]:
-        """Returns what evaluation sees of one data set or of several by name.
+        """Returns the skewed batches of one evaluation set, or of several by name.
 
         Args:
-            stage: ``val``, seen in the clients' schemes; ``test``, seen in those and in the new one, as two sets whose
-                names follow that of the data set; ``predict``, seen in the new one.
+            stage: ``val`` uses the clients' schemes, ``predict`` the new one. ``test`` makes two sets, one with the
+                clients' schemes and one with the new one; their names follow that of the data set.
             dataset: What is evaluated.
             load: Makes batches of a data set.
         """
@@ -167,7 +167,7 @@ class SkewedSets:
     def seen(
         self, name: str, dataset: AnyDataset, loader: SetBatches, targets: npt.NDArray[Any] | None = None
     ) -> SkewedBatches:
-        """Returns a central set in the clients' schemes, spread as their training samples of the same class are.
+        """Returns a central set in the clients' schemes, with each class spread as in their training samples.
 
         Its targets, shape (samples,), are found in it if not given.
         """
@@ -184,12 +184,12 @@ class SkewedSets:
         return self.shown(loader, draws, self.skew.num_clients)
 
     def held_out(self, name: str, size: int, part: HeldOut, loader: SetBatches) -> SkewedBatches:
-        """Returns rows of a set of some size, each in the scheme of the client that it belongs to."""
+        """Returns some rows of a set with ``size`` samples, each in the scheme of its client."""
         draws = self.skew.draws(name, size)[torch.from_numpy(part.rows)]
         return self.shown(loader, draws, self._schemes(part.owners))
 
     def shown(self, loader: SetBatches, draws: Tensor, schemes: int | npt.NDArray[np.int64]) -> SkewedBatches:
-        """Returns batches with the numbers and schemes of their rows, see ``SkewedRows``."""
+        """Returns skewed batches, given the numbers and schemes of their rows; see ``SkewedRows``."""
         return SkewedBatches(loader, SkewedRows(self.skew, draws, schemes))
 
     def _schemes(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -20,12 +20,12 @@ __all__ = ["new_figure", "samples_figure", "sizes_figure", "split_figure", "spli
 _MAX_ROWS = 500
 _MAX_NAMES = 20
 _MAX_BINS = 40
-# A table of clients by more classes is no picture of a split any more, and can be larger than the data.
+# With more classes a picture of clients by classes shows nothing, and its table can be larger than the data.
 _MOST_CLASSES_SHOWN = 1000
 
 
 def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iterator[tuple[str, Figure]]":
-    """Draws what can be shown of a data module's split; ``source`` has its clients' batches, on whatever device.
+    """Draws what can be shown of a data module's split; ``source`` has its clients' batches, on any device.
 
     Yields:
         ``split``, where there are class labels, ``sizes``, and ``samples``, where inputs are images; each with its
@@ -37,7 +37,7 @@ def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iter
         yield "split", split_figure(rows, datamodule.class_names, split.num_clients)
     yield "sizes", sizes_figure(split.sizes)
     if len(datamodule.input_shape or ()) == 3:
-        # Under a skew the test sets look like no client's samples, or like those of all.
+        # With a skew, one test set looks like the samples of all clients, the other like those of no client.
         tests = None if datamodule.skew is None else datamodule.test_dataloader()
         shown = tests if isinstance(tests, dict) else None
         sheet = sample_sheet(source, split, labels, datamodule.mean, datamodule.std, tests=shown)
@@ -52,12 +52,12 @@ def split_figure(
 
     Args:
         class_counts: Samples of each client and class, shape (clients, classes).
-        class_names: Written at the axis, if they are at most 20.
-        num_clients: Number of clients, where each row is the mean over as many neighbouring ones.
+        class_names: Written at the axis, if there are at most 20.
+        num_clients: Number of clients, if each row is already the mean over neighbouring clients.
 
     Returns:
-        A figure that belongs to no window system: save it with ``figure.savefig``. Above 500 clients a row is the mean
-        over neighbouring clients.
+        A figure without a window: save it with ``figure.savefig``. With more than 500 clients, a row is the mean over
+        neighbouring clients.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -69,7 +69,7 @@ def split_figure(
         aspect="auto",
         interpolation="nearest",
         cmap="viridis",
-        vmin=0,  # else chance fluctuations would fill the whole scale
+        vmin=0,  # else small random differences would fill the whole scale
         extent=(-0.5, num_classes - 0.5, num_clients - 0.5, -0.5),
     )
     axes.set(xlabel="class", ylabel="client", title=f"{num_clients} clients × {num_classes} classes")
@@ -87,7 +87,7 @@ def sizes_figure(sizes: npt.NDArray[np.int64]) -> "Figure":
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = new_figure(5, 3.5)
-    # Every bar covers whole numbers, the same count of them.
+    # Every bar covers the same number of whole numbers.
     step = -(-(int(sizes.max()) - int(sizes.min()) + 1) // _MAX_BINS)
     edges = np.arange(int(sizes.min()), int(sizes.max()) + step + 1, step) - 0.5
     axes.hist(sizes, edges.tolist())
@@ -103,7 +103,7 @@ def samples_figure(sheet: SampleSheet) -> "Figure":
     """Draws sample images, a row for each client and each test set."""
     rows, columns, height, width, _ = sheet.images.shape
     gap = max(1, height // 12)
-    # One picture of all images: drawing each in axes of its own takes seconds.
+    # One picture of all images, because drawing each in its own axes takes seconds.
     padded = np.pad(sheet.images, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)), constant_values=1)
     mosaic = padded.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), 3)
     figure, axes = new_figure(1 + 0.6 * columns, 0.4 + 0.6 * rows * height / width)
@@ -118,8 +118,8 @@ def samples_figure(sheet: SampleSheet) -> "Figure":
 
 
 def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
-    """Makes a figure that belongs to no window system, of this size in inches, with one pair of axes."""
-    # pyplot would choose a window system and keep the figure alive.
+    """Makes a figure without a window, of this size in inches, with one pair of axes."""
+    # pyplot would choose a window system and keep the figure in memory.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

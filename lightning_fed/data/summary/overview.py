@@ -11,14 +11,14 @@ _MEBIBYTE = 2**20
 
 
 def overview(datamodule: FederatedDataModule) -> str:
-    """Describes data and split, a fact a line: its name and what it is."""
+    """Describes data and split, one named fact per line."""
     lines = facts(datamodule)
     width = max(map(len, lines)) + 2
     return "\n".join(f"{name:<{width}}{line}" for name, line in lines.items())
 
 
 def facts(datamodule: FederatedDataModule) -> dict[str, str]:
-    """Describes data and split by the names of the facts."""
+    """Returns facts about data and split, by name."""
     figures: dict[str, Any] = datamodule.split_summary()
     lines = {
         "data": f"{type(datamodule.source or datamodule).__name__}, split by {datamodule.split_by}",
@@ -53,7 +53,7 @@ def _input(datamodule: FederatedDataModule) -> str:
 
 
 def _spread(figures: dict[str, Any], name: str) -> str:
-    """Writes smallest, median and largest."""
+    """Describes a number by its smallest, median and largest value."""
     low, median, high = (figures[f"{name}_{which}"] for which in ("min", "median", "max"))
     return f"{low} to {high}, median {median:g}" if low < high else f"{low}"
 

@@ -20,10 +20,10 @@ class SampleSheet:
     """Images of some clients, and of test sets.
 
     Attributes:
-        clients: The clients' ids, of the first rows.
+        clients: Ids of the clients in the first rows.
         images: Brightness or colours in [0, 1], shape (rows, columns, H, W, 3), float32; white where a client has fewer
             samples than there are columns.
-        tests: Names of the test sets, of the rows after those of clients.
+        tests: Names of the test sets in the rows after those.
     """
 
     clients: npt.NDArray[np.int64]
@@ -43,18 +43,18 @@ def sample_sheet(
 ) -> SampleSheet | None:
     """Reads samples of clients spread evenly over all that have any.
 
-    They are read as training reads them, so colours, rotations and augmentations show. No random stream of a run is
-    touched, and the same samples are shown whenever the split is the same.
+    They are read as in training, so colours, rotations and augmentations show. This touches no random stream of a run,
+    and the same split shows the same samples.
 
     Args:
         source: The clients' batches.
         split: Which rows of the training set each client owns.
-        labels: A label for each row of the training set: then the samples of a client are of as many classes as it has,
-            in the order of their labels.
-        mean: What was subtracted from each channel, to undo it; without, the sheet's range becomes [0, 1].
-        std: What each channel was divided by after that.
-        rows: Clients to show.
-        columns: Samples of each.
+        labels: A label for each row of the training set, to show as many of a client's classes as possible, in the
+            order of their labels.
+        mean: What was subtracted from each channel, to undo that; if not given, the sheet is stretched to [0, 1].
+        std: What each channel was then divided by.
+        rows: Number of clients to show.
+        columns: Number of samples of each.
         tests: Batches of test sets by name; each has a row of images, if they are of the clients' shape.
 
     Returns:
@@ -130,7 +130,7 @@ def image_table(
 
 
 def _in_range(images: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
-    """Undoes the normalisation; where it is not known, or something else was done besides, stretches to [0, 1]."""
+    """Undoes the normalisation; if it is unknown, or more than that was done, stretches images to [0, 1]."""
     channels = images.shape[1]
     if mean is not None and std is not None and len(mean) in (1, channels) and len(std) in (1, channels):
         original = images * torch.tensor(std).reshape(-1, 1, 1) + torch.tensor(mean).reshape(-1, 1, 1)
