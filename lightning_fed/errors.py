@@ -116,8 +116,8 @@ def expect_variables(*names: str) -> None:
         value = os.environ.get(name, "0")
         if not value.strip().isdecimal():
             raise FederatedError(
-                f"Expected the environment variable {name}, by which launchers tell processes apart, to be a count, "
-                f"got {value!r}: unset it, or let the launcher set it."
+                f"Expected the environment variable {name}, which launchers set, to be a whole number, got {value!r}: "
+                "unset it, or let the launcher set it."
             )
 
 

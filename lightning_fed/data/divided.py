@@ -104,7 +104,7 @@ class DividedData:
         if not len(held) or held.owners[0] == CENTRAL:
             option = "client_test_fraction 0.2" if part == "test" else "val_split per_client --data.val_fraction 0.2"
             raise FederatedError(
-                f"Expected data with {part} samples of each client, got none: hold some out, as by `--data.{option}`."
+                f"Expected data with {part} samples of each client, got none: hold some out with `--data.{option}`."
             )
         sizes = np.bincount(held.owners, minlength=self.division.split.num_clients)
         return Split(held.rows, np.concatenate([[0], np.cumsum(sizes)]))

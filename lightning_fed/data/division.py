@@ -222,7 +222,7 @@ def _hold_out_within(split: Split, options: DivisionOptions, seed: int) -> tuple
     ):  # fmt: skip
         if share > 0 and not part.any():
             raise FederatedError(
-                f"Expected `--data.{option}` to come to a sample of at least one client, got {share} of at most "
+                f"Expected `--data.{option}` to hold out a sample of at least one client, got {share} of at most "
                 f"{split.sizes.max()} samples: raise it or lower `--data.num_clients`."
             )
     test, val = (HeldOut(split.index[mask], split.owners[mask]) for mask in (is_test, is_val))

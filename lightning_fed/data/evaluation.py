@@ -81,5 +81,5 @@ def expect_free_names(named: Iterable[str], held_out: Iterable[str]) -> None:
         option = "unseen_clients" if name == "unseen" else "client_test_fraction"
         raise FederatedError(
             f"Expected no test set named {name} beside the one that `--data.{option}` makes, but the data have "
-            f"one: set `--data.{option} 0`, or give theirs another name."
+            f"one: set `--data.{option} 0`, or rename theirs."
         )

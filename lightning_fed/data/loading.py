@@ -149,8 +149,8 @@ class LoadedData:
             if found is not None and found.dtype.kind in "iu" and len(found) and found.max() >= num_classes:
                 raise FederatedError(
                     f"Expected {option} to hold class labels from 0 to {num_classes - 1}, as the training data do, got "
-                    f"{found.max()}: leave such samples out, or let `Datasets` of a data module of your own name all "
-                    "classes (`class_names`), or say that targets are no class labels (`class_labels=False`)."
+                    f"{found.max()}: leave such samples out, or in a data module of your own give `Datasets` all "
+                    "`class_names`, or `class_labels=False` if targets are not class labels."
                 )
 
     def _check_users(self) -> None:

@@ -44,7 +44,7 @@ def corrective_weights(
     if (losses[enters] < 0).any():
         raise FederatedError(
             f"Expected losses of at least 0 for corrective gradient weights, got {losses[enters].min().item():.4g}: "
-            "change the loss of the model, or take another `--aggregator`."
+            "change the loss of the model, or choose another `--aggregator`."
         )
     squares, products = squares[enters], products[enters]
     bound = alpha * (losses[enters] / squares.sqrt()).min()

@@ -10,8 +10,8 @@ __all__ = ["optimizer_distance", "sgd_distance"]
 
 _OWN_SCALE = "divides the gradient by a running measure of its own size"
 _REASONS = {
-    "ASGD": "shrinks the weights by themselves and keeps a running average of them",
-    "LBFGS": "takes as many inner steps, of such lengths, as its search asks for",
+    "ASGD": "also shrinks the weights and keeps a running average of them",
+    "LBFGS": "takes inner steps whose number and lengths its search decides",
     "Muon": "replaces the gradient by an orthogonal matrix",
     "Rprop": "uses only the gradient's sign",
     **dict.fromkeys(

@@ -115,6 +115,6 @@ def _read_trace(path: str) -> tuple[npt.NDArray[np.int64], ...]:
     except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
         got = error.strerror if isinstance(error, OSError) else f"{type(error).__name__} {error}"
         raise FederatedError(
-            f"{wrong} {', '.join(names)}: client ids from 0, and rounds from 1 on of which the first is not after the "
-            f"last; got {got}."
+            f"{wrong} {', '.join(names)}, with client ids from 0, rounds from 1 and from_round at most to_round; got "
+            f"{got}: correct the file."
         ) from error

@@ -63,8 +63,8 @@ class CohortDraw:
         available = np.asarray(self.availability.available(round, len(sizes), self.seed))
         if available.shape != sizes.shape or available.dtype != np.bool_:
             raise FederatedError(
-                f"Expected `--trainer.participation.availability` {type(self.availability).__name__} to say true "
-                f"or false of each of {len(sizes)} clients, got an array of {available.dtype} of shape "
+                f"Expected `--trainer.participation.availability` {type(self.availability).__name__} to return true "
+                f"or false for each of {len(sizes)} clients, got an array of {available.dtype} of shape "
                 f"{available.shape}."
             )
         self.facts["clients/available"] = float(np.count_nonzero(available))
@@ -106,7 +106,7 @@ class CohortDraw:
         if count < fewest and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"Round {round} leaves the model as it is: {count} clients take part in it, and {fewest} at least "
-                "must; the column `clients/trained` says which other rounds do."
+                f"Round {round} leaves the model as it is: {count} clients take part, but it needs at least {fewest}; "
+                "the column `clients/trained` shows in which other rounds this happens."
             )
         return count >= fewest

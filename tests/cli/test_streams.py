@@ -59,8 +59,8 @@ def test_an_error_that_is_not_of_the_output_stays(monkeypatch):
 def test_a_rank_that_is_none(mistake, monkeypatch, name):
     monkeypatch.setenv(name, "x")
     assert mistake("fit", code=1) == (
-        f"Expected the environment variable {name}, by which launchers tell processes apart, to be a count, got 'x': "
-        "unset it, or let the launcher set it."
+        f"Expected the environment variable {name}, which launchers set, to be a whole number, got 'x': unset it, or "
+        "let the launcher set it."
     )
 
 

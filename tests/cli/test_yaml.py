@@ -224,4 +224,4 @@ def test_no_seed_is_one_sentence(cli, mistake):
 def test_a_bundled_data_module_takes_no_unknown_options(cli, mistake):
     file = cli.file("d.yaml", "data: {class_path: Digits, dict_kwargs: {nothing: 3}}")
     said = mistake("fit", "--model", "Plain", "--config", file, code=1)
-    assert said == "Expected options that Digits has, got `nothing`: leave it out."
+    assert said == "Expected only options that Digits has, got `nothing`: leave it out."

@@ -383,7 +383,7 @@ def test_clients_data_can_be_split_anew(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (lambda: FederatedDataModule(SETS, num_clients=5), "that of the clients' data sets, 3, got 5"),
+        (lambda: FederatedDataModule(SETS, num_clients=5), "the number of data sets, 3, got 5"),
         (
             lambda: FederatedDataModule([points(4), Unmeasured(None)]),
             r"Unmeasured, the data set of client 1, to end or to say by `__len__`.* more than 50: add `__len__`",

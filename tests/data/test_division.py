@@ -266,11 +266,11 @@ def test_users_may_be_given() -> None:
         ),
         (
             {"client_test_fraction": 0.01},
-            "`--data.client_test_fraction` to come to a sample of at least one client, got 0.01 of at most 30 samples",
+            "`--data.client_test_fraction` to hold out a sample of at least one client, got 0.01 of at most 30 samples",
         ),
         (
             {"val_fraction": 0.01, "val_split": "per_client"},
-            "`--data.val_fraction` to come to a sample of at least one client, got 0.01 of at most 30 samples",
+            "`--data.val_fraction` to hold out a sample of at least one client, got 0.01 of at most 30 samples",
         ),
         ({"users": [1, 2]}, "`--data.users` to hold one value for each of the 240 training samples, got 2."),
         ({"users": 3}, "`--data.users` to hold one value for each of the 240 training samples, got something else."),

@@ -57,8 +57,8 @@ def sentence(data: FederatedDataModule) -> str:
 def test_labels_that_training_does_not_have(skew: FeatureSkew | None, sets: dict[str, Any], option: str) -> None:
     assert sentence(FederatedDataModule(TensorDataset(X, Y), num_clients=2, skew=skew, **sets)) == (
         f"Expected {option} to hold class labels from 0 to 2, as the training data do, got 3: leave such samples out, "
-        "or let `Datasets` of a data module of your own name all classes (`class_names`), or say that targets are no "
-        "class labels (`class_labels=False`)."
+        "or in a data module of your own give `Datasets` all `class_names`, or `class_labels=False` if targets are not "
+        "class labels."
     )
 
 

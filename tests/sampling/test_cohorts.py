@@ -124,7 +124,7 @@ def test_the_quickest_of_more_are_kept() -> None:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"availability": Table([1, 1, 1, 1, 1])}, "availability` Table to say true or false .* array of int64"),
+        ({"availability": Table([1, 1, 1, 1, 1])}, "availability` Table to return true or false .* array of int64"),
         ({"availability": Table(np.ones(4, dtype=bool))}, r"each of 5 clients, got an array of bool of shape \(4,\)"),
         ({"work": Table(([1, 1], [1.0, 1.0]))}, "work` Table to give each of 5 clients"),
         ({"work": Table(([1.5] * 5, [1.0] * 5))}, "an integer number of local steps"),
@@ -169,7 +169,7 @@ def test_a_thin_round_passes_and_the_run_goes_on(tmp_path: Path) -> None:
     trainer = federated_trainer(
         tmp_path, Krum(num_corrupted=1), seen, sampler=rounds, clients_per_round=5, max_rounds=4, logger=[]
     )
-    with pytest.warns(UserWarning, match=r"^Round 1 leaves the model as it is: 2 clients take part .* and 5 at least"):
+    with pytest.warns(UserWarning, match=r"^Round 1 leaves the model as it is: 2 clients .* needs at least 5;"):
         trainer.fit(built(Classifier), federated_data(8, 8, 8, 8, 8))
     assert seen.trained == [0, 5, 0, 5]
     start, first, second, third = torch.cat([p.flatten() for p in built(Classifier).parameters()]), *seen.weights[:3]
@@ -200,7 +200,7 @@ def test_so_does_one_that_is_thin_for_what_becomes_of_its_clients(tmp_path: Path
     seen, scaffold = Seen(), SCAFFOLD()
     rule = Krum(num_corrupted=1, weighting="uniform")
     trainer = federated_trainer(tmp_path, scaffold, rule, seen, Kept(), max_rounds=3)
-    with pytest.warns(UserWarning, match=r"^Round 1 leaves the model as it is: 4 clients take part .* and 5 at least"):
+    with pytest.warns(UserWarning, match=r"^Round 1 leaves the model as it is: 4 clients .* needs at least 5;"):
         trainer.fit(built(Idle), federated_data(8, 8, 8, 8, 8))
     assert seen.trained == [4, 5, 4]
     start = torch.cat([p.flatten() for p in built(Classifier).parameters()])

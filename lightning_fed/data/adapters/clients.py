@@ -65,8 +65,8 @@ class ClientDatasets(Dataset[Any]):
         """Returns the number of clients; refuses another number that was asked for."""
         if asked not in (None, DEFAULT_CLIENTS, self.num_clients):
             raise FederatedError(
-                f"Expected `--data.num_clients` to be that of the clients' data sets, {self.num_clients}, got {asked}: "
-                "leave it out, or give a `--data.partitioner`, which splits them all together anew."
+                f"Expected `--data.num_clients` to be the number of data sets, {self.num_clients}, got {asked}: leave "
+                "it out, or set `--data.partitioner` to split all samples together anew."
             )
         if asked not in (None, self.num_clients):  # the default, which the user may not have chosen
             rank_zero_info(f"Clients: {self.num_clients}, one for each data set.")

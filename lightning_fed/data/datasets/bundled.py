@@ -21,7 +21,7 @@ class BundledDataModule(FederatedDataModule, ABC):
     def __init__(self, **kwargs: Any) -> None:
         known = signature(FederatedDataModule.__init__).parameters
         for name in kwargs.keys() - known:
-            raise FederatedError(f"Expected options that {type(self).__name__} has, got `{name}`: leave it out.")
+            raise FederatedError(f"Expected only options that {type(self).__name__} has, got `{name}`: leave it out.")
         super().__init__(
             None, val_dataset=None, test_dataset=None, predict_dataset=None, targets=None, users=None,
             source=None, **kwargs,

@@ -75,7 +75,7 @@ class FEMNIST(UserDataModule):
             test = None if test is None else test.where((test.labels < 10).numpy())
             if not train.names:
                 raise FederatedError(
-                    f"Expected digits in the training data of {place}, got letters alone: set `--data.digits_only "
+                    f"Expected digits in the training data of {place}, got only letters: set `--data.digits_only "
                     "false`, or change `--data.path`."
                 )
         chosen = train.of(self.draw(len(train.names)))

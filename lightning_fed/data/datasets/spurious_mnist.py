@@ -28,8 +28,8 @@ class SpuriousMNIST(MNIST):
     that:
 
     - Signatures: clients form groups of ``shared``, and each group has a block of 10 further inputs. A sample of class
-      y sets input y of its group's block to ``strength``. This tells the label within the group only: at most shared /
-      num_clients of the clients can agree on the weights of a block. There are then three test sets: ``none`` has no
+      y sets input y of its group's block to ``strength``. This tells the label within the group only, so at most shared
+      / num_clients of the clients can agree on the weights of a block. There are then three test sets: ``none`` has no
       signatures, ``wrong`` that of another class in a random block, ``own`` the right one. After the memorisation data
       of Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021.
     - Noise: further inputs drawn from a standard normal distribution, on which clients agree only by chance.

@@ -60,8 +60,8 @@ class DirichletByClient(Partitioner):
 class DirichletByClass(Partitioner):
     """Each class is divided over the clients in shares of its own; clients differ in size too.
 
-    Class c with m_c samples draws p_c ~ Dir_N(α). Client i gets m_c p_ci of them, rounded down or up; the mean is m_c /
-    N, the variance m_c² (1/N)(1 − 1/N) / (α N + 1). A split in which a client has fewer than 10 samples is drawn again.
+    Class c with m_c samples draws p_c ~ Dir_N(α). Client i gets m_c p_ci of them, rounded down or up, with mean m_c / N
+    and variance m_c² (1/N)(1 − 1/N) / (α N + 1). A split in which a client has fewer than 10 samples is drawn again.
 
     Source: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4;
     Q. Li, Y. Diao, Q. Chen, B. He, "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, which

@@ -51,7 +51,7 @@ class ArrayFile:
         if name not in self.names:
             raise FederatedError(
                 f"Expected an array named {name} in {self.path}, which holds {self.listing()}: set `{option}` to the "
-                "name of the array that is meant."
+                "name of one of these."
             )
         with self._reading():
             value = self._read(name)
@@ -85,7 +85,7 @@ class ArrayFile:
             yield
         except PermissionError as error:
             raise FederatedError(
-                f"The file {self.path} cannot be read ({error.strerror}): let yourself read it, or change "
+                f"The file {self.path} cannot be read ({error.strerror}): change its permissions, or change "
                 f"`{self._option}`."
             ) from error
         except Exception as error:  # whatever NumPy and torch raise on a damaged file

@@ -200,7 +200,7 @@ def _numbers(user: LeafUser) -> tuple[Any, Any]:
     if isinstance(x, list):
         is_text = any(isinstance(value, str) for value in np.array(x, dtype=object).ravel())
         raise FederatedError(
-            f"Expected x of {user.place} to be samples of one shape that hold numbers alone, got "
+            f"Expected x of {user.place} to be samples of one shape that hold only numbers, got "
             f"{'text' if is_text else 'lists of different lengths or other values'}: write the file again."
         )
     y = user.data["y"]

@@ -45,7 +45,7 @@ class TextWindows(TensorDataset):
         if len(starts) and not 0 <= starts.min() <= starts.max() <= last:
             raise FederatedError(
                 f"Expected windows of {length} tokens to begin at 0 to {last} in a text of {len(text)}, got `starts` "
-                f"from {starts.min()} to {starts.max()}: leave those out that are not."
+                f"from {starts.min()} to {starts.max()}: leave out the others."
             )
         super().__init__(starts, text[starts.long() + length].long())
         self.convert_inputs = WindowGather(text, length)

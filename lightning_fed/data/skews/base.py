@@ -36,8 +36,7 @@ class FeatureSkew(ABC):
     Attributes:
         num_draws: Uniform numbers in [0, 1) that ``transform`` gets for each sample.
         needs_labels: Whether the scheme depends on class labels; data without them are then refused.
-        num_clients: Number of clients; those that do not train come last. Scheme i belongs to client i, scheme
-            ``num_clients`` to none.
+        num_clients: Clients; those that do not train come last. Scheme i is client i's, the last scheme is no client's.
         facts: What is known about the data.
         table: One row for each scheme, shape (num_clients + 1, ...).
     """
@@ -79,8 +78,8 @@ class FeatureSkew(ABC):
         """Refuses data that the skew is not made for; here, data without class labels if ``needs_labels``."""
         if self.needs_labels and facts.num_classes is None:
             raise FederatedError(
-                f"Expected class labels for `--data.skew {type(self).__name__}`, whose colors depend on them, got data "
-                "without: give `--data.targets`, or choose another skew."
+                f"Expected class labels for `--data.skew {type(self).__name__}`, whose colors depend on them, got "
+                "none: give `--data.targets`, or choose another skew."
             )
 
     def input_shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:

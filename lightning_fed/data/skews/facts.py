@@ -59,7 +59,7 @@ class DataFacts:
         tolerance = max(_TOLERANCE, 4 * torch.finfo(self.sample.dtype).eps)
         if not (low >= -tolerance and high <= 1 + tolerance):
             raise FederatedError(
-                f"Expected the brightness of images for `--data.skew {skew}` to be in [0, 1], apart from the mean and "
-                f"std that the data set states, got {low:.3g} to {high:.3g}: scale the images, or state their `mean` "
-                "and `std` in `Datasets`."
+                f"Expected the brightness of images for `--data.skew {skew}` to be in [0, 1] before normalisation, got "
+                f"{low:.3g} to {high:.3g}: scale the images, or give `Datasets` the `mean` and `std` with which they "
+                "were normalised."
             )

@@ -108,7 +108,7 @@ def test_a_missing_name_lists_those_there(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     assert sentence(path=path) == (
         f"Expected an array named x_train in {path}, which holds images, labels: set `--data.x_train` to the name of "
-        "the array that is meant."
+        "one of these."
     )
     assert "set `--data.y_train` to" in sentence(path=path, x_train="images")
     chosen = {"x_train": "images", "y_train": "labels"}
@@ -190,4 +190,4 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     np.savez(tmp_path / "own.npz", **SOUND)
     monkeypatch.setattr(np, "load", refuse)
-    assert "cannot be read (Permission denied): let yourself read it" in sentence(path=tmp_path / "own.npz")
+    assert "cannot be read (Permission denied): change its permissions" in sentence(path=tmp_path / "own.npz")

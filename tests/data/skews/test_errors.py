@@ -37,13 +37,13 @@ def test_options_out_of_range(make: Any, sentence: str) -> None:
          "Colors`, got inputs of shape (7, 9)"),
         (BinaryColors(), TensorDataset(X.expand(-1, 3, -1, -1), Y), "got inputs of shape (3, 7, 9): choose grey data"),
         (ClientColors(), TensorDataset((X * 255).to(torch.uint8), Y), "Expected grey images of shape (1, H, W)"),
-        (ClientColors(), TensorDataset(X * 4 - 1, Y), "to be in [0, 1], apart from the mean and std that the data set"),
+        (ClientColors(), TensorDataset(X * 4 - 1, Y), "to be in [0, 1] before normalisation, got"),
         (ClientRotation(), TensorDataset(X.flatten(1), Y), "Expected images of shape (C, H, W) for `--data.skew "
          "ClientRotation`, got inputs of shape (63,)"),
         (ClientRotation(), TensorDataset(X * 4 - 1, Y), "Expected the brightness of images for `--data.skew ClientRota"
-         "tion` to be in [0, 1], apart from the mean and std that the data set states, got -"),
-        (ClientRotation(), TensorDataset((X * 4 - 1).expand(-1, 3, -1, -1), Y), "state their `mean` and `std` in"),
-        (ClientRotation(), TensorDataset(X * torch.nan, Y), "in [0, 1], apart from the mean and std that the data set"),
+         "tion` to be in [0, 1] before normalisation, got -"),
+        (ClientRotation(), TensorDataset((X * 4 - 1).expand(-1, 3, -1, -1), Y), "give `Datasets` the `mean` and `std`"),
+        (ClientRotation(), TensorDataset(X * torch.nan, Y), "in [0, 1] before normalisation, got nan"),
     ],
 )  # fmt: skip
 def test_data_that_a_skew_is_not_made_for(skew: FeatureSkew, dataset: Dataset[Any], sentence: str) -> None:
