@@ -39,7 +39,7 @@ def entropies(counts: Any) -> npt.NDArray[np.float64]:
     Source: C. Shannon, "A Mathematical Theory of Communication", Bell System Technical Journal 1948.
 
     Args:
-        counts: Samples of each client and class, as of ``count_labels``.
+        counts: Samples of each client and class, as from ``count_labels``.
 
     Returns:
         Values in [0, log2 C], shape (clients,); 0 without samples.
@@ -57,7 +57,7 @@ def divergences(counts: Any, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.flo
     Source: J. Lin, "Divergence measures based on the Shannon entropy", IEEE Transactions on Information Theory 1991.
 
     Args:
-        counts: Samples of each client and class, as of ``count_labels``.
+        counts: Samples of each client and class, as from ``count_labels``.
         pairs: Ids of clients with samples, shape (pairs, 2).
 
     Returns:

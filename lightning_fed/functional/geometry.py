@@ -123,7 +123,7 @@ class GradientSpread(NamedTuple):
 
 
 def gradient_spread(rows: Tensor, weights: Tensor | None = None) -> GradientSpread:
-    """Computes the gradient dissimilarity r = (1/2n) Σ ‖g_i - g̅‖², g̅ = (1/n) Σ g_i, and what it is made of.
+    """Computes the gradient dissimilarity r = (1/2n) Σ ‖g_i - g̅‖², g̅ = (1/n) Σ g_i, and its parts.
 
     r is half the trace of the covariance of the clients' gradients. With weights p_i it is ½ Σ p_i ‖g_i - g̅‖² with
     g̅ = Σ p_i g_i. For equal rows, or one, it is exactly 0.

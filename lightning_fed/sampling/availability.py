@@ -22,7 +22,7 @@ class Availability(ABC):
         Args:
             round: Round index, from 1.
             num_clients: N.
-            seed: The run's seed. The result must depend on the arguments alone.
+            seed: The run's seed. The result must depend only on the arguments.
 
         Returns:
             True for each client that can be drawn, shape (N,).

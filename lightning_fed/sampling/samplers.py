@@ -22,7 +22,7 @@ class ClientSampler(ABC):
             round: Round index, from 1.
             count: Clients to draw, at most N.
             sizes: Training samples of every client, integers of shape (N,).
-            seed: The run's seed. The result must depend on the arguments alone.
+            seed: The run's seed. The result must depend only on the arguments.
 
         Returns:
             Distinct client ids, integers, in any order: ``count`` of them, or another number if your rule wants that.

@@ -31,7 +31,7 @@ class ClientWork(ABC):
             round: Round index, from 1.
             steps: Local steps of each client by ``local_epochs`` or ``local_steps``, shape (N,); 0 without batches.
             steps_per_epoch: The same for one local epoch.
-            seed: The run's seed. The result must depend on the arguments alone.
+            seed: The run's seed. The result must depend only on the arguments.
 
         Returns:
             Local steps, shape (N,); a factor on every learning rate of the client's optimizer, above 0, shape (N,).

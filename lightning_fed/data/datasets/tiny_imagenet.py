@@ -58,7 +58,7 @@ class TinyImageNet(ImageDataModule):
         return images, torch.tensor(labels, dtype=torch.int64)
 
     def names(self) -> list[str]:
-        """Returns the first name that ``words.txt`` has for each class, its id where there is none."""
+        """Returns the first name that ``words.txt`` has for each class, or its id if there is none."""
         path = self.place / "words.txt"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         words = dict(line.split("\t", 1) for line in lines if "\t" in line)

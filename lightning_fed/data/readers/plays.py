@@ -59,8 +59,8 @@ def decode(codes: Any) -> str:
 def read_roles(path: Path, option: str) -> list[Role]:
     """Reads a JSON file, or a folder of them, in the format of LEAF.
 
-    A user's entry holds its text as ``raw``, of which all windows are samples, or the samples themselves: ``x``,
-    strings of 80 characters, and ``y``, the character after each. Consecutive ones are stored as one text.
+    A user's entry holds its text as ``raw``, whose windows are the samples, or the samples themselves: ``x``, strings
+    of 80 characters, and ``y``, the character after each. Consecutive samples are stored as one text.
     """
     roles = []
     for user in leaf_users(path, option, _count):

@@ -193,7 +193,7 @@ class SkewedSets:
         return SkewedBatches(loader, SkewedRows(self.skew, draws, schemes))
 
     def _schemes(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The scheme of each sample, the new one for those that no client owns."""
+        """Returns the scheme of each sample; the new one if no client owns it."""
         return np.where(owners == CENTRAL, self.skew.num_clients, owners)
 
     def _training_rows(self) -> SkewedRows:
