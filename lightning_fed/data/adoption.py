@@ -35,7 +35,7 @@ def adopt(datamodule: Any, model: Any = None, **loaders: Any) -> LightningDataMo
     """Makes a data module with clients from the arguments of a trainer's method.
 
     ``loaders`` are named ``train``, ``val``, ``test`` or ``predict``. The first one belongs to the called method, and
-    may be a data module instead. The model's own loaders are used if nothing else is given.
+    may be a data module instead. Without a data module, missing loaders are the model's own.
 
     Returns:
         The data module itself if it has clients, or no training data to split; None if there are no data.

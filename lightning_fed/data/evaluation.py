@@ -67,7 +67,7 @@ def num_samples(loader: Any) -> int:
 
 
 def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[str, EvalLoader]:
-    """Adds the held-out sets ``clients`` and ``unseen`` to the data's test sets, of which a single one is ``test``."""
+    """Adds held-out sets (``clients``, ``unseen``) to the data's test sets; a single test set is named ``test``."""
     if isinstance(loaders, (list, tuple)):
         loaders = {f"test_{number}": loader for number, loader in enumerate(loaders)}
     named = loaders if isinstance(loaders, dict) else {"test": loaders}

@@ -80,7 +80,7 @@ def as_targets(values: Any) -> npt.NDArray[Any] | None:
     """Returns one number or string per sample (a list, tensor or array) as an array, None for anything else."""
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-        if array.dtype.kind in "OT" and array.ndim == 1:  # pandas keeps strings so
+        if array.dtype.kind in "OT" and array.ndim == 1:  # as pandas keeps strings
             values = array.tolist()
             array = np.asarray(values)
     except (TypeError, ValueError):

@@ -38,8 +38,7 @@ class Arrays(BundledDataModule):
         x_test: Test inputs; by default ``x_test`` of ``path``, if there is one.
         y_test: Test targets.
         layout: Dimensions of the stored inputs: ``NHW`` (a channel dimension is added), ``NHWC`` (channels are moved
-            before height and width), ``as_is`` (no change); ``auto`` guesses for 8-bit images and leaves others as they
-            are.
+            before height and width), ``as_is`` (no change); ``auto`` guesses for 8-bit images and leaves others.
         scale: Whether 8-bit inputs are divided by 255.
         mean: Subtracted from inputs after scaling, one value or one for each channel.
         std: Divides inputs after that; above 0, one value or one for each channel.

@@ -43,7 +43,7 @@ class Shakespeare(UserDataModule):
     Args:
         path: File or folder, relative to ``root``.
         min_samples: Roles with fewer windows, training and test together, are left out before the draw.
-        max_samples: Most windows of a role, the first ones; all if not given.
+        max_samples: Only the first ``max_samples`` windows of a role are used; all if not given.
         min_lines: Roles with fewer lines are left out; for plays as text only.
         test_fraction: Share of each role's windows at its end that is kept for the test; in [0, 1).
         **kwargs: Every other option of ``UserDataModule``; a user is a role.

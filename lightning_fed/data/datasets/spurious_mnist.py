@@ -24,14 +24,13 @@ _ROWS, _TRAIN, _TEST = 16, 17, 18
 class SpuriousMNIST(MNIST):
     """MNIST as vectors of 784 pixels, with misleading features that a vote of the clients' signs can detect.
 
-    Training images are dealt at random, the same number to each client. Three options, each off by default, add to
-    that:
+    Training images are dealt at random, the same number to each client. Three disturbances are off by default:
 
     - Signatures: clients form groups of ``shared``, and each group has a block of 10 further inputs. A sample of class
-      y sets input y of its group's block to ``strength``. This tells the label within the group only, so at most shared
-      / num_clients of the clients can agree on the weights of a block. There are then three test sets: ``none`` has no
-      signatures, ``wrong`` that of another class in a random block, ``own`` the right one. After the memorisation data
-      of Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021.
+      y sets input y of its group's block to ``strength``. This tells the label only within the group: not more than
+      shared / num_clients of the clients can agree on a block's weights. There are then three test sets: ``none`` has
+      no signatures, ``wrong`` that of another class in a random block, ``own`` the right one. After the memorisation
+      data of Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021.
     - Noise: further inputs drawn from a standard normal distribution, on which clients agree only by chance.
     - Flipped labels: a share of the clients, the first ones, trains on the labels 9 - y.
 
@@ -42,7 +41,7 @@ class SpuriousMNIST(MNIST):
         samples_per_client: Training images of each client.
         shared: Clients that share a block, a divisor of ``num_clients``; None for no signatures.
         strength: Value of a signature's input; compare it with normalised pixels.
-        decoys: Whether one random input of every other block is set as well, so that no vote on it is zero.
+        decoys: Whether one random input of each foreign block is set as well, so that no vote on it is zero.
         noise: Number of noise inputs.
         flipped: Share of the clients that train on flipped labels, in [0, 1].
         partitioner: How samples are split; the default gives each client the samples made for it.

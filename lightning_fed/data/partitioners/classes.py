@@ -15,12 +15,12 @@ __all__ = ["ExactClasses"]
 class ExactClasses(Partitioner):
     """Every client holds exactly k classes, in parts that are as equal as the classes allow.
 
-    The number of clients that hold a class is proportional to its size; over all C classes these numbers sum to N k. A
-    class is cut into one part for each holder, and the sizes of its parts differ by at most one. With balanced classes
-    and C dividing N k all clients are of equal size up to k samples; with N k = C no two clients share a class. Who
-    holds which classes is random: a first arrangement, with k distinct classes for each client, is shuffled by
-    exchanges between pairs of clients (A. R. Rao, R. Jana, S. Bandyopadhyay, "A Markov chain Monte Carlo method for
-    generating random (0,1)-matrices with given marginals", Sankhyā 1996).
+    The number of clients that hold a class is proportional to its size; these numbers sum to N k for N clients. A class
+    is cut into one part for each holder, and the sizes of its parts differ by at most one. With balanced classes and C
+    dividing N k all clients are of equal size up to k samples; with N k = C no two clients share a class. Who holds
+    which classes is random: a first arrangement, with k distinct classes for each client, is shuffled by exchanges
+    between pairs of clients (A. R. Rao, R. Jana, S. Bandyopadhyay, "A Markov chain Monte Carlo method for generating
+    random (0,1)-matrices with given marginals", Sankhyā 1996).
 
     Source: Y. Dandi, L. Barba, M. Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI
     2022: k = 1 for EMNIST (47 clients, 47 classes), k = 2 and disjoint for CIFAR-100 (50 clients). ``Shards`` does not

@@ -25,8 +25,7 @@ class DirichletByClient(Partitioner):
     Client i draws q_i ~ Dir(α p), where p are the classes' shares of the data, and then the class of each of its
     samples from q_i. Sizes differ by at most one. A client's share of class c has mean p_c and, apart from the finite
     data, variance p_c (1 − p_c) / (α + 1). If a class has run out, the client draws again, from q_i restricted to the
-    classes that are left, after the others have drawn. So for small α a client can get classes that are unlikely under
-    q_i.
+    classes that are left, after the others have drawn. So for small α a client can get classes unlikely under q_i.
 
     With C balanced classes every class has the parameter α / C. A recipe with q_i ~ Dir(a, ..., a), as in D. A. E. Acar
     et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, has α = a C.

@@ -1,9 +1,9 @@
 """Draws from one Dirichlet distribution per client, with memory proportional to the number of samples.
 
-A client's draws from q ~ Dir(a) follow Pólya's urn: with q integrated out, draw k + 1 is class c with probability (a_c
-+ draws of c so far) / (Σ a + k). So each draw is either fresh, from a / Σ a, or repeats one of the k earlier draws at
-random (D. Blackwell, J. B. MacQueen, "Ferguson distributions via Pólya urn schemes", The Annals of Statistics 1973). No
-table of clients × classes is needed. Restricted to some classes, q is again Dirichlet and independent of the other
+A client's draws from q ~ Dir(a) follow Pólya's urn: with q integrated out, draw k + 1 is class c with probability
+(a_c + draws of c so far) / (Σ a + k). So each draw is either fresh, from a / Σ a, or repeats one of the k earlier draws
+at random (D. Blackwell, J. B. MacQueen, "Ferguson distributions via Pólya urn schemes", The Annals of Statistics 1973).
+No table of clients × classes is needed. Restricted to some classes, q is again Dirichlet and independent of the other
 classes. So a second draw among fewer classes uses only the earlier draws of these classes.
 """
 
@@ -20,9 +20,8 @@ _Ints = npt.NDArray[np.int64]
 def draw_classes(counts: _Ints, client: _Ints, alpha: float, generator: np.random.Generator) -> _Ints:
     """Draws a class for each place (a sample that a client will hold), each class as often as it has samples.
 
-    All places draw. A class serves the places that drew it, in random order, until it has no samples left. The places
-    that it did not serve draw again among the classes that are left. Each pass empties at least one class, or serves
-    all.
+    All places draw. A class serves the places that drew it, in random order, until it has no samples left. The others
+    draw again among the classes that are left. Each pass empties at least one class, or serves all.
 
     Args:
         counts: Samples of each class, at least 1, shape (classes,).

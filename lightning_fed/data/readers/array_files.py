@@ -26,8 +26,8 @@ class ArrayFile:
     """The named arrays of a file or folder.
 
     The names are the keys of an .npz file or of a dict in a .pt file, "0", "1" and so on for a tuple or list in a .pt
-    file, the file's own name if it holds a single array, or the names of the .npy files of a folder. No code in a file
-    is run.
+    file, the file's own name if it holds a single array, or the names of a folder's .npy files. No code in a file is
+    run.
 
     Attributes:
         path: The file or folder.

@@ -25,8 +25,8 @@ def as_inputs(
 ) -> Tensor:
     """Makes inputs (x / 255 - mean) / std from a stored array of shape (N, ...), which stays as it is.
 
-    The options are those of ``Arrays``. The layout ``auto`` changes only 8-bit images of shape (N, H, W), or (N, H, W,
-    C) with 1, 3 or 4 channels. ``name`` is the array's, for messages.
+    The options are those of ``Arrays``. The layout ``auto`` changes only 8-bit images: (N, H, W), or (N, H, W, C) with
+    1, 3 or 4 channels. ``name`` is the array's, for messages.
 
     Returns:
         float32 of shape (N, ...); int64 for integers wider than 8 bits, such as tokens, unless mean or std is given.
