@@ -1,7 +1,8 @@
-"""The command ``lightning-fed completion``: what a shell needs to complete commands and their options."""
+"""The command ``lightning-fed completion``: prints a script by which a shell completes commands and their options."""
 
 import argparse
 from argparse import ArgumentParser
+from dataclasses import fields
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -11,12 +12,16 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["main"]
 
-# Where the parsers of commands without a trainer are made; of other commands only the name is completed.
+# The modules that make the parsers of commands without a trainer.
 _PLAIN = {
     "report": ("lightning_fed.lab.report_command", "lightning_fed.lab.runner.report"),
     "study": ("lightning_fed.lab.runner.command",),
+    "dashboard": ("lightning_fed.lab.dashboard_command",),
+    "configs": ("lightning_fed.cli.configs_command",),
+    "completion": (__name__,),
 }
-_NAMES = ("attack", "configs", "dashboard", "completion")
+_EVERYWHERE = ("debug", "safe_imports", "help")
+_FILES = ("config", "study", "ckpt_path")
 
 
 class _Found(Exception):
@@ -27,7 +32,7 @@ class _ParsersAlone(FederatedCLI):
     """Makes these parsers, and parses nothing."""
 
     def parse_arguments(self, parser: Any, args: Any) -> NoReturn:
-        """Hands over the parsers, once they are made."""
+        """Raises the parsers as soon as they are made."""
         raise _Found(parser._subcommands_action._name_parser_map)
 
 
@@ -41,14 +46,24 @@ def _options() -> dict[str, list[str]]:
     parsers = {name: [parser] for name, parser in commands.items()}
     parsers |= {name: [import_module(module)._parser() for module in modules] for name, modules in _PLAIN.items()}
     found = {name: [option for each in ours for option in command_options(each)] for name, ours in parsers.items()}
-    return {**found, "data": [*found["fit"], "output"], **{name: [] for name in _NAMES}}
+    attack = import_module("lightning_fed.lab.attack.options").AttackOptions
+    found["data"] = [*found["fit"], "output"]
+    found["attack"] = [*found["data"], *(field.name for field in fields(attack))]
+    return {name: [*options, *_EVERYWHERE] for name, options in found.items()}
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="lightning-fed completion",
+        description="Prints a script for your shell, which then completes commands and their options.",
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    return parser
 
 
 def main(argv: list[str]) -> int:
-    """Prints the script of a shell, to be read by it at its start; returns 0."""
-    parser = ArgumentParser(prog="lightning-fed completion", description="The completion of commands and options.")
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
-    shell = parser.parse_args(argv).shell
+    """Prints the script for a shell, which reads it at its start; returns 0."""
+    shell = _parser().parse_args(argv).shell
     try:
         import shtab
     except ImportError:
@@ -59,7 +74,7 @@ def main(argv: list[str]) -> int:
         command = commands.add_parser(name, help=name, add_help=False, argument_default=argparse.SUPPRESS)
         for option in dict.fromkeys(options):
             argument = command.add_argument(f"--{option}")
-            if option in ("config", "study"):
+            if option in _FILES:
                 argument.complete = shtab.FILE  # type: ignore[attr-defined]  # which shtab reads
     print(shtab.complete(whole, shell))
     return 0

@@ -46,13 +46,7 @@ def with_found_configs(words: Sequence[str]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """Lists the configurations, or copies them; returns 0."""
-    parser = argparse.ArgumentParser(
-        prog="lightning-fed configs",
-        description="The configurations that come with the package, by the names that `--config` takes.",
-    )
-    parser.add_argument("names", nargs="*", metavar="NAMES", help="names or groups (default: all)")
-    parser.add_argument("--copy", type=Path, metavar="FOLDER", help="copy them there, to be changed")
-    options = parser.parse_args(argv)
+    options = _parser().parse_args(argv)
     chosen = _chosen(options.names)
     for name, path in chosen.items():
         if options.copy is None:
@@ -64,6 +58,16 @@ def main(argv: list[str]) -> int:
         write_atomically(target, path.read_bytes(), "--copy")
         print(target)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lightning-fed configs",
+        description="Lists the configurations that come with the package, by the names that `--config` takes.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAMES", help="names or groups (default: all)")
+    parser.add_argument("--copy", type=Path, metavar="FOLDER", help="copy them to this folder, where you can edit them")
+    return parser
 
 
 def _chosen(names: Sequence[str]) -> dict[str, Path]:

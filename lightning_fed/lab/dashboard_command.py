@@ -19,16 +19,7 @@ _ACROSS = 3
 
 def main(argv: list[str]) -> int:
     """Builds a workspace and a report for the columns of some runs, saves both and prints where they are; returns 0."""
-    parser = CommandParser(
-        prog="lightning-fed dashboard",
-        description="Arranges runs at Weights & Biases: a workspace and a report with a section for each prefix.",
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, or folders above them")
-    parser.add_argument("--entity", help="user or team at Weights & Biases (default: that of the login)")
-    parser.add_argument(
-        "--project", default=os.environ.get("WANDB_PROJECT", "lightning_fed"), help="(default: %(default)s)"
-    )
-    options = parser.parse_args(argv)
+    options = _parser().parse_args(argv)
     runs, _ = load_runs(options.runs)
     if not logged_in():
         raise FederatedError(
@@ -50,6 +41,19 @@ def main(argv: list[str]) -> int:
             f"Expected Weights & Biases to take the dashboard, but it says: {why}; see to `--entity` and `--project`."
         ) from error
     return 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="lightning-fed dashboard",
+        description="Arranges runs at Weights & Biases: a workspace and a report, with a section for each prefix.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, or folders above them")
+    parser.add_argument("--entity", help="user or team at Weights & Biases (default: that of your login)")
+    parser.add_argument(
+        "--project", default=os.environ.get("WANDB_PROJECT", "lightning_fed"), help="(default: %(default)s)"
+    )
+    return parser
 
 
 def sections_of(columns: Iterable[str]) -> dict[str, list[str]]:

@@ -2,11 +2,17 @@
 
 import subprocess
 import sys
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from lightning_fed.cli.completion_command import main
+from lightning_fed.cli.completion_command import _options, main
+from lightning_fed.cli.data_command import _DataCLI
+from lightning_fed.cli.main import _WITH_TRAINER, _WITHOUT_TRAINER
+from lightning_fed.cli.suggestions import command_options
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.attack.command import _AttackCLI
 
 TYPED = {
     "lightning-fed stu": "study",
@@ -15,6 +21,12 @@ TYPED = {
     "lightning-fed report --stu": "--study",
     "lightning-fed report --budg": "--budget",
     "lightning-fed study --sha": "--shard",
+    "lightning-fed configs --co": "--copy",
+    "lightning-fed dashboard --ent": "--entity",
+    "lightning-fed attack --shad": "--shadows",
+    "lightning-fed attack --trainer.max_r": "--trainer.max_rounds",
+    "lightning-fed completion --he": "--help",
+    "lightning-fed fit --safe": "--safe_imports",
 }
 
 
@@ -27,6 +39,17 @@ def test_bash_completes_commands_and_options(capsys: pytest.CaptureFixture[str])
         asks = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _shtab_lightning_fed; echo ${{COMPREPLY[@]}}"
         ran = subprocess.run(["bash", "-c", f"{script}\n{asks}"], capture_output=True, text=True, check=True)
         assert completed in ran.stdout.split(), typed
+
+
+def test_every_command_has_all_options_of_its_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _options()
+    assert found.keys() == {"fit", "validate", "test", "predict", *_WITH_TRAINER, *_WITHOUT_TRAINER}
+    for name, command in (("data", _DataCLI), ("attack", _AttackCLI)):
+        parsers: list[Any] = []
+        monkeypatch.setattr(command, "parse_arguments", lambda cli, parser, args, to=parsers: to.append(parser))
+        with suppress(AttributeError):  # nothing was parsed
+            command([])
+        assert set(found[name]) == {*command_options(parsers[0]), "debug", "safe_imports"}
 
 
 def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

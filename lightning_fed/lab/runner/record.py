@@ -47,18 +47,19 @@ class _Record:
     run: str  # name of its folder
     fingerprint: str
     diverged: bool = False  # whether it has ended by losses or updates that are not finite
-    rounds: int | None = None  # how many it was to have, fewer than it has if they were more before
+    rounds: int | None = None  # as many as its words ask for; the run has more if they asked for more before
+    trained: str | None = None  # the same hash without the attack, which the trials of a tuning leave out
 
 
 def done_run(root: Path, cell: Cell) -> RunFolder | None:
     """Returns the folder of the run that has been trained to its end with the words of today, None if there is none."""
     record = _record(root, cell)
     run = None if record is None else open_run(root / cell.folder / record.run)
-    if record is None or run is None:
+    if record is None or run is None or record.fingerprint != run.fingerprint:
         return None
     if cell.attack is not None and not record.diverged and not (run.path / TABLE).is_file():
         return None
-    return run if record == replace(record, words=hash_of(cell), fingerprint=run.fingerprint) else None
+    return run if hash_of(cell) in (record.words, record.trained) else None
 
 
 def read_run(root: Path, cell: Cell) -> Columns | None:
@@ -83,7 +84,8 @@ def read_run(root: Path, cell: Cell) -> Columns | None:
 
 def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False, rounds: int | None = None) -> None:
     """Records that a run has been trained to its end, or as far as it could be."""
-    record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds)
+    trained = hash_of(replace(cell, attack=None))
+    record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds, trained)
     write_atomically(root / cell.folder / RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
 
 

@@ -152,7 +152,8 @@ class Group:
         chosen |= self._fixed
         options = {name: chosen[name] for name in self._known if name in chosen}
         seeds = self._study.tune.seeds
-        cells = [make_cell(self._study, axes, seed, options) for axes in self._members for seed in seeds]
+        study = replace(self._study, attack=None)  # an attack takes time, and decides nothing here
+        cells = [make_cell(study, axes, seed, options) for axes in self._members for seed in seeds]
         if self._study.tune.pruner == "median" and trial.state.name == "RUNNING":
             storage, name = self._storage, self._optuna.study_name
             cells = [

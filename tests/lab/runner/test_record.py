@@ -117,7 +117,7 @@ def test_an_attack_on_its_model_is_part_of_a_run(tmp_path: Path) -> None:
     assert done_run(tmp_path, cell) is None  # nobody has attacked it yet
     (run.path / "attack.csv").write_text(FOUND)
     assert done_run(tmp_path, cell) == run
-    assert (done_run(tmp_path, plain), done_run(tmp_path, other)) == (None, None)
+    assert (done_run(tmp_path, plain), done_run(tmp_path, other)) == (run, None)  # no attack is asked for: it is done
     columns = read_run(tmp_path, cell)
     assert columns["attack/logistic_regression/accuracy"] == {2: 0.57}
     assert columns["attack/loss/auc"] == {2: 0.64}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.lab.runner import command, record, tuning
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.record import done_run, read_run, write_record
@@ -83,6 +84,24 @@ def test_the_grid_of_each_group_is_tried_and_the_mean_over_seeds_chooses(tmp_pat
     (reused,) = [cell for cell in tuned if cell.axes == {"rule": "A", "mask": "none"} and cell.seed == 0]
     assert done_run(tmp_path, reused) is not None  # the trial that was chosen
     assert reused.words[-2:] == ("--lr=1.0", "--seed_everything=0")
+
+
+def test_trials_are_not_attacked_and_the_run_of_a_chosen_one_is(tmp_path: Path) -> None:
+    one = replace(study(), attack=AttackOptions(samples=40))
+    groups = groups_of(one, cells_of(one), tmp_path)
+    assert tune(groups, trainer(tmp_path, best_at), 2) == Outcome()
+    trials = {cell.folder: cell for group in groups for attempt in group.asked() for cell in attempt.cells}
+    assert {cell.attack for cell in trials.values()} == {None}
+    tuned, _ = with_choices(one, cells_of(one), groups)
+    assert {cell.attack for cell in tuned} == {AttackOptions(samples=40)}
+    chosen = next(cell for cell in tuned if cell.folder in trials)
+    run = done_run(tmp_path, trials[chosen.folder])
+    assert run is not None
+    assert done_run(tmp_path, chosen) is None  # it has been trained, but not attacked
+    (run.path / "attack.csv").write_text("attack\n")
+    write_record(tmp_path, chosen, run)
+    assert done_run(tmp_path, chosen) == run
+    assert done_run(tmp_path, trials[chosen.folder]) == run  # a second start does not try it again
 
 
 def test_a_second_start_tries_what_has_failed_and_nothing_else(tmp_path: Path) -> None:
