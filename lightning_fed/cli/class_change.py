@@ -1,12 +1,11 @@
-"""Changing a class in the configuration drops every argument of the former class.
+"""A later option that names another class drops all arguments of the earlier class.
 
-jsonargparse keeps, on a change of ``class_path``, the former ``init_args`` that the new class also accepts. So
-``aggregator: FedAvg(lr=0.05, mask=...)`` in a file followed by ``--aggregator Other`` would build Other with the
-learning rate and mask of FedAvg: a baseline that nobody asked for. Every place where jsonargparse compares two values
-of an option (two files, a file and an option, a default and either, an element of a list, an argument within an
-argument) decides through one function, ``jsonargparse._typehints.discard_init_args_on_class_path_change``. It is
-replaced here, and only while one of our parsers is parsing, so other users of jsonargparse in the process see no
-change.
+By itself jsonargparse keeps the ``init_args`` that the new class accepts too. ``aggregator: FedAvg(lr=0.05, mask=...)``
+in a file, then ``--aggregator Other``, would build Other with the learning rate and the mask of FedAvg: a baseline that
+nobody asked for. jsonargparse decides this in one function,
+``jsonargparse._typehints.discard_init_args_on_class_path_change``, wherever an option has two values: from two files, a
+file and the command line, a default, an element of a list, or an argument of an argument. We replace this function only
+while one of our parsers is parsing, so other uses of jsonargparse in the process do not change.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ _OWN_PACKAGE = "lightning_fed."
 
 
 def _discard_former_arguments(parser_or_action: Any, prev_val: Any, value: Any) -> None:
-    """Drops all arguments of the former class from ``prev_val`` if ``value`` names another, by whatever path."""
+    """Drops all arguments of the earlier class from ``prev_val`` if ``value`` names another class."""
     former, new = prev_val.get("class_path") if prev_val else None, value["class_path"]
     if former and former != new and find_class(former) is not find_class(new):
         for arguments in ("init_args", "dict_kwargs"):
@@ -35,9 +34,9 @@ _resolve_name = _typehints.resolve_class_path_by_name
 
 
 def _resolve_own_first(cls: Any, name: str) -> str:
-    """Resolves a short class name; of several classes of that name the package's own one is meant.
+    """Resolves a short class name; if several classes share it, the one of this package wins.
 
-    ``MLP`` would else be ambiguous as soon as torchvision, which has one too, is loaded.
+    Otherwise ``MLP`` would be ambiguous as soon as torchvision is loaded, which has an ``MLP`` too.
     """
     if not isinstance(name, str):
         raise ValueError(f"Expected a dot import path string: {name}")
@@ -54,17 +53,17 @@ def _resolve_own_first(cls: Any, name: str) -> str:
 _RULES: tuple[tuple[Any, str, Any], ...] = (
     (_typehints, "discard_init_args_on_class_path_change", _discard_former_arguments),
     (_typehints, "resolve_class_path_by_name", _resolve_own_first),
-    # Wherever jsonargparse reads a value, in files, variables and words; `set_loader` is for whole files alone.
+    # Used for values in files, variables and on the command line; `set_loader` would change whole files only.
     (_loaders_dumpers, "yaml_default_loader", ConfigLoader),
 )
 
 
 @contextmanager
 def class_rules() -> Iterator[None]:
-    """Applies the rules for classes, and those for YAML, to everything parsed inside.
+    """Applies the rules for classes and for YAML to everything that is parsed inside the block.
 
     Raises:
-        AttributeError: If this jsonargparse has no such function any more: better than building wrong baselines.
+        AttributeError: If this version of jsonargparse lacks one of the functions. Wrong baselines would be worse.
     """
     with ExitStack() as rules:
         for module, name, rule in _RULES:

@@ -18,21 +18,21 @@ _OPTIONS = ("--config", "-c")
 def shipped_configs() -> dict[str, Path]:
     """Returns the files by name, such as ``aggregator/gma``."""
     package = Path(__file__).parents[1]
-    # Within an installed package, beside it in a checkout.
+    # The folder is inside an installed package, and next to the package in a checkout.
     folder = next((place for place in (package / "configs", package.parent / "configs") if place.is_dir()), package)
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def find_config(name: str) -> str:
-    """Returns the file that a name given as ``--config`` means: one on disk first, else one that is shipped."""
-    if os.path.exists(name):  # False as well for a name that no file can have
+    """Returns the file for a name given as ``--config``: a file on disk if there is one, else a shipped one."""
+    if os.path.exists(name):  # False, not an error, if no file can have this name
         return name
     found = shipped_configs().get(name.removeprefix("configs/").removesuffix(".yaml"))
     return name if found is None else str(found)
 
 
 def with_found_configs(words: Sequence[str]) -> list[str]:
-    """Puts files in the place of names among the words of a command line."""
+    """Replaces the names of shipped configurations on a command line by their files."""
     found: list[str] = []
     for word in words:
         option, equals, value = word.partition("=")
@@ -45,7 +45,7 @@ def with_found_configs(words: Sequence[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Lists the configurations, or copies them; returns 0."""
+    """Lists or copies the configurations; returns 0."""
     options = _parser().parse_args(argv)
     chosen = _chosen(options.names)
     for name, path in chosen.items():
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
             continue
         target = options.copy / f"{name}.yaml"
         if target.exists():
-            raise FederatedError(f"Expected to copy to {target}, which is there already: give another `--copy` folder.")
+            raise FederatedError(f"Expected a new file, but {target} exists already: give another `--copy` folder.")
         write_atomically(target, path.read_bytes(), "--copy")
         print(target)
     return 0
@@ -85,6 +85,6 @@ def _chosen(names: Sequence[str]) -> dict[str, Path]:
 
 
 def _first_sentence(path: Path) -> str:
-    """Returns what the comment at the head of a file says first."""
+    """Returns the first sentence of the comment at the top of a file."""
     comment = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
     return shorten(" ".join(line.lstrip("# ") for line in comment), 75, placeholder="...")

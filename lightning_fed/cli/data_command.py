@@ -1,4 +1,4 @@
-"""The command ``lightning-fed data``: looks at the data and their split without building a model or a trainer."""
+"""The command ``lightning-fed data``: shows the data and their split without building a model or a trainer."""
 
 import io
 from collections.abc import Iterator
@@ -18,41 +18,41 @@ from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["main"]
 
-_DESCRIPTION = "Shows the data and their split as numbers and pictures, before any training; takes the options of fit."
+_DESCRIPTION = "Shows the data and their split in numbers and pictures before you train. Takes the options of fit."
 
 
 class _DataParser(FederatedArgumentParser):
-    """The parser of ``fit``, which does without a model."""
+    """The parser of ``fit``, but the model is optional."""
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
-        """Adds the arguments of a class; no class but that of the data must be given."""
+        """Adds the arguments of a class; only the class of the data is required."""
         return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, nested_key == "data")
 
 
 class _DataCLI(FederatedCLI):
-    """Parses what ``fit`` parses, and builds the data alone."""
+    """Parses the options of ``fit`` and builds only the data."""
 
     def __init__(self, words: list[str]) -> None:
-        # A command of a program with several could not have the name of a group of options.
+        # A parser of its own: a subcommand named `data` would clash with the group of options `data`.
         parser = {"prog": "lightning-fed data", "description": _DESCRIPTION, "env_prefix": "PL_DATA_"}
         super().__init__(words, run=False, parser_class=_DataParser, parser_kwargs={**parser, "default_env": True})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds all that ``fit`` takes, and where pictures go."""
+        """Adds the options of ``fit`` and ``--output``."""
         super().add_arguments_to_parser(parser)
         parser.add_method_arguments(FederatedTrainer, "fit", skip=set(self.subcommands()["fit"]))
         parser.add_argument("--output", type=str | None, default=None, help="Folder for pictures (default: data-NAME).")
 
     def instantiate_classes(self) -> None:
-        """Builds the data; a seed of the trainer is that of the split, as in training."""
+        """Builds the data. As in training, a seed of the trainer is also the seed of the split."""
         self.datamodule = self.build_data()
-        # The split asks whatever trainer it has for its seed.
+        # The split reads its seed from the trainer.
         self.datamodule.trainer = SimpleNamespace(seed=self.config["trainer"].get("seed"))
 
     def after_instantiate_classes(self) -> None:
-        """Leaves out what is told to a trainer."""
+        """Does nothing, as there is no trainer to configure."""
 
 
 def main(words: list[str]) -> int:
@@ -77,7 +77,7 @@ def main(words: list[str]) -> int:
 
 
 def _write(datamodule: FederatedDataModule, folder: Path) -> Iterator[Path]:
-    """Draws the pictures into a folder; a file holds the old picture or the new one, whenever the process dies."""
+    """Draws the pictures into a folder. If the process dies, each file holds the whole old or the whole new picture."""
     for name, figure in split_figures(datamodule, datamodule.train_source()):
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=150)

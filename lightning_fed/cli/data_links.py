@@ -1,8 +1,8 @@
-"""What a model must know of its data comes from the data: number of classes, shape of the inputs, normalisation.
+"""Fills options of the model from the data: number of classes, shape of the inputs, normalisation.
 
-``LightningCLI.link_arguments`` would do this for one depth of classes known beforehand, and an option that is given all
-the same would silently count for nothing. Here the linked options of the model and of its backbone have no default: one
-that is given must agree with the data, one that is not given is taken from them.
+``LightningCLI.link_arguments`` works only for classes at a fixed depth, and silently ignores a linked option that you
+give. Here the linked options of the model and its backbone have no default. An option that you leave out is taken from
+the data; one that you give must agree with the data.
 """
 
 import math
@@ -23,22 +23,22 @@ __all__ = ["LINKED", "LinkedArgument", "fill_from_data", "leave_to_the_data", "l
 LINKED = frozenset(
     {"num_classes", "class_names", "input_shape", "in_channels", "image_size", "in_features", "mean", "std"}
 )
-# Words with other meanings in a model, such as how weights are drawn: linked only where the class has no value itself.
+# These names may mean something else in a model, such as how weights are drawn: linked only without a default.
 _OF_MANY_MEANINGS = frozenset({"mean", "std"})
-# The one part of a model that reads the inputs; the inputs of others, such as a head, are not the data's.
+# The only part of a model that reads the data. The inputs of other parts, such as a head, are features.
 _PART = "backbone"
 _MARK = "linked_to_data"
 
 
 def mark_as_linked(parser: ArgumentParser, dest: str) -> None:
-    """Marks an option that takes a class: its parser will be told by ``linked_to_data=True`` to leave out defaults."""
+    """Marks an option that takes a class, so that its parser gets ``linked_to_data=True`` and leaves out defaults."""
     for action in parser._actions:
         if action.dest == dest and hasattr(action, "sub_add_kwargs"):
             action.sub_add_kwargs = {**action.sub_add_kwargs, _MARK: True}
 
 
 def leave_to_the_data(parser: ArgumentParser) -> None:
-    """Makes linked options of a model or its backbone optional, without defaults: those given can be told apart."""
+    """Makes linked options of a model or its backbone optional and removes their defaults, to see which were given."""
     for action in parser._actions:
         if action.dest in LINKED:
             action.default, action.required = SUPPRESS, False
@@ -49,9 +49,9 @@ class LinkedArgument(NamedTuple):
     """A linked argument of a class in the config.
 
     Attributes:
-        path: Where it lies in the config.
+        path: Its place in the config.
         owner: Short name of the class.
-        action: What its parser knows of it.
+        action: Its entry in the parser, with type and default.
     """
 
     path: str
@@ -60,7 +60,7 @@ class LinkedArgument(NamedTuple):
 
 
 def linked_arguments(options: Namespace, key: str = "model") -> list[LinkedArgument]:
-    """Finds the linked arguments of the class that ``key`` names among some options, and of its backbone."""
+    """Finds the linked arguments of the class under ``key`` in the options, and of its backbone."""
     spec = options.get(key)
     if not isinstance(spec, Namespace) or "class_path" not in spec:
         return []
@@ -70,22 +70,22 @@ def linked_arguments(options: Namespace, key: str = "model") -> list[LinkedArgum
 
 
 def fill_from_data(slots: Iterable[LinkedArgument], options: Namespace, datamodule: Any) -> list[str]:
-    """Writes what the data tell into the options of the model, in place; what they do not tell gets its default.
+    """Fills the options of the model from the data, in place; others get their default.
 
     Returns:
-        Where in ``options`` something was written that was not given and would come from the data again.
+        The places in ``options`` that were filled from the data and not given by you.
 
     Raises:
-        FederatedError: If an option that is given contradicts the data, or one that is needed comes from nowhere.
+        FederatedError: If a given option contradicts the data, or a required option is neither given nor in the data.
     """
     return [slot.path for slot in slots if _fill(slot, options, datamodule)]
 
 
 def _fill(slot: LinkedArgument, options: Namespace, datamodule: Any) -> bool:
-    """Fills one argument; returns whether the data did."""
+    """Fills one argument; returns whether its value came from the data."""
     given, known, name = options.get(slot.path), None, slot.path.rpartition(".")[2]
     option = "--" + slot.path.replace(".init_args", "")
-    # None where a class has no default for the argument at all, too.
+    # Also None if the class has no default for this argument.
     default = None if slot.action.default is SUPPRESS else slot.action.default
     if name not in _OF_MANY_MEANINGS or default is None:
         known = next((value for value in _values(datamodule, name) if _is_accepted(slot.action, value)), None)
@@ -99,17 +99,17 @@ def _fill(slot: LinkedArgument, options: Namespace, datamodule: Any) -> bool:
         return False
     if known is None and slot.action.required:
         raise FederatedError(
-            f"Expected a value for `{option}`, which {slot.owner} needs and the data do not tell, got none."
+            f"Expected a value for `{option}`, which {slot.owner} needs and the data do not provide, got none."
         )
     options[slot.path] = default if known is None else known
     return known is not None
 
 
 def _values(datamodule: Any, name: str) -> list[Any]:
-    """Returns what the data tell of a linked argument, in each form that a class may take it in."""
+    """Returns the value of a linked argument from the data, in each form that a class may accept."""
     value = _plain(getattr(datamodule, name, None))
     if value is not None:
-        # Grey images have one mean, whether a class asks for a number or for one of each channel.
+        # Grey images have one mean; a class may want it as a number or as a list with one entry for each channel.
         grey = name in _OF_MANY_MEANINGS and isinstance(value, list) and len(value) == 1
         return [value, value[0]] if grey else [value]
     shape = _plain(getattr(datamodule, "input_shape", None))
@@ -125,7 +125,7 @@ def _values(datamodule: Any, name: str) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Turns a value into one that can be written to YAML, None if it cannot."""
+    """Converts a value to one that YAML can hold; None if that is not possible."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, bool | int | float | str):
@@ -137,20 +137,20 @@ def _plain(value: Any) -> Any:
 
 
 def _is_accepted(action: Action, value: Any) -> bool:
-    """Whether an argument's type takes a value; one without a type takes any."""
+    """Whether a value fits an argument's type; without a type every value fits."""
     annotation = getattr(action, "_typehint", None) or action.type
     if annotation is None:
         return True
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=annotation)
-    with suppress(Exception):  # whatever it is that the type objects to
+    with suppress(Exception):  # a type may raise anything
         parser.parse_object({"value": value})
         return True
     return False
 
 
 def _agree(given: Any, known: Any) -> bool:
-    """Whether two values are the same, be it that one is in a list or that the last digits differ."""
+    """Whether two values are the same, up to rounding; one value equals a list of that one value."""
     given, known = (value if isinstance(value, list | tuple) else [value] for value in (given, known))
     return len(given) == len(known) and all(
         math.isclose(a, b, rel_tol=1e-6) if isinstance(a, int | float) and isinstance(b, int | float) else a == b

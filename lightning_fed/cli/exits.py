@@ -1,4 +1,4 @@
-"""How a mistake ends: one sentence as the last line on stderr, an exit code, no traceback unless asked for."""
+"""Ends the program after a mistake: one sentence on stderr and an exit code, a traceback only with ``--debug``."""
 
 import errno
 import os
@@ -14,14 +14,14 @@ __all__ = ["debugging", "exit_with", "mistakes_in_one_sentence", "open_streams",
 
 
 def debugging() -> bool:
-    """Whether tracebacks of mistakes are wanted: LIGHTNING_FED_DEBUG=1, which ``--debug`` sets."""
+    """Whether to show tracebacks of mistakes: LIGHTNING_FED_DEBUG is 1, which ``--debug`` sets."""
     return os.environ.get("LIGHTNING_FED_DEBUG", "0") not in ("", "0")
 
 
 def exit_with(sentence: str, code: int) -> NoReturn:
-    """Prints the sentence, unless it is empty, as one line on stderr after all output so far, and exits.
+    """Prints the sentence, unless it is empty, as one line on stderr after all earlier output, and exits.
 
-    What somebody gave may be of any length: of a word with hundreds of letters the first and the last are shown.
+    A very long word in it, which you may have typed, is shortened to its first and last letters.
     """
     sys.stdout.flush()
     if sentence:
@@ -31,23 +31,23 @@ def exit_with(sentence: str, code: int) -> NoReturn:
 
 
 def open_streams() -> None:
-    """Gives a program that was started without standard streams such that lead nowhere.
+    """Opens the null device for each standard stream that is missing at the start.
 
-    Else the next files that it opens would have their numbers, and what libraries write to them would be written there.
+    Otherwise the next opened file would get the stream's number, and output of libraries would land in that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # as long as the program
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open until the program ends
 
 
 @contextmanager
 def output_is_written() -> Iterator[None]:
-    """Ends the program with a sentence if what it printed inside cannot be written, as on a full disk.
+    """Ends the program with a sentence if its output cannot be written, for example on a full disk.
 
-    Where nobody reads it any more, as after ``| head``, it ends as other programs do, with 128 + SIGPIPE.
+    If the reader has gone, as after ``| head``, it ends with 128 + SIGPIPE, as other programs do.
     """
     try:
         try:
@@ -63,7 +63,7 @@ def output_is_written() -> Iterator[None]:
             pass
         else:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in its buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest of its buffer
         if isinstance(error, BrokenPipeError):
             raise SystemExit(141) from None
         exit_with(f"Expected to write to the standard output, but that failed ({error.strerror}).", 1)
@@ -71,9 +71,9 @@ def output_is_written() -> Iterator[None]:
 
 @contextmanager
 def mistakes_in_one_sentence() -> Iterator[None]:
-    """Turns the user's mistakes raised inside into one sentence and exit code 1.
+    """Turns your mistakes, raised inside the block, into one sentence and exit code 1.
 
-    Any other exception is a defect, often in the user's own module, and keeps its traceback.
+    Any other exception is a defect, often in your own module, and keeps its traceback.
     """
     try:
         yield
@@ -85,7 +85,7 @@ def mistakes_in_one_sentence() -> Iterator[None]:
 
 
 def _explain(error: BaseException) -> str | None:
-    """Says a mistake of the user's in one sentence, none at all if another process says it; None for a defect."""
+    """Returns the sentence for a user's mistake, empty if another process prints it; None for a defect."""
     if isinstance(error, KeyboardInterrupt):
         return "Interrupted."
     if isinstance(error, FederatedError):
@@ -93,6 +93,6 @@ def _explain(error: BaseException) -> str | None:
     if isinstance(error, UnicodeEncodeError):
         return f"Expected text in UTF-8, got {ascii(error.object)[:80]}."
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        return f"Expected names of files and folders that can be, got {error.filename!r} ({error.strerror})."
-    # By its name, so that no command waits for Lightning because of it.
+        return f"Expected a valid name of a file or folder, got {error.filename!r} ({error.strerror})."
+    # Compared by name, so that no command has to import Lightning for it.
     return str(error) if type(error).__name__ == "MisconfigurationException" else None

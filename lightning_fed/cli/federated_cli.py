@@ -1,4 +1,4 @@
-"""LightningCLI for a FederatedTrainer, with two more groups: ``aggregator`` and ``client``."""
+"""LightningCLI for a FederatedTrainer, with two more groups of options: ``aggregator`` and ``client``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +20,14 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.utilities import LightningEnum, rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-# Short class names (`--aggregator FedAvg`) resolve only for classes that are loaded.
+# Short class names (`--aggregator FedAvg`) work only for classes that are loaded.
 import lightning_fed.callbacks
 import lightning_fed.callbacks.diagnostics
 import lightning_fed.client_algorithms
 import lightning_fed.data
 import lightning_fed.masks
 import lightning_fed.models
-import lightning_fed.sampling  # noqa: F401  # loaded for its class names alone
+import lightning_fed.sampling  # noqa: F401  # loaded only for its class names
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.cli.data_links import fill_from_data, linked_arguments
 from lightning_fed.cli.exits import exit_with
@@ -45,10 +45,10 @@ __all__ = ["FederatedCLI"]
 
 _LARGEST_SEED = 2**32 - 1
 _NOT_OF_THE_EXPERIMENT = ("config", "ckpt_path", "verbose", "output", "link_data")
-# Left out of the experiment where they are not given, as in runs made before there were such.
+# Left out of the experiment if not given, so that runs from before these options existed are found again.
 _OPTIMIZATION = ("optimizer", "lr_scheduler")
 
-_DESCRIPTION = "Federated learning on PyTorch Lightning: every option comes from YAML files, variables or words here."
+_DESCRIPTION = "Federated learning on PyTorch Lightning. Give options in YAML files, variables or on the command line."
 _EPILOG = (
     "Six further commands, each with a --help: `data` takes the options of fit and shows the split, `study FILE` runs "
     "the product of some axes over seeds, `report RUNS` makes tables and plots over finished runs, `dashboard RUNS` "
@@ -58,23 +58,23 @@ _EPILOG = (
     "configuration of somebody else's: options name these classes and functions and those of lightning_fed alone."
 )
 _CLIENT_HELP = (
-    "What clients do differently in local training: one client algorithm or a list of them, in order "
+    "What clients change in local training: one client algorithm, or a list of them in order "
     "(`--client+=A --client.x 1 --client+=B`)."
 )
 _LINK_HELP = (
     "Whether the model and its backbone take num_classes, class_names, input_shape, in_channels, image_size, "
-    "in_features, mean and std from the data; what is given all the same must then agree with them."
+    "in_features, mean and std from the data. If you give one of them too, it must agree with the data."
 )
 
-# Defaults of Lightning's, such as its Timer's, are words that YAML would not know how to write.
+# Some defaults of Lightning, such as that of its Timer, are enums, which YAML cannot write by itself.
 yaml.SafeDumper.add_multi_representer(LightningEnum, lambda dumper, word: dumper.represent_str(word.value))
 
 
 class _SaveRunConfig(SaveConfigCallback):
-    """Saves the resolved config in the run's folder, without the checkpoint the run was resumed from.
+    """Saves the resolved config in the run's folder, without the checkpoint that the run was resumed from.
 
-    So that ``fit --config RUN/config.yaml`` does the run again, however often it was interrupted. What the model takes
-    from the data is left out as well: it comes from them again, also from other data.
+    ``fit --config RUN/config.yaml`` then repeats the run, however often it was interrupted. Options that the model
+    takes from the data are left out too, so that the file also works with other data.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class _SaveRunConfig(SaveConfigCallback):
         super().__init__(parser, config, **kwargs)
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Writes the file as every other of a run is written."""
+        """Writes the file atomically, as all files of a run."""
         if trainer.is_global_zero and trainer.log_dir is not None:
             with going_on(trainer):
                 text = self.parser.dump(self.config, skip_none=False)
@@ -95,13 +95,13 @@ class _SaveRunConfig(SaveConfigCallback):
 
 
 class _DataInstantiator(_InstantiatorFn):
-    """Gives the options of ``--data`` to the class that they are of: a ``source`` within it saves its own."""
+    """Gives the options of ``--data`` to the class that they belong to; a ``source`` inside it saves its own."""
 
     def __call__(self, class_type: Any, *args: Any, applied_instantiation_links: Any, **kwargs: Any) -> Any:
         self.cli._dump_config()
         named = self.cli.config_dump.get(self.key, {}).get("class_path")
         if named is None or find_class(named) is class_type:
-            # By its name: with `super()` Lightning 2.5 would take this frame for that of a constructor with `hparams`.
+            # Not `super()`: Lightning 2.5 would mistake this frame for that of a constructor with `hparams`.
             kwargs["applied_instantiation_links"] = applied_instantiation_links
             return _InstantiatorFn.__call__(self, class_type, *args, **kwargs)
         return class_type(*args, **kwargs)
@@ -111,8 +111,8 @@ class FederatedCLI(LightningCLI):
     """The command line of a federated run.
 
     Args:
-        args: Words of the command line, or a nested configuration; None for the words of the process.
-        **kwargs: Passed to LightningCLI, over the defaults chosen here.
+        args: Command-line arguments or a nested configuration; None for the arguments of the process.
+        **kwargs: Passed to LightningCLI; they win over the defaults chosen here.
     """
 
     trainer: FederatedTrainer  # type: ignore[assignment]  # Lightning asks for its own, and needs only what ours has
@@ -131,13 +131,13 @@ class FederatedCLI(LightningCLI):
             },
             "seed_everything_default": 0,
             "save_config_callback": _SaveRunConfig,
-            # A resumed run continues in its folder.
+            # A resumed run goes on in its folder.
             "save_config_kwargs": {"overwrite": True},
         }
         super().__init__(args=args, **{**defaults, **kwargs})
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Makes a parser that knows which names the trainer class has itself."""
+        """Makes a parser that knows which argument names the trainer class has itself."""
         parser = super().init_parser(**kwargs)
         if isinstance(parser, FederatedArgumentParser) and isinstance(self.trainer_class, type):
             parser.renames = Renames(one.name for one in get_signature_parameters(self.trainer_class))
@@ -145,12 +145,12 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Commands that need a trainer, and the arguments of its methods that the CLI fills itself."""
+        """Returns the commands that need a trainer, and the arguments of its methods that the CLI fills in."""
         evaluations = {name: {"model", "datamodule", "dataloaders"} for name in ("validate", "test", "predict")}
         return {"fit": {"model", "datamodule", "train_dataloaders", "val_dataloaders"}, **evaluations}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the groups ``aggregator`` and ``client``; both end up among ``trainer.callbacks``."""
+        """Adds the groups ``aggregator`` and ``client``; both become callbacks of the trainer."""
         parser.add_lightning_class_args(Aggregator, "aggregator", subclass_mode=True, required=False)
         parser.set_defaults({"aggregator": {"class_path": f"{FedAvg.__module__}.{FedAvg.__qualname__}"}})
         algorithms = ClientAlgorithm | list[ClientAlgorithm] | None
@@ -159,7 +159,7 @@ class FederatedCLI(LightningCLI):
         parser.add_argument("--link_data", type=bool, default=True, help=_LINK_HELP)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses words (those of the process if None) or a nested configuration into ``self.config``."""
+        """Parses arguments (of the process if None) or a nested configuration into ``self.config``."""
         self.config = parser.parse_object(args) if isinstance(args, dict | Namespace) else parser.parse_args(args)
         command = self.config.get("subcommand")
         options = self.config[command] if command else self.config
@@ -171,11 +171,11 @@ class FederatedCLI(LightningCLI):
     def _add_instantiators(self) -> None:
         super()._add_instantiators()
         self.parser.add_instantiator(_DataInstantiator(cli=self, key="data"), LightningDataModule)
-        # For every other class as well, so that the parser keeps what its constructor raises.
+        # For all other classes too, so that the parser keeps the exception of a constructor.
         self.parser.add_instantiator(lambda kind, *args, **kwargs: kind(*args, **kwargs), object)
 
     def _parse_ckpt_path(self) -> None:
-        """Leaves the checkpoint alone: ``last`` and ``best`` are words, and the config says what is run."""
+        """Does not read the checkpoint: ``last`` and ``best`` are no paths, and only the config says what to run."""
 
     def _set_seed(self) -> None:
         seed = self._get(self.config, "seed_everything")
@@ -185,21 +185,21 @@ class FederatedCLI(LightningCLI):
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Lets only training write the run's config."""
+        """Saves the run's config only for training."""
         if self.subcommand not in (None, "fit"):
             self.save_config_callback = None
 
     def instantiate_classes(self) -> None:
-        """Builds the data, the model with what it takes from them, and the trainer."""
+        """Builds the data, then the model with its options from the data, then the trainer."""
         config, options = self.config.clone(), self._options(self.config)
         if slots := linked_arguments(options):
             datamodule = self.build_data()
             linked = fill_from_data(slots, options, datamodule if options["link_data"] else None)
             self.save_config_kwargs = {**self.save_config_kwargs, "linked": linked}
-            vars(self).pop("config_dump", None)  # described without them, for the data
+            vars(self).pop("config_dump", None)  # made without the options that come from the data
             self._dump_config()
             config = self.config.clone()
-            if self.subclass_mode_data:  # a class of the program's own is given by its arguments alone
+            if self.subclass_mode_data:  # a fixed class of your program has only arguments, no class path
                 self._options(config)["data"] = datamodule
         self.config_init = self.parser.instantiate_classes(config)
         self.datamodule = self._get(self.config_init, "data")
@@ -208,9 +208,9 @@ class FederatedCLI(LightningCLI):
         self.trainer = self.instantiate_trainer()  # type: ignore[assignment]  # of our class
 
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
-        """Lets ``--optimizer`` and ``--lr_scheduler`` stand for the model's own, over the parameters of the time.
+        """Replaces the model's optimizer and schedule by ``--optimizer`` and ``--lr_scheduler``.
 
-        Lightning builds both here at once, over parameters that the model may still replace.
+        Lightning would build both now, over parameters that the model may still replace; here they are built later.
         """
         optimizer, scheduler = (self._get(self.config_init, name) for name in _OPTIMIZATION)
         if scheduler and not optimizer:
@@ -220,7 +220,7 @@ class FederatedCLI(LightningCLI):
         if not optimizer or not self.auto_configure_optimizers:
             return
         if is_overridden("configure_optimizers", self.model):
-            rank_zero_info(f"`--optimizer` takes the place of `{type(self.model).__name__}.configure_optimizers`.")
+            rank_zero_info(f"`--optimizer` replaces `{type(self.model).__name__}.configure_optimizers`.")
 
         def configure(module: LightningModule) -> Any:
             built = instantiate_class((module.parameters(),), optimizer)
@@ -230,7 +230,7 @@ class FederatedCLI(LightningCLI):
         self.model.configure_optimizers = MethodType(configure, self.model)
 
     def build_data(self) -> Any:
-        """Builds the data module alone; None if there is none."""
+        """Builds only the data module; returns None if there is none."""
         config = self.config.clone()
         options = vars(self._options(config))
         for key in options.keys() - {"data"}:
@@ -242,7 +242,7 @@ class FederatedCLI(LightningCLI):
         return options
 
     def after_instantiate_classes(self) -> None:
-        """Tells the trainer the resolved config of the experiment, by which it names, groups and finds runs."""
+        """Gives the trainer the resolved config, by which it names, groups and finds runs."""
         self._dump_config()
         self.trainer.run_config = {
             key: value
@@ -251,14 +251,14 @@ class FederatedCLI(LightningCLI):
         }
 
     def after_fit(self) -> None:
-        """Exits as a process ended by a signal does, if one ended the training early."""
+        """Exits with the code of a signal if a signal ended the training early."""
         number = self.trainer.interrupted
         if number is not None:
             exit_with(self.trainer.stop_message if self.trainer.is_global_zero else "", 128 + number)
 
 
 def _brings_data(model: Any, command: str | None) -> bool:
-    """Whether the class of the model, as it was given, may have the loaders of a command itself."""
+    """Whether the model's class may have the data loaders of a command itself."""
     found = find_class(model.class_path) if isinstance(model, Namespace) and "class_path" in model else None
     stage = {None: "train", "fit": "train", "validate": "val"}.get(command, command)
     loader = f"{stage}_dataloader"

@@ -1,4 +1,4 @@
-"""The entry point: commands without a trainer are dispatched before LightningCLI is loaded."""
+"""The entry point. Commands without a trainer start before LightningCLI is loaded, so they start fast."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from lightning_fed.errors import FederatedError, expect_variables
 
 __all__ = ["main"]
 
-# Where commands are, by name: loaded when they are asked for, so that training loads nothing of the lab.
+# The module of each command, loaded only when you run the command: training loads nothing of the lab.
 _WITHOUT_TRAINER = {
     "report": "lightning_fed.lab.report_command",
     "dashboard": "lightning_fed.lab.dashboard_command",
@@ -28,7 +28,7 @@ _WITH_TRAINER = {
     "attack": "lightning_fed.lab.attack.command",
     "study": "lightning_fed.lab.runner.command",
 }
-# Rooms whose public classes any configuration may name.
+# Packages whose public classes every configuration may name, also under `--safe_imports`.
 _OURS = (
     "aggregators", "callbacks", "callbacks.diagnostics", "client_algorithms", "data", "masks", "models", "sampling"
 )  # fmt: skip
@@ -38,13 +38,13 @@ def main(args: list[str] | None = None) -> None:
     """Runs one command.
 
     Args:
-        args: Words of the command line, None for those of the process. ``--debug`` anywhere, or the variable
-            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes; ``--safe_imports NAMES`` anywhere lets options
-            name these classes and functions and this package's own alone. Both hold in this process from then on.
+        args: Command-line arguments, None for those of the process. ``--debug`` anywhere, or the variable
+            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes. With ``--safe_imports NAMES`` anywhere, options may
+            name only these classes and functions and those of this package. Both last until the process ends.
 
     Raises:
-        SystemExit: With 2 after a mistake on the command line or in a config file, 1 after one found later, 130 after
-            Ctrl-C, 128 + the signal's number after a training that a signal ended.
+        SystemExit: With 2 after a mistake on the command line or in a config file, 1 after a later mistake, 130 after
+            Ctrl-C, 128 + the signal's number if a signal ended the training.
     """
     general = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     general.add_argument("--debug", action="store_true")
@@ -64,9 +64,9 @@ def _run(words: list[str], guard: Callable[[], None]) -> None:
     if command not in _WITHOUT_TRAINER:
         from jsonargparse._deprecated import JsonargparseDeprecationWarning
 
-        # Of its use by Lightning, which a user of ours cannot change.
+        # Lightning causes this warning, and you cannot change that.
         warnings.simplefilter("ignore", JsonargparseDeprecationWarning)
-        # Lightning reads them when it is imported.
+        # Lightning reads these variables when it is imported.
         expect_variables("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
         _make_working_folder_importable()
     if module := {**_WITHOUT_TRAINER, **_WITH_TRAINER}.get(command):
@@ -76,9 +76,9 @@ def _run(words: list[str], guard: Callable[[], None]) -> None:
 
 
 def _restrict_imports(names: str | None) -> None:
-    """Lets options of this process name nothing but these classes and functions and our own, refused before its import.
+    """Lets options name only these classes and functions and those of this package; others are never imported.
 
-    Nothing is built where an option takes any value, as no class is expected there.
+    An option of type ``Any`` builds no class at all, as none is expected there.
     """
     if names is None:
         return
@@ -87,7 +87,7 @@ def _restrict_imports(names: str | None) -> None:
     _make_working_folder_importable()
     allowed = {**_own_classes(), **{name: _named(name) for name in names.split(",")}}
     allowed.update({f"{found.__module__}.{found.__qualname__}": found for found in list(allowed.values())})
-    # What is below an allowed class are methods, which would run, such as one that loads a file.
+    # Names below an allowed class are its methods. They are denied, as one may for example load a file.
     classes = [(path, found) for path, found in allowed.items() if isinstance(found, type)]
     methods = [f"{path}.{name}" for path, found in classes for name in {*dir(found), *dir(type)}]
     set_parsing_settings(
@@ -98,7 +98,7 @@ def _restrict_imports(names: str | None) -> None:
 
 
 def _own_classes() -> dict[str, Any]:
-    """Returns the classes that options may name anyway, by import path: our public ones and torch's optimizers."""
+    """Returns the classes that are always allowed, by import path: our public ones and torch's optimizers."""
     from torch import optim
 
     rooms = [import_module(f"lightning_fed.{room}") for room in _OURS]
@@ -109,19 +109,19 @@ def _own_classes() -> dict[str, Any]:
 
 
 def _named(path: str) -> Any:
-    """Imports a class or function that the user trusts."""
+    """Imports a class or function that you trust."""
     found = None
     with suppress(ErrorDuringImport):
         found = locate(path)
     is_below = isinstance(locate(path.rpartition(".")[0]) if found is not None and "." in path else None, type)
     if is_below or not (callable(found) and hasattr(found, "__qualname__")):
-        expected = "whole names of classes and functions, as in `torch.optim.SGD,my_file.MyModel`"
-        exit_with(f"Expected after `--safe_imports` {expected}, got {path!r}, which is none that can be imported.", 2)
+        expected = "full names of classes and functions, as in `torch.optim.SGD,my_file.MyModel`"
+        exit_with(f"Expected after `--safe_imports` {expected}, got {path!r}, which cannot be imported.", 2)
     return found
 
 
 def _make_working_folder_importable() -> None:
-    """Lets ``class_path: my_file.MyClass`` find my_file.py here; last, so that it shadows nothing installed."""
+    """Lets ``class_path: my_file.MyClass`` find my_file.py here. The folder comes last, so installed packages win."""
     try:
         here = os.getcwd()
     except FileNotFoundError:

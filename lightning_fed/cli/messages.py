@@ -1,7 +1,7 @@
 """One sentence for a mistake on the command line or in a configuration file.
 
-jsonargparse's message is a tree by indentation: keys, classes within keys, one branch for each member of a union. What
-matters is said under the deepest key: the others say only why the remaining members of the union did not fit either.
+jsonargparse's message is a tree by indentation: keys, classes within keys, one branch for each member of a union. The
+cause is under the deepest key. The other branches only say why the other members of the union did not fit either.
 """
 
 import os
@@ -30,7 +30,7 @@ _PLACE = re.compile(
     r"(?:Parser key \"|^--)(?P<key>[^\"]+?)(?:\"(?: element \d+)?|\.help):"
     r"|Problem with given class_path '(?P<class_path>[^']+)':"
 )
-# What a line can say, in the order in which it explains more.
+# What a line can say; kinds that explain more come first.
 _KINDS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -42,7 +42,7 @@ _KINDS = tuple(
         ("abstract class", r"Expected an instantiatable class, but (?:(?P<name>\S+) )?is abstract"),
         ("wrong class", r"Import path (?:(?P<name>\S+) )?does not correspond to a subclass of (?P<detail>\w+)"),
         ("wrong class", r"Expected '(?P<name>\S+)' to be a subclass of (?P<detail>[\w.]+\w)"),
-        # What an import in the user's code raised.
+        # An exception that an import in your code raised.
         ("broken import", r"^(?:class '(?P<name>.*?)'|.* a callable class): (?P<detail>(?!Expected a|Not a ).+)"),
         ("wrong type", r"Expected an? (?P<detail>(?!path but|<class 'NoneType'>$).+)"),
         ("wrong type", r"Not of type (?P<detail>\w+)"),
@@ -55,7 +55,7 @@ _LIBRARIES = ("lightning.", "torch.", "torchmetrics.", "torchvision.")
 
 
 class _Finding(NamedTuple):
-    """One thing that is wrong: under which keys, in the arguments of which class, and what was given or expected."""
+    """One mistake: its keys, the class whose arguments it is in, and what was given or expected."""
 
     keys: tuple[str, ...]
     class_path: str
@@ -65,8 +65,8 @@ class _Finding(NamedTuple):
 
 
 def _read(message: str) -> list[tuple[tuple[str, ...], str, str]]:
-    """Returns the lines under the deepest key: the keys and the class that each stands under, and what it says."""
-    places: list[tuple[int, str, str]] = []  # the keys and classes that a line stands under, by their indentation
+    """Returns the lines under the deepest key: for each its keys, its class and its text."""
+    places: list[tuple[int, str, str]] = []  # keys and classes above a line, by indentation
     lines = []
     for line in filter(str.strip, message.splitlines()):
         indent, text = len(line) - len(line.lstrip()), line.strip().removeprefix("- ")
@@ -87,8 +87,8 @@ def explain(parser: Any, message: str) -> str:
     """Turns jsonargparse's message into one sentence that names the option and what to do.
 
     Args:
-        parser: The parser that failed: of the program or of one command.
-        message: Its message, any number of lines.
+        parser: The parser that failed, of the program or of one command.
+        message: Its message, of any number of lines.
     """
     if part := _OF_A_PART.match(message):
         message = message[part.end() :]
@@ -108,7 +108,7 @@ def _help(parser: Any) -> str:
 
 
 def _words(parser: Any, flat: str) -> str:
-    """Explains mistakes in the words of the command line, before any value is looked at."""
+    """Explains mistakes on the command line itself, which are found before any value is read."""
     if match := re.match(r"unrecognized arguments: ?(-*)([^ =]*)", flat):
         if match[1]:
             return _unknown_option(parser, (match[2],))
@@ -123,7 +123,7 @@ def _words(parser: Any, flat: str) -> str:
 
 
 def _file(parser: Any, flat: str) -> str:
-    """Explains a configuration file that is missing or is no YAML."""
+    """Explains a configuration file that is missing or not valid YAML."""
     path = parser.open_files[-1] if parser.open_files else ""
     if match := _YAML_MISTAKE.fullmatch(flat):
         what = re.sub(r" in \"<\w+ string>\",", " at", match["what"])
@@ -141,9 +141,9 @@ def _file(parser: Any, flat: str) -> str:
 
 
 def _value(parser: Any, message: str) -> str:
-    """Explains a value or name that does not fit, by what explains most under the deepest key."""
+    """Explains a value or name that does not fit, by the most telling line under the deepest key."""
     if match := re.match(r"Subcommand '(\w+)' does not accept option '(\S+)'", message):
-        # Said by the program's parser, which checks it all last.
+        # This message is from the program's parser, which checks everything last.
         return _unknown_option(parser._subcommands_action.choices[match[1]], tuple(match[2].split(".")))
     lines = _read(
         re.sub(r"Group '([^']+)' does not accept option '([^']+)'", r"Option '\1.\2' is not accepted", message)
@@ -151,7 +151,7 @@ def _value(parser: Any, message: str) -> str:
     whole = "\n".join(text for *_, text in lines)
     types, given = re.search(r"Subtypes: \[(.*)\]", whole), re.search("Given value: (.*)", whole)
     for kind, pattern in _KINDS:
-        # A number may also be a tensor, named by a class path: not what someone had in mind who wrote `lr: abc`.
+        # A number may also be a tensor, given by a class path, but who writes `lr: abc` did not mean that.
         if kind != "wrong type" and types and _TENSOR in types[1]:
             continue
         for keys, class_path, text in lines:
@@ -176,7 +176,7 @@ def _option(keys: tuple[str, ...]) -> str:
 
 
 def _source(parser: Any, keys: tuple[str, ...]) -> str:
-    """Says where a value came from, if it stands in a file that is being read or in a variable."""
+    """Says where a value came from, if from a file that is being read or from an environment variable."""
     if parser.open_files:
         return f" in {parser.open_files[-1]}"
     words = [word for word in getattr(parser, "args", ()) if word.startswith("--" + ".".join(keys))]
@@ -203,7 +203,7 @@ def _missing(parser: Any, found: _Finding) -> str:
         options = [_option((*found.keys, name)) for name in names]
         return f"Expected a value for {listing(options)}, which {found.class_path.rsplit('.', 1)[1]} needs, got none."
     names = [name.rpartition(".")[2] for name in names]
-    # A model may bring its data, so only the model is asked for; who gave nothing at all mostly needs both.
+    # A model may bring its own data, so only the model is required. Without any option both are usually missing.
     if names == ["model"] and not any(word.startswith(_GIVES_DATA) for word in getattr(parser, "args", ())):
         names = ["data", "model"]
     options = [_option((name,)) for name in names]
@@ -211,7 +211,7 @@ def _missing(parser: Any, found: _Finding) -> str:
 
 
 def _expected(types: str) -> str:
-    """Writes types as a user would: ``of type int or float``, ``one of 'a', 'b'``."""
+    """Writes types in plain words: ``of type int or float``, ``one of 'a', 'b'``."""
     if " " in types and not re.search(r"[<\[]", types):
         return f"a {types}"
     types = re.sub(r"<class '([^']+)'>", r"\1", types).replace(", torch.Tensor", "")
@@ -230,7 +230,7 @@ def _wrong_class(parser: Any, kind: str, found: _Finding) -> str:
     what, ending = {
         "ambiguous class": ("one class", f"give its import path, one of {listing(detail.split(', '))}."),
         "denied import": (
-            "a class of lightning_fed's or one that `--safe_imports` names",
+            "a class of lightning_fed or one that `--safe_imports` names",
             "add it there if you trust it.",
         ),
         "broken import": ("a class that can be imported", f"{detail.rstrip('.')} (--debug shows where)."),

@@ -1,4 +1,4 @@
-"""Options under names that are not those of the trainer's signature: Lightning's, and those of groups without these."""
+"""Other names of the trainer's options: Lightning's names, and names without their group."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,10 +17,10 @@ _COMMANDS = ("fit", "validate", "test", "predict")
 
 
 class Renames:
-    """What options of the trainer are called here, by the names that they may be given under.
+    """Maps every accepted name of a trainer option to the name in the trainer's signature.
 
     Args:
-        own: Names of the trainer class's own arguments, which keep theirs.
+        own: The trainer class's own arguments, whose names do not change.
     """
 
     def __init__(self, own: Iterable[str] = ()) -> None:
@@ -28,7 +28,7 @@ class Renames:
         self._paths = {name: path for name, path in ALIASES.items() if name not in self.own}
 
     def name(self, option: str) -> str:
-        """Returns the dotted name of an option of the trainer, or of one below it, whatever it is called."""
+        """Returns the dotted name of a trainer option, or of an option below it, for any of its names."""
         trainer, _, rest = option.partition(".")
         name, *below = rest.split(".")
         return (
@@ -36,7 +36,7 @@ class Renames:
         )
 
     def file(self, config: dict[Any, Any]) -> None:
-        """Renames options in what a file holds, in place, and answers those without a meaning."""
+        """Renames options in the content of a file, in place; other options of Lightning are translated or refused."""
         for command in _COMMANDS:
             if isinstance(config.get(command), dict):
                 self.file(config[command])
@@ -46,7 +46,7 @@ class Renames:
             self.options(config["trainer"])
 
     def options(self, options: dict[Any, Any] | Namespace) -> None:
-        """Does the same for the options of the trainer alone."""
+        """Does the same for a mapping of the trainer's options."""
         for key in [key for key in options if "." in str(key)] if isinstance(options, dict) else ():
             self._move(options, key, self.name(f"trainer.{key}").removeprefix("trainer."))
         for name in [name for name in FOREIGN - self.own if name in options]:
@@ -57,7 +57,7 @@ class Renames:
                 place = options[group] if group else options
                 if isinstance(place, str):
                     raise FederatedError(
-                        f"Expected `--trainer.{name}` in {place}, which is given as `--trainer.{group}` beside it."
+                        f"Expected `--trainer.{name}` in {place}, as `--trainer.{group}` is given too."
                     )
                 if not isinstance(place, (dict, Namespace)) or part in place:
                     raise same_twice(path, "it", f"`--trainer.{name}`")
@@ -70,7 +70,7 @@ class Renames:
             config[own] = config.pop(key)
 
     def words(self, words: Sequence[str]) -> list[str]:
-        """Does the same for the words of a command line."""
+        """Does the same for command-line arguments."""
         kept, rest = [], iter(words)
         for word in rest:
             option, equals, value = word.partition("=")

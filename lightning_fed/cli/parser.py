@@ -1,4 +1,4 @@
-"""The parser: FederatedTrainer as a class of arguments, whole changes of class, mistakes in one sentence."""
+"""The parser: it accepts FederatedTrainer, drops arguments of a former class, and reports mistakes in one sentence."""
 
 import os
 import re
@@ -32,11 +32,11 @@ from lightning_fed.trainer.options import GROUPS
 
 __all__ = ["FederatedArgumentParser"]
 
-set_config_read_mode()  # files alone: Lightning lets a configuration be fetched from any address
+set_config_read_mode()  # only files: Lightning would also download a configuration from any URL
 
 
 _OF_A_CLASS = {"class_path", "init_args", "dict_kwargs"}
-# What torch, NumPy and Python say of sizes that no memory holds, before any of it is used.
+# Errors of torch, NumPy and Python for sizes that no memory can hold.
 _TOO_LARGE = re.compile(
     "can't allocate memory|out of memory|Overflow when unpacking long|overflow(ed)? with sizes|multiplication overflow|"
     "array is too big|Maximum allowed dimension exceeded|(to|into) (an index-sized|a C s?size_t|C s?size_t|C long)"
@@ -44,14 +44,14 @@ _TOO_LARGE = re.compile(
 
 
 def _unfit(error: Exception, built: Any, options: dict[str, Any]) -> FederatedError | None:
-    """Returns a mistake in one sentence if a constructor failed at a size that no memory holds, or at a null.
+    """Returns a mistake in one sentence if a constructor failed because of a huge size or a null.
 
-    jsonargparse lets null be a value of every type.
+    jsonargparse accepts null for every type.
     """
     reason = str(error).split("\n")[0].strip(".") or "out of memory"
     if isinstance(error, MemoryError) or _TOO_LARGE.search(reason):
         return FederatedError(f"Expected sizes of {built.__name__} that fit into memory, but: {reason}.")
-    with suppress(Exception):  # whatever a signature of somebody else's raises
+    with suppress(Exception):  # a foreign signature may raise anything
         parameters = signature(built.__init__).parameters
         nulls = [name for name, value in options.items() if value is None and parameters[name].default is not None]
         if nulls and isinstance(error, (TypeError, AttributeError)):
@@ -61,7 +61,7 @@ def _unfit(error: Exception, built: Any, options: dict[str, Any]) -> FederatedEr
 
 
 def _expect_no_pipe(words: Sequence[str]) -> None:
-    """Refuses words and variables that name a pipe or a device, whose reading may never end."""
+    """Refuses arguments and variables that name a pipe or a device, as reading one may never end."""
     given = [word.partition("=")[2] if word.startswith("-") else word for word in words]
     for text in [*given, *(value for name, value in os.environ.items() if name.startswith("PL_"))]:
         if is_endless(text):
@@ -69,17 +69,17 @@ def _expect_no_pipe(words: Sequence[str]) -> None:
 
 
 class FederatedArgumentParser(LightningArgumentParser):
-    """Lightning's parser, for a trainer that is no ``Trainer``.
+    """Lightning's parser, for a trainer that does not derive from ``Trainer``.
 
     Attributes:
-        open_files: Configuration files being read right now, outermost first.
-        renames: Under which names options of the trainer may be given besides.
+        open_files: Configuration files that are being read now, outermost first.
+        renames: The other names of the trainer's options.
     """
 
     renames = Renames()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes what Lightning's parser takes; options must be given by their full names."""
+        """Takes the arguments of Lightning's parser; options cannot be abbreviated."""
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self.open_files: list[str] = []
@@ -88,7 +88,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
-        """Adds the arguments of a class and returns their names; Lightning's parser refuses a trainer of ours."""
+        """Adds the arguments of a class and returns their names. Lightning's parser would refuse our trainer."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
             options: dict[str, Any] = {"fail_untyped": False, "sub_configs": True}
             added: list[str] = self.add_class_arguments(
@@ -96,7 +96,7 @@ class FederatedArgumentParser(LightningArgumentParser):
             )
             taken = {parameter.name for parameter in get_signature_parameters(lightning_class)}
             for name, kind in GROUPS.items():
-                # A subclass may have one under its flat name.
+                # A subclass may have an own argument of that name.
                 own = {path.split(".")[1] for flat, path in FLAT_NAMES.items() if flat in taken}
                 if name in taken:
                     added += self.add_class_arguments(kind, f"{nested_key}.{name}", skip=own, **options)
@@ -107,27 +107,27 @@ class FederatedArgumentParser(LightningArgumentParser):
         return added
 
     def set_defaults(self, *defaults: dict[str, Any], **more: Any) -> None:
-        """Sets defaults by the names of options, also those that are not of the trainer's signature."""
+        """Sets defaults by any name of an option, also by names that are not in the trainer's signature."""
         super().set_defaults(
             *({self.renames.name(name): value for name, value in each.items()} for each in defaults), **more
         )
 
     def add_class_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
-        """Adds the arguments of a class; those of a model and its backbone that the data tell are not required."""
+        """Adds the arguments of a class; those of a model and its backbone that the data provide are not required."""
         added: list[str] = super().add_class_arguments(*args, **kwargs)
         if linked_to_data:
             leave_to_the_data(self)
         return added
 
     def add_function_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
-        """Adds the arguments of a function that makes a model or a backbone, as those of a class."""
+        """Does the same for a function that makes a model or a backbone."""
         added: list[str] = super().add_function_arguments(*args, **kwargs)
         if linked_to_data:
             leave_to_the_data(self)
         return added
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]  # passes on what it gets
-        """Parses words of the command line; a class that changes takes none of the former one's arguments."""
+        """Parses command-line arguments; a new class gets no arguments of the former class."""
         try:
             words = with_found_configs(self.renames.words(sys.argv[1:] if args is None else args))
             _expect_no_pipe(words)
@@ -140,13 +140,13 @@ class FederatedArgumentParser(LightningArgumentParser):
         return config
 
     def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
-        """Parses a dict or namespace; a class that changes takes none of the former one's arguments."""
+        """Parses a dict or namespace; a new class gets no arguments of the former class."""
         with class_rules():
             config: Namespace = super().parse_object(*args, **kwargs)
         return config
 
     def parse_path(self, cfg_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
-        """Parses a configuration file, keeping its name for messages."""
+        """Parses a configuration file, and keeps its name for messages."""
         self.open_files.append(str(cfg_path))
         try:
             parsed: Namespace = super().parse_path(cfg_path, *args, **kwargs)
@@ -156,14 +156,14 @@ class FederatedArgumentParser(LightningArgumentParser):
         return parsed
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
-        """Writes a configuration, which was checked when it was parsed: to check it again takes five times as long."""
+        """Writes a configuration without checking it again, which would take five times as long."""
         text: str = super().dump(*args, **{"skip_validation": True, **kwargs})
         return text
 
     def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Namespace:
-        """Refuses what jsonargparse would pass over.
+        """Refuses mistakes that jsonargparse would ignore.
 
-        Each file is looked at for itself: a group without options would drop those of the files before it.
+        Each file is checked by itself, as a group without options would drop the options of earlier files.
         """
         self._expect_options(cfg, f"{parent_key}." if parent_key else "")
         if isinstance(cfg, dict) and not parent_key:
@@ -178,7 +178,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         return config
 
     def _expect_options(self, config: Any, prefix: str) -> None:
-        """Refuses a group of options that is no mapping, and an empty mapping where there is no option."""
+        """Refuses a group of options that is not a mapping, and an empty mapping under an unknown name."""
         if not isinstance(config, dict | Namespace):
             self._refuse("init_args", "a mapping of options", config)
         for name, value in (vars(config) if isinstance(config, Namespace) else config).items():
@@ -202,20 +202,20 @@ class FederatedArgumentParser(LightningArgumentParser):
         self.error(f'Parser key "{key}": Expected {expected}. Got value: {"null" if value is None else value}')
 
     def add_instantiator(self, instantiator: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Adds a function that builds classes; what it raises is carried to ``instantiate_classes``."""
+        """Adds a function that builds classes; ``instantiate_classes`` raises its exceptions."""
 
         @wraps(instantiator)
         def build(*build_args: Any, **build_kwargs: Any) -> Any:
             try:
                 return instantiator(*build_args, **build_kwargs)
-            except Exception as error:  # another member of a union may do
+            except Exception as error:  # another member of a union may fit
                 self._failure = _unfit(error, build_args[0], build_kwargs) or error
                 raise self._failure from error
 
         super().add_instantiator(build, *args, **kwargs)
 
     def instantiate_classes(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds all classes of a config; raises what the constructor of one raised, where jsonargparse tells of it."""
+        """Builds all classes of a config, and raises the original exception of a constructor."""
         try:
             return super().instantiate_classes(*args, **kwargs)
         except ValueError:
@@ -225,7 +225,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         raise failure
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Ends the program with one sentence and exit code 2; parsers of nested classes raise to the outer one."""
+        """Ends the program with one sentence and exit code 2; parsers of nested classes raise to the outer parser."""
         if not self.exit_on_error:
             super().error(message, ex)
         if debugging():

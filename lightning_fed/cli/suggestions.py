@@ -1,4 +1,4 @@
-"""What exists: options of a command or a class, classes for an option; and what a misspelt name probably meant."""
+"""Finds options of a command or class, classes for an option, and the known name closest to a misspelt one."""
 
 from argparse import Action
 from collections.abc import Iterable
@@ -19,13 +19,13 @@ _MOST_NAMES = 12
 
 
 def command_options(parser: ArgumentParser) -> list[str]:
-    """Returns the dotted names of a command's own options, without those of classes."""
+    """Returns the dotted names of a command's own options, without the options of classes."""
     names = (string for action in parser._actions for string in action.option_strings)
     return sorted({name.lstrip("-") for name in names if name.startswith("--") and not name.endswith((".help", "+"))})
 
 
 def find_class(path: str) -> Any:
-    """Returns what an import path names, None if nothing does or ``--safe_imports`` does not allow to look."""
+    """Returns the object at an import path, None if there is none or ``--safe_imports`` does not allow it."""
     try:
         check_import_path(path)
         return locate(path)
@@ -34,10 +34,10 @@ def find_class(path: str) -> Any:
 
 
 def class_arguments(class_path: str) -> dict[str, Action]:
-    """Returns what is known of the arguments of a class or function, by name; nothing if they cannot be read."""
+    """Returns the arguments of a class or function by name; empty if its signature cannot be read."""
     parser = ArgumentParser(exit_on_error=False)
     found = find_class(class_path)
-    with suppress(Exception):  # a suggestion must never fail where the message itself would have helped
+    with suppress(Exception):  # a suggestion must never replace the message itself by an error
         if isinstance(found, type):
             filled = {"params", "optimizer"} if issubclass(found, Optimizer | LRScheduler) else set()
             parser.add_class_arguments(found, fail_untyped=False, skip=filled)
@@ -47,15 +47,15 @@ def class_arguments(class_path: str) -> dict[str, Action]:
 
 
 def classes_for(parser: ArgumentParser, keys: tuple[str, ...], class_path: str) -> dict[str, str]:
-    """Finds the classes that fit an option, of those that are loaded.
+    """Finds the loaded classes that fit an option.
 
     Args:
         parser: The command's parser.
         keys: Path of the option.
-        class_path: The class whose argument it is, empty if it is the command's own.
+        class_path: The class that the option is an argument of, empty for an option of the command.
 
     Returns:
-        Short name to import path, the package's own classes first.
+        Import path by short name, classes of this package first.
     """
     own = {action.dest: action for action in parser._actions}
     action = class_arguments(class_path).get(keys[-1]) if class_path else own.get(".".join(keys))
@@ -77,7 +77,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Returns ``a, b and c``, cut after a dozen."""
+    """Returns ``a, b and c``; after a dozen names ``and others``."""
     chosen = list(names)
     if len(chosen) > _MOST_NAMES:
         return ", ".join(chosen[:_MOST_NAMES]) + " and others"

@@ -1,4 +1,4 @@
-"""YAML as a configuration means it: no key twice, no number in base 60, nothing that grows when it is read."""
+"""Reads YAML safely: no duplicate keys, no numbers in base 60, no content that grows when it is read."""
 
 import os
 from typing import Any, NoReturn
@@ -16,15 +16,15 @@ _TEXT, _IN_BASE_60 = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yam
 _Loader: Any = get_yaml_default_loader()  # type: ignore[no-untyped-call]  # jsonargparse's has no annotations
 
 
-class ConfigLoader(_Loader):  # type: ignore[misc]  # a class made when jsonargparse is asked
-    """jsonargparse's loader, which refuses what is surely a mistake.
+class ConfigLoader(_Loader):  # type: ignore[misc]  # jsonargparse makes the class at runtime
+    """jsonargparse's loader, but it refuses what is surely a mistake.
 
-    A key that a mapping has twice would silently have its last value; an alias within what it stands for, aliases of
-    aliases and thousands of brackets would take all time and memory.
+    Of a duplicate key YAML silently keeps the last value. An alias inside its own value, aliases of aliases and
+    thousands of nested brackets would take endless time and memory.
     """
 
     def __init__(self, stream: Any) -> None:
-        """Reads a text, unless it is nested so deeply that its making would overflow the stack."""
+        """Reads a text; refuses one that is nested so deeply that it would overflow the stack."""
         level = 0
         for event in parse(stream, Loader=_Loader) if len(stream) > _LEVELS else ():
             level += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
@@ -33,19 +33,19 @@ class ConfigLoader(_Loader):  # type: ignore[misc]  # a class made when jsonargp
         super().__init__(stream)
 
     def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
-        """Returns a value's type; ``1:30`` is a text, not 90 as in YAML 1.1."""
+        """Returns a value's type; ``1:30`` is text, not the number 90 as in YAML 1.1."""
         tag: str = super().resolve(kind, value, implicit)
         return _TEXT if kind is ScalarNode and ":" in value and tag in _IN_BASE_60 else tag
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        """Makes an object of a node; one that is not what its tag says, as in ``!!int x``, is a mistake."""
+        """Makes an object of a node; refuses a value that does not fit its tag, as in ``!!int x``."""
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, KeyError, AttributeError, TypeError):
             _refuse(f"a value that is no {node.tag.rpartition(':')[2]}", node)
 
     def construct_document(self, node: Node) -> Any:
-        """Makes objects of a document that is sound."""
+        """Checks a document and makes its objects."""
         sizes: dict[int, int] = {}
         if _measure(node, sizes) > len(sizes) + _ALIASED:
             _refuse(f"aliases that come to more than {_ALIASED:,} values", node)
@@ -53,16 +53,16 @@ class ConfigLoader(_Loader):  # type: ignore[misc]  # a class made when jsonargp
 
 
 def is_endless(path: str) -> bool:
-    """Says whether a text names a pipe or a device, whose reading may never end."""
+    """Says whether a text names a pipe or a device, as reading one may never end."""
     path = os.path.expanduser(path.removeprefix("file://"))  # as jsonargparse reads it
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _measure(node: Node, sizes: dict[int, int]) -> int:
-    """Returns the number of values in a node with its aliases written out, and keeps it in ``sizes``.
+    """Counts the values in a node with all aliases written out, and stores the count in ``sizes``.
 
     Raises:
-        MarkedYAMLError: If something in it is surely a mistake.
+        MarkedYAMLError: If the node has a mistake.
     """
     if known := sizes.get(id(node)):
         return known

@@ -1,4 +1,4 @@
-"""Several processes that share a cohort."""
+"""Training in several processes, which share the clients of each cohort."""
 
 from lightning_fed.distributed.strategy import ClientsStrategy
 

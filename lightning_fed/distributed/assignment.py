@@ -1,4 +1,4 @@
-"""Which process trains which client of a round, and how what a client keeps gets there."""
+"""Decides which process trains which client of a round, and moves client state there."""
 
 from collections.abc import Sequence
 from heapq import heapreplace
@@ -13,11 +13,11 @@ __all__ = ["Assignment", "assign_clients"]
 
 
 def assign_clients(clients: Sequence[Client], size: int, most: int | None = None) -> list[tuple[Client, ...]]:
-    """Divides clients over processes: the largest first, each to the process with the least work so far.
+    """Divides clients over processes: the largest client first, each to the process with the least work so far.
 
-    A pure function of its arguments; ties go to the smaller client id and the smaller rank. The busiest process gets at
-    most 4/3 of the work of the busiest one in the best division (Graham, 1969). ``most`` samples make the most work,
-    where all clients take the same number of steps. Each process gets its clients in ascending order of id.
+    The result depends only on the arguments; ties go to the smaller client id and the smaller rank. The busiest process
+    gets at most 4/3 of the work of the busiest process in the best division (Graham, 1969). A client counts at most
+    ``most`` samples, for when all clients take the same number of steps. Client ids ascend within each process.
     """
 
     def work(client: Client) -> int:
@@ -33,14 +33,14 @@ def assign_clients(clients: Sequence[Client], size: int, most: int | None = None
 
 
 class Assignment:
-    """Divides the cohort of each round, and brings what clients keep to the process that trains them next.
+    """Divides the cohort of each round, and moves client state to the process that trains the client next.
 
-    Where a client's newest state lies follows from the rounds so far: with the process that had it last, or in the
-    files of the checkpoint that the run was resumed from, which all can read.
+    The newest state of a client is in the process that trained it last, or in the files of the checkpoint that the run
+    was resumed from, which all processes can read.
 
     Args:
         processes: The processes of the run.
-        keepers: What holds something of clients, restored.
+        keepers: The objects that hold client state, already restored.
         most: See ``assign_clients``.
     """
 
@@ -51,15 +51,15 @@ class Assignment:
         self._shares: list[tuple[Client, ...]] = []
         self._targets: dict[int, int] = {}
         self._holders: dict[int, int] = {}
-        self._in_use = self.keeps  # after a restart all read the same files
+        self._in_use = self.keeps  # after a restart all processes read the same files
 
     @property
     def keeps(self) -> bool:
-        """Whether this process holds anything that clients keep."""
+        """Whether this process holds any client state."""
         return any(keeper.in_use for keeper in self._keepers)
 
     def own(self, cohort: Cohort) -> tuple[Client, ...]:
-        """Returns the clients of the cohort that this process trains, with all that they keep."""
+        """Returns the clients of the cohort that this process trains, after their state has arrived here."""
         if self._processes.size == 1:
             return cohort.clients
         self._shares = assign_clients(cohort.clients, self._processes.size, self._most)
@@ -69,21 +69,21 @@ class Assignment:
         return self._shares[self._processes.rank]
 
     def elsewhere(self, client: int) -> bool:
-        """Says whether another process trains a client in this round, or has what it keeps since another one."""
+        """Says whether another process trains a client in this round, or has its state from an earlier round."""
         rank = self._processes.rank
         return self._targets.get(client, self._holders.get(client, rank)) != rank
 
     def take_note(self, keep: Sequence[bool]) -> None:
-        """Takes note, after a round, of which processes hold anything: while none does, there is nothing to move."""
+        """Records after a round which processes hold client state; while none does, there is nothing to move."""
         self._in_use = any(keep)
         if self._in_use:
             for rank, share in enumerate(self._shares):
                 self._holders.update((client.id, rank) for client in share)
 
     def _hand_over(self) -> None:
-        """Brings what clients keep from the process that has it to the one that trains them; others drop theirs.
+        """Moves client state from the process that has it to the one that trains the client; others drop their copy.
 
-        What moves is told to all, as everything else is: a process that cannot give it says so instead.
+        All processes receive it in an exchange; a process that fails to provide it sends its error instead.
         """
         rank = self._processes.rank
         targets = self._targets

@@ -1,4 +1,4 @@
-"""What all processes of a run must have in common after each round."""
+"""Checks that all processes of a run agree after each round."""
 
 import json
 import pickle
@@ -23,17 +23,17 @@ __all__ = [
 ]  # fmt: skip
 
 _T = TypeVar("_T")
-_LEAST_SIDE = 32  # of less than 8 KiB the sums would not be much shorter
+_LEAST_SIDE = 32  # for tensors below 8 KiB the sums would save little
 
 
 class Standing(NamedTuple):
-    """How one process stands after a round.
+    """The state of one process after a round.
 
     Attributes:
-        signum: The signal that has asked it to stop, None for none.
-        should_stop: Whether a callback has.
-        held: A checksum of what it goes on with: the global model, and the options of the local optimizer.
-        kept: A checksum of what methods keep on the server.
+        signum: The signal that asked it to stop, None for none.
+        should_stop: Whether a callback asked it to stop.
+        held: A checksum of the global model and the options of the local optimizer.
+        kept: A checksum of the server state of methods.
     """
 
     signum: int | None
@@ -43,7 +43,7 @@ class Standing(NamedTuple):
 
 
 def checksum(*values: Any) -> int:
-    """Computes a checksum of nested values: tensors by their bits, and plain ones; objects are left out."""
+    """Computes a checksum of nested values: bits of tensors, and plain values; other objects are left out."""
     tensors: list[Tensor] = []
 
     def take(value: Any) -> Any:
@@ -52,23 +52,23 @@ def checksum(*values: Any) -> int:
         tensors.append(value.detach())
         return str(value.dtype), *value.shape
 
-    text = json.dumps(values, skipkeys=True, default=take)  # which finds the tensors
+    text = json.dumps(values, skipkeys=True, default=take)  # `take` collects the tensors
     return crc32(text.encode() + _sums(tensors))
 
 
 def _sums(tensors: list[Tensor]) -> bytes:
-    """Returns the bits of small tensors, and sums of those of large ones; an accelerator is waited for once.
+    """Returns the bits of small tensors and checksums of large ones, with one wait for the accelerator.
 
-    A tensor's int64 words are laid out as a square, whose rows and columns are added up mod 2**64. One word that is
-    another changes two sums. No sum changes only if differences cancel in each row and in each column: at four corners
-    of a rectangle at least, which rounding and noise do not hit.
+    The int64 words of a tensor form a square, and its rows and columns are added up mod 2**64. A single changed word
+    changes two sums. A change stays hidden only if the differences cancel in every row and every column. This needs at
+    least the four corners of a rectangle, which rounding and noise do not hit.
     """
     parts: list[Tensor] = []
     for tensor in tensors:
         flat = tensor.contiguous().flatten().view(torch.uint8)
         if (side := isqrt(len(flat) // 8)) > _LEAST_SIDE:
             words, flat = flat[: 8 * side**2], flat[8 * side**2 :]
-            words = words.clone() if words.storage_offset() % 8 else words  # an int64 begins at a multiple of its size
+            words = words.clone() if words.storage_offset() % 8 else words  # an int64 starts at a multiple of 8 bytes
             square = words.view(torch.int64).view(side, side)
             parts += [square.sum(0).view(torch.uint8), square.sum(1).view(torch.uint8)]
         parts.append(flat)
@@ -77,22 +77,22 @@ def _sums(tensors: list[Tensor]) -> bytes:
 
 
 def plain_options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Returns the hyper-parameters of all parameter groups, by name in order."""
+    """Returns the hyper-parameters of all parameter groups, sorted by name."""
     return [{name: group[name] for name in sorted(group) if name != "params"} for group in optimizer.param_groups]
 
 
 @torch.no_grad()
 def follow_first(processes: Processes, tensors: Sequence[Tensor], what: str) -> None:
-    """Gives all processes the first one's tensors, in place, where theirs differ in a bit.
+    """Replaces tensors in place by those of the first process where any bit differs.
 
-    What all compute from the same bits differs where processors round otherwise: with other vector instructions.
+    Processors with other vector instructions round differently, so the same inputs may give other bits.
     """
     if processes.size > 1 and len(set(processes.exchange(checksum(*tensors), what))) > 1:
         processes.broadcast(*tensors)
 
 
 def state_of_first(processes: Processes, state: _T) -> _T:
-    """Returns on every process what the first one gives, its tensors on the CPU; called by all."""
+    """Returns the state of the first process on every process, with tensors on the CPU; all processes must call it."""
     own = pickle.dumps(move_data_to_device(state, "cpu") if processes.rank == 0 else None, protocol=5)
     content = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     length = processes.exchange(len(content), "state")[0]
@@ -103,7 +103,7 @@ def state_of_first(processes: Processes, state: _T) -> _T:
 
 
 def expect_same_standing(everyone: list[Standing], round: int) -> None:
-    """Refuses processes that hold another model than the others, or would train it otherwise."""
+    """Refuses processes that differ in the global model or in the options of the local optimizer."""
     if len({standing.held for standing in everyone}) > 1:
         raise FederatedError(
             "Expected all processes to hold the same global model, and the same options of the local optimizer, after "
@@ -113,7 +113,7 @@ def expect_same_standing(everyone: list[Standing], round: int) -> None:
 
 
 def expect_same_data(processes: Processes, seed: int, sizes: Any, split_hash: str | None) -> None:
-    """Refuses processes that have not made the same clients."""
+    """Refuses processes whose clients differ."""
     facts = (seed, np.asarray(sizes).tobytes(), split_hash)
     if len(set(processes.exchange(facts, "data"))) > 1:
         raise FederatedError(
@@ -125,7 +125,7 @@ def expect_same_data(processes: Processes, seed: int, sizes: Any, split_hash: st
 
 @torch.no_grad()
 def share_model(processes: Processes, module: LightningModule) -> None:
-    """Gives all processes the parameters and buffers of the first one's module."""
+    """Copies the parameters and buffers of the first process's module to all processes."""
     if processes.size > 1:
         tensors = [*module.parameters(), *module.buffers()]
         shapes = [tuple(tensor.shape) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""What each process of a run has logged, brought together so that all read the same numbers."""
+"""Merges the logs of all processes of a run, so that all read the same numbers."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ __all__ = ["Logged", "gather_logged", "logged_here", "logging_alone", "merge_log
 
 
 class Logged(NamedTuple):
-    """What one process has logged.
+    """The logs of one process.
 
     Attributes:
-        position: How far in the common work it has got: the farthest has logged the last value.
-        series: Reductions by name, read off the device.
-        metrics: Where the module holds each Metric object, None if nowhere, how it is shown, and the last value.
+        position: Its progress in the common work; the process with the largest one logged the last value.
+        series: Reductions by name, copied from the device.
+        metrics: For each Metric object its attribute in the module (None if not found), display options, last value.
     """
 
     position: int
@@ -32,9 +32,9 @@ class Logged(NamedTuple):
 
 @contextmanager
 def logging_alone(processes: Processes, recorder: MetricRecorder) -> Iterator[None]:
-    """Lets each process do its own part of some work; what is logged must be brought together afterwards.
+    """Lets each process do its own part of some work; its logs must be merged afterwards.
 
-    What was logged before was logged by all alike, and counts once.
+    Values logged before are the same on all processes, and count once.
     """
     if processes.rank > 0:
         recorder.series = {}
@@ -43,13 +43,13 @@ def logging_alone(processes: Processes, recorder: MetricRecorder) -> Iterator[No
 
 
 def gather_logged(processes: Processes, recorder: MetricRecorder, module: LightningModule) -> None:
-    """Lets a recorder hold what those of all processes have taken; nothing is done alone."""
+    """Fills a recorder with the logs of all processes; all processes must call it."""
     if processes.size > 1:
         merge_logged(processes.exchange(logged_here(recorder, module), "logged"), recorder, module)
 
 
 def logged_here(recorder: MetricRecorder, module: LightningModule) -> Logged:
-    """Returns what this process has logged."""
+    """Returns the logs of this process."""
     places = {id(part): name for name, part in module.named_modules() if isinstance(part, Metric)}
     metrics = {
         key: (places.get(id(metric)), options, None if last is None else last.cpu())
@@ -60,17 +60,17 @@ def logged_here(recorder: MetricRecorder, module: LightningModule) -> Logged:
 
 
 def merge_logged(everyone: Sequence[Logged], recorder: MetricRecorder, module: LightningModule) -> None:
-    """Lets a recorder hold what all processes have logged; the module's Metric objects compute over all of them."""
+    """Fills a recorder with the logs of all processes; the module's Metric objects compute over all of them."""
     order = sorted(range(len(everyone)), key=lambda rank: everyone[rank].position)
     recorder.series = _merge([part.series for part in everyone], order)
     recorder.metrics = _find([everyone[rank].metrics for rank in order], recorder, module)
     for part in module.modules():
-        if isinstance(part, Metric):  # a value that was kept is that of this process alone, or of another time
+        if isinstance(part, Metric):  # a cached value is only that of this process, or an old one
             part._computed = None
 
 
 def _merge(parts: list[dict[str, LoggedValue]], order: list[int]) -> dict[str, LoggedValue]:
-    """Merges by name: a module's own value goes before a default one, the last in ``order`` gives the last value."""
+    """Merges by name: a module's own value wins over a default one, and the last in ``order`` gives the last value."""
     own = {key for part in parts for key, series in part.items() if not series.is_default}
     kept = [{key: s for key, s in part.items() if not (s.is_default and key in own)} for part in parts]
     lasts = {key: series.last for rank in order for key, series in kept[rank].items()}
@@ -87,7 +87,7 @@ def _merge(parts: list[dict[str, LoggedValue]], order: list[int]) -> dict[str, L
 def _find(
     parts: list[dict[str, tuple[str | None, LogOptions, Any]]], recorder: MetricRecorder, module: LightningModule
 ) -> dict[str, tuple[Metric, LogOptions, Any]]:
-    """Finds the Metric objects that any process has logged, in an order that all share, as they compute together."""
+    """Finds all Metric objects that any process has logged, in the same order everywhere, as they compute together."""
     logged = {key: each for part in parts for key, each in part.items()}
     found = {}
     for key in sorted(logged):
@@ -104,10 +104,10 @@ def _find(
 
 
 def sync_metrics(processes: Processes, module: LightningModule) -> None:
-    """Lets the module's Metric objects compute over all processes, but not while each works for itself."""
+    """Lets the module's Metric objects compute over all processes, except while each process works alone."""
     if processes.size == 1:
         return
-    if processes.rank > 0:  # of a small set it may see nothing, and computes with the others all the same
+    if processes.rank > 0:  # it may get no batch of a small set, but takes part in computing all the same
         warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before the ``update``")
     for part in module.modules():
         if isinstance(part, Metric):

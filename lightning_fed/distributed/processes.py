@@ -1,4 +1,4 @@
-"""The processes that share a run: what they tell each other, and how all of them end when one fails."""
+"""The processes that share a run: how they exchange data, and how all of them end when one fails."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from lightning_fed.errors import FederatedError, add_note
 __all__ = ["LostProcess", "PeerFailure", "Processes"]
 
 _T = TypeVar("_T")
-# How often a process that waits for the others looks whether they live, and how long one that failed waits for them.
+# How often a waiting process checks that the others live, and how long a failed process waits for the others.
 _POLL, _LAST_WORD_S = timedelta(seconds=1), 11.0
-# Bytes of what a process says that are sent with their number: most fits in, such as what 100 clients have entered.
+# Bytes that are sent together with the length. Most messages fit, such as those on 100 clients of a round.
 _SHORT = 8192
 
 
 class PeerFailure(FederatedError):
-    """Another process failed and has said why; the message is its own."""
+    """Another process failed; this is its message."""
 
 
 class LostProcess(FederatedError):
-    """Another process has ended without a word, or gives no sign of life."""
+    """Another process has ended without a message, or shows no sign of life."""
 
 
 class Processes:
-    """The processes of one run; alone, everything here returns what it is given and costs nothing.
+    """The processes of one run. With a single process every call returns its argument and costs nothing.
 
-    Every call but ``broadcast`` and ``working_alone`` is made by all processes, in the same order. Each begins with an
-    exchange of a few bytes over sockets of the host, in which a process that has failed says so instead: all then raise
-    its sentence, where a reduction would wait for it for ever. A process that died closes its sockets, which ends the
-    others' exchange too; one that is stopped, or fails while others are at work, is noticed by their ``pulse``.
+    All processes make every call, except ``broadcast`` and ``working_alone``, in the same order. Each call begins with
+    an exchange of a few bytes over the host's sockets. A failed process sends its error there, and all raise it; a
+    reduction would wait for ever. If a process dies, its sockets close, which ends the exchange of the others too. The
+    ``pulse`` notices a process that is stopped, or that fails while others work.
 
     Args:
         rank: Index of this process over all nodes.
         size: Number of processes.
-        find_lost: Says which process has ended, empty if this one does not know.
+        find_lost: Returns which process has ended, empty if unknown.
 
     Attributes:
-        pulse: Signs of life of the others; there from when all have joined.
+        pulse: Signs of life of the other processes; set when all have joined.
     """
 
     pulse: Pulse
@@ -59,16 +59,16 @@ class Processes:
         self._deadline = float("inf")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
-        """Returns itself: metric objects of a module refer to it, and modules are copied."""
+        """Returns itself: a module's Metric objects refer to it, and modules are copied."""
         return self
 
     def are_together(self) -> bool:
-        """Whether there are several, and all do the same now."""
+        """Whether there are several processes, and all do the same now."""
         return self.size > 1 and not self._is_alone
 
     @contextmanager
     def at_work(self, position: Callable[[], tuple[str, str]]) -> Iterator[None]:
-        """Ends this process within the block, soon, if another one fails; for ``position`` see ``Pulse``."""
+        """Within the block, ends this process soon after another one fails; for ``position`` see ``Pulse``."""
         if self.size > 1:
             self.pulse.begin(position)
         try:
@@ -79,7 +79,7 @@ class Processes:
 
     @contextmanager
     def working_alone(self) -> Iterator[None]:
-        """Lets each process do its own work within the block; nothing can be exchanged there."""
+        """Lets each process do its own work within the block, where nothing can be exchanged."""
         self._is_alone = self.size > 1
         try:
             yield
@@ -87,21 +87,21 @@ class Processes:
             self._is_alone = False
 
     def exchange(self, value: _T, what: str = "") -> list[_T]:
-        """Gives every process what each one says, in the order of ranks.
+        """Returns the values of all processes, in the order of ranks, on every process.
 
         Args:
-            value: What this one says; it is pickled, tensors should be on the CPU.
-            what: What it is about; processes that say it of different things have lost step.
+            value: The value of this process; it is pickled, so tensors should be on the CPU.
+            what: The purpose of the exchange. If it differs between processes, they are out of step.
 
         Raises:
-            FederatedError: If a process has failed or died, has lost step, or works for itself now.
+            FederatedError: If a process has failed or died, is out of step, or works alone now.
         """
         if self.size == 1:
             return [value]
         if self._is_alone:
             raise FederatedError(
-                "Expected processes to exchange something only in hooks that are called once in a round, got a call "
-                "while each process works for itself: move it out of the hooks of clients, steps and batches, or set "
+                "Expected processes to exchange values only in hooks that are called once in a round, got a call "
+                "while each process works alone: move it out of the hooks of clients, steps and batches, or set "
                 "`--trainer.devices 1`."
             )
         everyone = self._gather((what, None, value))
@@ -119,21 +119,21 @@ class Processes:
         return [said for _, _, said in everyone]
 
     def from_first(self, function: Callable[[], _T], what: str = "") -> _T:
-        """Calls a function on the first process alone, and returns on all what it returned there.
+        """Calls a function only on the first process, and returns its result on all processes.
 
-        It writes and reads files for all; what it raises ends all processes.
+        It is for reading and writing files. An exception of the function ends all processes.
         """
         return self.exchange(function() if self.rank == 0 else None, what)[0]  # type: ignore[return-value]  # the first's
 
     def sum(self, *tensors: Tensor, what: str | None = "sum") -> None:
         """Adds tensors of one dtype and device over the processes, in place; all get the same bits.
 
-        With None as ``what`` an exchange must have come just before; else one is made, see there.
+        ``what`` is the purpose, see ``exchange``. With None an exchange must have come directly before.
         """
         self.reduce(tensors, dist.ReduceOp.SUM, what)
 
     def reduce(self, tensors: Sequence[Tensor], how: Any, what: str | None = None) -> None:
-        """Reduces tensors as ``sum`` adds them, by another operation of torch's."""
+        """Does the same as ``sum`` with another operation of torch."""
         if self.size == 1 or not tensors:
             return
         if what is not None:
@@ -147,28 +147,28 @@ class Processes:
                 part.copy_(reduced.view_as(part))
 
     def broadcast(self, *tensors: Tensor, source: int = 0) -> None:
-        """Copies tensors of one process to the others, in place; it begins with no exchange of its own."""
+        """Copies tensors of one process to the others, in place, without an exchange before."""
         if self.size > 1:
             with self._noticing_loss():
                 for tensor in tensors:
                     self._finish(dist.broadcast(tensor, source, async_op=True), tensor)
 
     def gather_tensor(self, tensor: Tensor, group: Any = None) -> list[Tensor]:
-        """Returns a tensor of each process, of any shape, as torchmetrics asks for it.
+        """Returns the tensors of all processes, of any shapes; torchmetrics calls it.
 
-        Of a metric that has seen nothing it gives an empty one, which may be of another dtype.
+        The tensor of a metric without updates is empty, and may have another dtype.
         """
         everyone = self.exchange(tensor.detach().cpu(), "metric")
         like = next((other for other in everyone if other.numel()), tensor)
         return [(other if other.numel() else like[:0]).to(tensor.device) for other in everyone]
 
     def tell(self, error: BaseException) -> None:
-        """Lets the others know that this process cannot go on, so that all end with one sentence."""
+        """Tells the others that this process cannot go on, so that all end with one sentence."""
         if self.size == 1 or isinstance(error, (PeerFailure, LostProcess)) or not dist.is_initialized():
             return
         self._is_alone = False
         self.pulse.is_active = False
-        if not isinstance(error, Exception):  # a second Ctrl-C comes anywhere, perhaps amid a reduction
+        if not isinstance(error, Exception):  # a second Ctrl-C may come in the middle of a reduction
             dist.destroy_process_group()
             return
         sentence, (place, resume) = str(error), self.pulse.position()
@@ -185,8 +185,8 @@ class Processes:
         self._deadline = float("inf")
 
     def _gather(self, said: Any) -> list[Any]:
-        """Gives every process what each one says: how long it is and, in one go, as much as most that is said."""
-        pickled = pickle.dumps(said, protocol=5)  # what cannot be pickled fails before the others wait for it
+        """Returns the values of all processes: the length and the first bytes go together, a longer rest follows."""
+        pickled = pickle.dumps(said, protocol=5)  # fails here, before the others wait, if it cannot be pickled
         content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
         head = torch.cat([torch.tensor([len(content)]).view(torch.uint8), content[:_SHORT]])
         everyone = self._gather_bytes(head, 8 + _SHORT)
@@ -197,7 +197,7 @@ class Processes:
         return [pickle.loads(each[:length].numpy().data) for each, length in zip(everyone, lengths, strict=True)]
 
     def _gather_bytes(self, content: Tensor, size: int) -> list[Tensor]:
-        """Returns the bytes of each process, filled up to one size."""
+        """Returns the bytes of each process, padded to one size."""
         whole = torch.nn.functional.pad(content, (0, size - len(content)))
         everyone = [torch.empty_like(whole) for _ in range(self.size)]
         with self._noticing_loss():
@@ -205,12 +205,12 @@ class Processes:
         return everyone
 
     def _finish(self, work: Any, like: Tensor) -> None:
-        """Waits for an operation of all processes while they live.
+        """Waits for an operation of all processes as long as they live.
 
         Raises:
-            FederatedError: If one has failed, is gone or silent.
+            FederatedError: If a process has failed, has ended or is silent.
         """
-        if like.device.type != "cpu":  # it is queued on the device; an exchange has come just before
+        if like.device.type != "cpu":  # it is queued on the device, directly after an exchange
             work.wait()
             return
         while True:
@@ -223,7 +223,7 @@ class Processes:
             self._expect_signs()
 
     def _expect_signs(self) -> None:
-        """Gives up waiting where the others do not come any more."""
+        """Stops waiting if the others will not come any more."""
         failure = self.pulse.failure
         if failure is None and time.monotonic() > self._deadline:
             failure = Failure("", lost=True)
@@ -235,7 +235,7 @@ class Processes:
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
-        """Turns what torch says when another process is gone into one sentence."""
+        """Turns torch's error after the end of another process into one sentence."""
         try:
             yield
         except FederatedError:

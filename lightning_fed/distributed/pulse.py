@@ -1,4 +1,4 @@
-"""Signs of life: notices processes from which nothing comes any more, while others work or wait."""
+"""Signs of life: notices processes that have stopped or died, while others work or wait."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 __all__ = ["ENDED", "Failure", "Pulse"]
 
-ENDED = "has ended without a word (killed, or out of memory?)"
+ENDED = "has ended without a message (killed, or out of memory?)"
 
 _PERIOD_S, _GRACE_S = 1.0, 8.0
 
@@ -20,8 +20,8 @@ class Failure(NamedTuple):
     """Why the processes of a run cannot go on.
 
     Attributes:
-        sentence: What the user reads.
-        lost: Whether a process is gone without a word; else it has said why itself.
+        sentence: The message for you.
+        lost: Whether a process has ended without a message; otherwise the message is its own.
     """
 
     sentence: str
@@ -29,25 +29,24 @@ class Failure(NamedTuple):
 
 
 class Pulse:
-    """Tells the others once a second that this process lives, and listens whether they do, in threads of its own.
+    """Tells the others once a second that this process lives, and checks that they live, in its own threads.
 
-    A process lives while the thread that trains uses its processor, as it also does while it waits for the others: one
-    that is stopped does not, nor one that waits for what never comes. The first process listens to all others, they
-    listen to the first. Why one of them fails is told to all; each ends at its next exchange, or is ended here where
-    it does not come to one within seconds. Silence is counted in passes of the threads, so that a run which is stopped
-    as a whole goes on afterwards.
+    A process counts as alive while its training thread uses the processor, which it also does while it waits for the
+    others. A stopped process does not, nor one that waits for something that never comes. The first process checks all
+    others; they check the first. All learn why a process failed, and each ends at its next exchange, or is killed here
+    after some seconds without one. Silence is counted in passes of the threads, so a run can be paused as a whole.
 
     Args:
         rank: Index of this process.
         size: Number of processes.
-        store: What they share, held by the first one.
+        store: torch's shared store; the first process holds it.
 
     Attributes:
         limit_s: Seconds of silence after which a process counts as lost.
         failure: Why the call of the trainer cannot go on, None while it can.
-        is_active: Whether a call of the trainer runs, which a failure ends.
-        is_stuck: Whether an exchange was left that torch's threads still wait in.
-        position: Says in which round the run is, and how it goes on after a failure.
+        is_active: Whether a call of the trainer is running, which a failure ends.
+        is_stuck: Whether torch's threads still wait in an exchange that was given up.
+        position: Returns the round of the run, and how you can resume it after a failure.
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
@@ -63,14 +62,14 @@ class Pulse:
         self._said = threading.Event()
         self._used, self._clock = -1.0, _clock_of(threading.current_thread())
         self._ended = threading.Event()
-        # Two, as the first one waits for the first process, which may answer no more.
+        # Two threads, as one may wait for the first process, which may no longer answer.
         for work in (self._pass, self._look):
             threading.Thread(target=self._repeat, args=(work,), daemon=True).start()
 
     def begin(self, position: Callable[[], tuple[str, str]]) -> None:
-        """Begins a call of the trainer, which all processes make, in the thread that trains.
+        """Begins a call of the trainer, which all processes make, in the training thread.
 
-        A failure of the one before does not concern it, nor does silence between the two.
+        A failure of an earlier call, or silence between two calls, does not end this one.
         """
         self._calls += 1
         self._clock = _clock_of(threading.current_thread())
@@ -82,22 +81,22 @@ class Pulse:
     def fail(self, failure: Failure) -> None:
         """Tells all processes why the run cannot go on; only the first reason counts."""
         self._saying = failure
-        self._said.wait(2 * _PERIOD_S)  # a thread says it, as the first process may answer no more
+        self._said.wait(2 * _PERIOD_S)  # a thread sends it, as the first process may no longer answer
 
     def note_loss(self, who: str, how: str) -> None:
-        """Tells all processes that one is gone, if that ends a call of the trainer."""
+        """Tells all processes that one has ended, if a call of the trainer is running."""
         if self.is_active:
             self.fail(Failure(self.lost(who, how), lost=True))
 
     def lost(self, who: str, how: str) -> str:
-        """Says that the run cannot go on without a process."""
+        """Returns the message that the run cannot go on without a process."""
         place, resume = self.position()
         return f"Expected every process of the run to go on, but {who} {how}{place}: look at its output, and {resume}"
 
     def end(self) -> None:
         """Ends the threads."""
         self._ended.set()
-        time.sleep(0.1)  # one may be amid a call of the store, which goes next
+        time.sleep(0.1)  # a thread may still use the store, which is closed next
 
     def _repeat(self, work: Callable[[], None]) -> None:
         while not self._ended.wait(_PERIOD_S):
@@ -108,11 +107,11 @@ class Pulse:
         if self.failure is None:
             try:
                 self._listen()
-            except RuntimeError:  # the store is gone, and the first process with it
+            except RuntimeError:  # the store has closed, so the first process has ended
                 self.failure = Failure(self.lost("process 0", ENDED), lost=True)
 
     def _look(self) -> None:
-        """Notices that passes have stopped, and ends this process if it does not end by itself after a failure."""
+        """Notices silence, and ends this process if it does not end by itself after a failure."""
         self._standing = self._standing + 1 if self._seen == self._passes else 0
         self._seen = self._passes
         if self.failure is None:
@@ -143,11 +142,11 @@ class Pulse:
             self.failure = Failure(said[1:], lost=said[0] == "1")
 
     def _silent(self, rank: int) -> Failure:
-        how = f"has been silent for {self.limit_s / 60:.3g} minutes (stopped, or waiting for what never comes?)"
+        how = f"has been silent for {self.limit_s / 60:.3g} minutes (stopped, or waiting for ever?)"
         return Failure(self.lost(f"process {rank}", how), lost=True)
 
     def _end_process(self, failure: Failure) -> None:
-        """Ends this process, which is busy or stuck, without asking it."""
+        """Kills this process, which is busy or stuck."""
         if failure.lost or self._rank == 0:
             sys.stderr.write(f"{failure.sentence}\n")
         sys.stderr.flush()
@@ -155,7 +154,7 @@ class Pulse:
 
 
 def _clock_of(thread: threading.Thread) -> Callable[[], float]:
-    """Returns what reads the processor time that a thread has used; where that cannot be read, time itself."""
+    """Returns a function that reads the processor time of a thread, or the wall-clock time if that is impossible."""
     if not hasattr(time, "pthread_getcpuclockid") or thread.ident is None:
         return time.monotonic
     clock = time.pthread_getcpuclockid(thread.ident)

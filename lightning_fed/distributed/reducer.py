@@ -1,4 +1,4 @@
-"""What the processes of a run bring together once a round, so that each goes on with the same numbers, bit for bit."""
+"""Merges the updates of all processes once a round, so that all go on with the same numbers, bit for bit."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,21 +13,21 @@ from lightning_fed.distributed.processes import Processes
 
 __all__ = ["SharedReducer", "gather_rows", "make_reducer"]
 
-# A client that entered, its weight, its distance, and its loss if that was asked for.
+# A client of the round, its weight, its distance, and its loss if the loss is needed.
 _Entry: TypeAlias = tuple[Client, float, float, float | None]
 
 
 def make_reducer(processes: Processes, averaged: Callable[[], dict[str, Tensor]], *args: Any) -> RoundReducer:
-    """Makes what a round keeps of the updates, over all processes of the run; see ``SharedReducer``."""
+    """Makes the reducer of a round for the processes of the run; see ``SharedReducer``."""
     return RoundReducer(*args) if processes.size == 1 else SharedReducer(processes, averaged, *args)
 
 
 class SharedReducer(RoundReducer):
-    """Adds up what each process has reduced over its own clients; an exchange must have come just before.
+    """Adds up what each process has reduced over its own clients; an exchange must have come directly before.
 
     Args:
         processes: The processes of the run.
-        averaged: Returns the live module's buffers by name, if they are averaged.
+        averaged: Returns the module's buffers by name, if they are averaged.
         *args: See ``RoundReducer``.
 
     Attributes:
@@ -40,7 +40,7 @@ class SharedReducer(RoundReducer):
         self.everyone: list[list[_Entry]] = []
 
     def entries(self) -> list[_Entry]:
-        """Returns which clients of this process have entered."""
+        """Returns the clients of this process that entered the round."""
         losses = torch.stack(self._losses).tolist() if self._losses else [None] * len(self._clients)
         return list(zip(self._clients, self._weights, self._distances, losses, strict=True))
 
@@ -63,7 +63,7 @@ class SharedReducer(RoundReducer):
         return update
 
     def _add_up(self) -> None:
-        """Adds sums and buffers over the processes; a process without a client has none of the latter yet."""
+        """Adds sums and buffers over the processes; a process without a client has no buffers yet."""
         live = self._averaged()
         added = [name for name, buffer in live.items() if is_averaged(buffer)]
         for name in added:
@@ -103,11 +103,11 @@ class SharedReducer(RoundReducer):
 
 
 def gather_rows(processes: Processes, rows: Tensor, places: list[int], total: int) -> Tensor:
-    """Brings together a matrix whose rows lie on different processes; an exchange must have come just before.
+    """Gathers a matrix whose rows are on different processes; an exchange must have come directly before.
 
-    This process has ``rows``, shape (k, d), which belong at ``places``; all get the whole, shape (total, d).
+    This process has ``rows``, shape (k, d), for the indices ``places``; all get the whole matrix, shape (total, d).
     """
     whole = rows.new_zeros(total, rows.shape[1])
     whole.index_copy_(0, torch.tensor(places, dtype=torch.long, device=rows.device), rows)
-    processes.sum(whole, what=None)  # each row and zeros: exact
+    processes.sum(whole, what=None)  # exact, as each row is added to zeros
     return whole

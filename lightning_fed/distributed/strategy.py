@@ -1,4 +1,4 @@
-"""The Fabric strategy whose processes train different clients of a cohort and never share gradients."""
+"""The Fabric strategy for processes that train different clients of a cohort and never share gradients."""
 
 import atexit
 import builtins
@@ -38,19 +38,19 @@ _PARENT = "LIGHTNING_FED_FIRST_PROCESS"
 
 
 class ClientsStrategy(DDPStrategy):
-    """Holds processes together that train different clients; set by ``strategy: clients``, or by ``devices`` alone.
+    """Runs processes that train different clients; chosen by ``strategy: clients``, or just by ``devices``.
 
-    Started as Fabric starts those of DDP: by the first one, by torchrun, or by SLURM. Modules are not wrapped and
-    gradients stay where they are. Small objects go through gloo on the host, tensors of a GPU through NCCL.
+    Processes start as in Fabric's DDP: from the first process, by torchrun, or by SLURM. Modules are not wrapped, and
+    gradients are not exchanged. Small objects go through gloo on the host, tensors of a GPU through NCCL.
 
     Args:
-        timeout: How long a process waits for another one that lives: longer than the difference of their shares of a
-            round can be.
+        timeout: How long a process waits for another one that lives. It must be longer than the processes can differ
+            in the time for their part of a round.
         **kwargs: Passed to Fabric's strategy.
 
     Attributes:
-        processes: The processes of the run, as soon as Fabric has said how many they are.
-        silence_s: Seconds without a sign of life after which a process counts as lost, before all have joined too.
+        processes: The processes of the run, set when Fabric knows their number.
+        silence_s: Seconds without a sign of life after which a process counts as lost, also while processes join.
     """
 
     silence_s = 1800.0
@@ -72,14 +72,14 @@ class ClientsStrategy(DDPStrategy):
         launcher.expect_all_within(self.silence_s)
         super().setup_environment()
         launcher.joined.set()
-        if ClientsStrategy.pulse is None:  # one for all trainers of a script, as torch's group is
+        if ClientsStrategy.pulse is None:  # one for all trainers of a script, like torch's process group
             ClientsStrategy.pulse = Pulse(self.global_rank, self.world_size, dist.distributed_c10d._get_default_store())
             atexit.register(_part, ClientsStrategy.pulse, launcher)
         self.processes.pulse = launcher.pulse = ClientsStrategy.pulse
         launcher.pulse.limit_s = self.silence_s
 
     def _setup_distributed(self) -> None:
-        """Lets torch's store listen on this machine alone if all processes are here: it would on every interface."""
+        """Lets torch's store listen only on this machine if all processes are here; the default is every interface."""
         environment = self.cluster_environment
         if dist.is_initialized() or self.num_nodes > 1 or isinstance(environment, TorchElasticEnvironment):
             super()._setup_distributed()
@@ -90,7 +90,7 @@ class ClientsStrategy(DDPStrategy):
         host, port, first = "127.0.0.1", environment.main_port, self.global_rank == 0
         listener = socket.create_server((host, port)).detach() if first else None
         options: dict[str, Any] = {"timeout": self._timeout}
-        # libuv's store takes no socket that listens already under older versions of torch.
+        # In older versions of torch the libuv store does not accept a socket that already listens.
         options["store"] = TCPStore(
             host, port, self.world_size, first, master_listen_fd=listener, use_libuv=False, **options
         )
@@ -103,11 +103,11 @@ class ClientsStrategy(DDPStrategy):
         self.processes.exchange(None, "barrier")
 
     def broadcast(self, obj: _T, src: int = 0) -> _T:
-        """Returns the object of one process on all."""
+        """Returns the object of one process on all processes."""
         return self.processes.exchange(obj, "broadcast")[src]
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Returns whether all processes, or any, say so."""
+        """Returns whether the decision is true on all processes, or on any."""
         return (builtins.all if all else any)(self.processes.exchange(bool(decision), "decision"))
 
     def all_reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
@@ -126,20 +126,20 @@ class ClientsStrategy(DDPStrategy):
         self.processes = Processes(self.global_rank, self.world_size, self._launcher.find_lost)
 
     def _get_process_group_backend(self) -> str:
-        """Lets objects travel over the host's sockets, which close when a process dies; NCCL's wait."""
+        """Sends objects over the host's sockets, which close when a process dies; NCCL would wait."""
         tensors = super()._get_process_group_backend()
         return "cpu:gloo,cuda:nccl" if tensors == "nccl" else tensors
 
 
 class _Launcher(_SubprocessScriptLauncher):
-    """Starts the script again for each further process, as Fabric does, and sees how they end.
+    """Starts the script again for each further process, as Fabric does, and notices how they end.
 
-    Fabric's kills the first process within seconds after another has failed, without a word. Here the others raise an
-    error of their own at their next exchange; only before all have joined there is none, and each process ends itself.
+    Fabric's launcher kills the first process within seconds after another one fails, without a message. Here the others
+    raise the error at their next exchange. Before all have joined there is no exchange, so each process ends itself.
 
     Attributes:
         joined: Set when all processes have found each other.
-        pulse: Tells the others of a process that has ended, from then on.
+        pulse: From then on it tells the others of a process that has ended.
     """
 
     pulse: Pulse | None = None
@@ -160,11 +160,11 @@ class _Launcher(_SubprocessScriptLauncher):
         return function(*args, **kwargs)
 
     def expect_all_within(self, seconds: float) -> None:
-        """Ends this process if another one ends before all have joined, or if that takes longer: nothing else would."""
+        """Ends this process if another one ends before all have joined, or if joining takes longer than ``seconds``."""
         threading.Thread(target=self._watch, args=(seconds,), daemon=True).start()
 
     def find_lost(self) -> str:
-        """Says which of the processes started here has ended badly, empty if none has; waits a moment for its end."""
+        """Returns which process started here has failed, empty if none has; waits a moment for its end."""
         deadline = time.monotonic() + 2.0
         while self.procs and time.monotonic() < deadline:
             if lost := self._find_ended():
@@ -173,7 +173,7 @@ class _Launcher(_SubprocessScriptLauncher):
         return ""
 
     def _find_ended(self, badly: bool = True) -> str:
-        """Says which of the processes started here has ended, empty if none has."""
+        """Returns which process started here has ended, empty if none has."""
         for rank, process in enumerate(self.procs, 1):
             code = process.poll()
             if code or (code == 0 and not badly):
@@ -182,7 +182,7 @@ class _Launcher(_SubprocessScriptLauncher):
         return ""
 
     def kill_others(self, seconds: float = 0.0) -> None:
-        """Ends the processes started here that do not end by themselves in time."""
+        """Kills the processes started here that do not end by themselves in time."""
         deadline = time.monotonic() + seconds
         for process in self.procs:
             with suppress(subprocess.TimeoutExpired):
@@ -214,7 +214,7 @@ class _Launcher(_SubprocessScriptLauncher):
             self.end_all()
 
     def end_all(self) -> None:
-        """Ends this process, and those that it has started, without asking them."""
+        """Kills this process and all that it has started."""
         self.kill_others()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -222,9 +222,9 @@ class _Launcher(_SubprocessScriptLauncher):
 
 
 def _part(pulse: Pulse, launcher: _Launcher) -> None:
-    """Ends the threads of this process, those of torch too, which would end the interpreter otherwise."""
+    """Ends the threads of this process. Those of torch would otherwise crash the interpreter at exit."""
     pulse.end()
-    if pulse.is_stuck:  # they wait for a process that never comes, and would be waited for
+    if pulse.is_stuck:  # exit would wait for these threads, which wait for a process that never comes
         launcher.end_all()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -234,5 +234,5 @@ STRATEGY_REGISTRY.register(NAME, ClientsStrategy, "Processes that train differen
 
 
 def processes_of(fabric: Fabric) -> Processes:
-    """Returns the processes that share a run."""
+    """Returns the processes of a run."""
     return fabric.strategy.processes if isinstance(fabric.strategy, ClientsStrategy) else Processes()

@@ -1,4 +1,4 @@
-"""The files of checkpoints: written whole, read as tensors and primitives alone, and found again."""
+"""Writes checkpoint files atomically, reads them without running code from them, and finds them again."""
 
 import io
 import shutil
@@ -33,10 +33,10 @@ _warnings = WarningCache()
 
 
 def save_checkpoint(checkpoint: Any, path: Path, option: str = "--trainer.default_root_dir") -> None:
-    """Writes a checkpoint, or predictions, so that the file is whole at every moment.
+    """Writes a checkpoint, or predictions, atomically: the file is whole at every moment.
 
     Raises:
-        WriteError: If the system refuses; ``option`` names the place.
+        WriteError: If the system cannot write the file; the message names ``option``.
     """
     content = io.BytesIO()
     torch.save(checkpoint, content)
@@ -53,10 +53,10 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
     if not path.is_file():
         raise FederatedError(f"Expected a checkpoint at {path}, but there is no such file: change `{option}`.")
     try:
-        if zipfile.is_zipfile(path):  # torch's own format before version 1.6 was another one
+        if zipfile.is_zipfile(path):  # torch's format before version 1.6 was no zip file
             _expect_checksums(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the two raise on a damaged file
+    except Exception as error:  # a damaged file may raise anything
         raise FederatedError(
             f"Expected {path} to be a checkpoint of tensors and primitives, but it cannot be read "
             f"({type(error).__name__}): it is damaged or of another kind, give another `{option}`."
@@ -67,21 +67,21 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
 
 
 def _expect_checksums(path: Path) -> None:
-    """Compares the checksums that torch writes and does not read: a file is as it was written, or refused."""
+    """Checks the checksums that torch writes but never reads, and refuses a file that has changed."""
     with zipfile.ZipFile(path) as file:
-        # Under `torch.serialization.set_crc32_options(False)` there are none: all are 0.
+        # After `torch.serialization.set_crc32_options(False)` there are no checksums: all are 0.
         if any(part.CRC for part in file.infolist()) and (damaged := file.testzip()) is not None:
             raise zipfile.BadZipFile(damaged)
 
 
 def records_of_checkpoints(run: RunFolder) -> dict[str, list[str] | None]:
-    """Returns the files of client state that each checkpoint of a run refers to, by name, None if unreadable."""
+    """Returns the client state files that each checkpoint of a run refers to, by its name; None if unreadable."""
     records: dict[str, list[str] | None] = {}
     if not (run.path / FOLDER).is_dir():
         return records
     for path in run.kept():
         try:
-            state = read_checkpoint(path, "--ckpt_path").get("federated", {})  # none in weights alone
+            state = read_checkpoint(path, "--ckpt_path").get("federated", {})  # absent in a file with only weights
             records[path.stem] = [str(file) for file in state.get("client_states", [])]
         except (FederatedError, AttributeError, TypeError):
             records[path.stem] = None
@@ -107,17 +107,17 @@ def find_checkpoint(root: Path, name: str, fingerprint: str, ckpt_path: str) -> 
 def find_to_train(
     root: Path, name: str, fingerprint: str, which: str, lock: RunLock
 ) -> tuple[Path | None, RunFolder | None]:
-    """Finds the checkpoint that training goes on from: ``best``, or as ``last`` the newest that is whole.
+    """Finds the checkpoint from which training goes on: ``best``, or for ``last`` the newest undamaged one.
 
     Args:
-        root: Where run folders are made.
+        root: The folder in which run folders are made.
         name: The run's name.
-        fingerprint: Of its config.
+        fingerprint: The fingerprint of its config.
         which: ``last`` or ``best``.
-        lock: For ``last`` takes the folder, so that no other process trains in it.
+        lock: For ``last`` it takes the folder, so that no other process trains in it.
 
     Returns:
-        The checkpoint and the run; None for both if there is none that has trained, which a new run would lose.
+        The checkpoint and the run; None for both if no run has trained yet, so that a new run loses nothing.
     """
     runs = find_runs(root, name, fingerprint)
     begun = [run for run in runs if run.kept() or _rows(run) > 1]
@@ -126,13 +126,13 @@ def find_to_train(
     if not begun:
         for path in unknown:
             raise FederatedError(
-                f"Expected {path / 'run.json'} to say which run lies there, but it cannot be read: restore it, give "
+                f"Expected {path / 'run.json'} to describe its run, but it cannot be read: restore it, give "
                 "the checkpoint in its folder as `--ckpt_path`, or move the folder away to start anew."
             )
         for run in runs:
             with RunLock() as other:
                 other.take(run.path)  # another process may be about to train it
-                shutil.rmtree(run.path)  # it was killed in its first round: the next start writes all of it again
+                shutil.rmtree(run.path)  # killed in its first round: the next start writes all again
         return None, None
     if which == "best":
         best = next((run for run in begun if (run.checkpoints / "best.ckpt").is_file()), None)
@@ -144,17 +144,17 @@ def find_to_train(
     run = begun[0]
     lock.take(run.path)
     for path in unknown + [other.path for other in begun if not other.kept() and other.created > run.created]:
-        rank_zero_warn(f"Passed over {path}: it has no checkpoint to go on from, or no run.json that can be read.")
+        rank_zero_warn(f"Skipped {path}: it has no checkpoint to go on from, or no readable run.json.")
     return _newest_whole(run), run
 
 
 def _rows(run: RunFolder) -> int:
-    """Counts the rows of a run, whatever has become of them; the first one is there before any training."""
+    """Counts the rows of a run, damaged ones too; the first row is written before any training."""
     return run.metrics.read_bytes().count(b"\n") - 1 if run.metrics.is_file() else 0
 
 
 def _newest_whole(run: RunFolder) -> Path:
-    """Returns ``last``, or where it is missing or damaged the checkpoint of the latest round, and says what is lost."""
+    """Returns ``last``; if it is missing or damaged, warns and returns the checkpoint of the latest round."""
     last, usable = run.checkpoints / "last.ckpt", []
     for path in [last, *(path for path in run.kept() if path != last)]:
         with suppress(FederatedError):
@@ -175,12 +175,14 @@ def _newest_whole(run: RunFolder) -> Path:
 
 
 def primitives_of(values: dict[str, Any], place: str, say: bool = True) -> dict[str, Any]:
-    """Keeps what can be stored as tensors and primitives, NumPy's numbers as Python's; the rest is left out whole.
+    """Keeps values that consist of tensors and primitives; a value with anything else in it is left out as a whole.
+
+    NumPy numbers become Python numbers.
 
     Args:
-        values: What a checkpoint would hold, by name.
-        place: Where it lies in the checkpoint, empty for all of it.
-        say: Whether to warn, once for each name, of what is left out.
+        values: The content for a checkpoint, by name.
+        place: Its place in the checkpoint, empty for all of it.
+        say: Whether to warn of each name that is left out, once.
     """
     kept = {}
     for key, value in values.items():
@@ -193,10 +195,10 @@ def primitives_of(values: dict[str, Any], place: str, say: bool = True) -> dict[
 
 
 def _primitive(value: Any, place: str) -> Any:
-    """Turns a value into one that ``torch.load`` reads with ``weights_only``.
+    """Converts a value to one that ``torch.load`` reads with ``weights_only``.
 
     Raises:
-        TypeError: With what it is and where, if that cannot be.
+        TypeError: If that is not possible; the message gives the type and the place.
     """
     if value is None or type(value) in (bool, int, float, str, bytes, torch.Size):
         return value

@@ -1,4 +1,4 @@
-"""The folder of a run, the rows in it, and the fingerprint by which a later start finds it again."""
+"""The folder of a run, its rows, and the fingerprint by which a later start finds the run again."""
 
 import csv
 import hashlib
@@ -22,18 +22,17 @@ __all__ = ["FLAT_NAMES",
     "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "is_below", "open_run", "read_rows", "read_run",
 ]  # fmt: skip
 
-# Options of a group by the names that they have without it.
+# Options of a group by their names without the group.
 FLAT_NAMES = {
     **{name: f"participation.{name}" for name in ("sampler", "availability", "stragglers", "work")},
     **{f"full_gradient_{name}": f"full_gradients.{name}" for name in ("mode", "batch_size", "weight_decay")},
     **{name: f"tolerance.{name}" for name in ("max_diverged", "on_client_error", "on_write_error", "process_timeout")},
 }
 
-# The checkpoint that a failed run leaves: weights alone, and no state that a run could go on from.
+# The checkpoint that a failed run leaves: only weights, without the state that is needed to go on.
 LAST_GOOD = "last_good"
 
-# What does not change the numbers of a round: how long the run is, where it is kept, what is shown of it, how many
-# processes share it, and how.
+# Options that do not change the numbers of a round: length of the run, folders, display, and number of processes.
 _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",
     "strategy", "process_timeout", "enable_model_summary", "benchmark", "detect_anomaly", "on_write_error",
@@ -42,12 +41,12 @@ _LENGTH = (
 
 @dataclass(frozen=True)
 class RunFolder(ShownInNotebooks):
-    """A run folder and what its ``run.json`` says.
+    """A run folder and the content of its ``run.json``.
 
     Attributes:
         path: The folder, ``default_root_dir/NAME/version_K``.
         fingerprint: Hash of the resolved config without the run's length.
-        group: The same without seed and name: runs of one method over several seeds share it.
+        group: The same hash without seed and name; runs of one method with several seeds share it.
         label: A short name of the method.
         name: NAME.
         seed: The run's seed.
@@ -75,20 +74,20 @@ class RunFolder(ShownInNotebooks):
         return self.path / "metrics.csv"
 
     def kept(self) -> list[Path]:
-        """Returns the checkpoints that a run may go on from."""
+        """Returns the checkpoints from which a run may go on."""
         return [path for path in self.checkpoints.glob("*.ckpt") if path.is_file() and path.stem != LAST_GOOD]
 
 
 def is_below(name: object) -> bool:
-    """Tells whether a name is that of a folder below another one, on one line and without control characters."""
+    """Tells whether a name is a relative path without ``..``, on one line and without control characters."""
     parts = PurePosixPath(name).parts if isinstance(name, str) and name.isprintable() else ()
     return bool(parts) and parts[0] not in ("/", "//") and ".." not in parts
 
 
 def fingerprint(config: dict[str, Any], *without: str) -> str:
-    """Hashes a config to 64 hexadecimal digits, leaving out the run's length and further dotted keys.
+    """Hashes a config to 64 hexadecimal digits, without the run's length and without further dotted keys.
 
-    Options of groups count as those without are, so that runs made before there were groups are found again.
+    Grouped options are hashed under their names without the group, so that runs from before the groups are found.
     """
     kept = json.loads(json.dumps(config, sort_keys=True, default=str))
     options = kept.get("trainer") or {}
@@ -108,7 +107,7 @@ def fingerprint(config: dict[str, Any], *without: str) -> str:
 
 
 def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: int, lock: RunLock) -> RunFolder:
-    """Makes a new folder ``root/name/version_K`` with the smallest free K, takes it and writes its ``run.json``."""
+    """Makes a new folder ``root/name/version_K`` with the next free K, locks it and writes its ``run.json``."""
     parent = root / name
     with writing(parent, what="a run folder in "):
         parent.mkdir(parents=True, exist_ok=True)
@@ -116,9 +115,9 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
         for version in count(max(taken, default=-1) + 1):
             path = parent / f"version_{version}"
             with suppress(FileExistsError):  # another process may take the same number at the same time
-                path.mkdir(mode=0o770)  # it may hold pictures of samples, which are not for everybody
+                path.mkdir(mode=0o770)  # not readable by everybody, as it may hold pictures of samples
                 break
-    lock.take(path)  # first: another start sweeps what is half written in folders that nobody holds
+    lock.take(path)  # first: another start removes half-written files in folders that are not locked
     run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),
@@ -144,13 +143,13 @@ def read_run(path: Path) -> RunFolder:
     Raises:
         OSError, ValueError, TypeError: If it is not one, or its ``run.json`` is damaged.
     """
-    if not (path / "run.json").is_file():  # a device or a pipe may never end
+    if not (path / "run.json").is_file():  # reading a device or a pipe may never end
         raise OSError("its run.json is no file")
     try:
         facts = dict(json.loads((path / "run.json").read_text()))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if facts.pop("crc32", None) not in (None, _crc32(facts)):  # one that was written by hand has none
+    if facts.pop("crc32", None) not in (None, _crc32(facts)):  # absent in a file that was written by hand
         raise ValueError("it has been changed or damaged")
     run = RunFolder(path=path, **facts)
     kinds: dict[str, Any] = {**RunFolder.__annotations__, "created": (int, float)}
@@ -168,7 +167,7 @@ def open_run(path: Path) -> RunFolder | None:
 
 
 def find_runs(root: Path, name: str, fingerprint: str) -> list[RunFolder]:
-    """Finds the runs of a name with a fingerprint, those with the newest checkpoint first."""
+    """Finds the runs with a name and a fingerprint, the run with the newest checkpoint first."""
     runs = [run for path in (root / name).glob("version_*") if (run := open_run(path)) is not None]
     same = [run for run in runs if run.fingerprint == fingerprint]
 
@@ -179,9 +178,9 @@ def find_runs(root: Path, name: str, fingerprint: str) -> list[RunFolder]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yields the whole rows of a ``metrics.csv``, also of one that is being written or that a killed process left.
+    """Yields the complete rows of a ``metrics.csv``, even while it is written or after a killed process.
 
-    A row with another number of cells than the header is left out, as is a last line without its end.
+    A row with more or fewer cells than the header is left out, and so is a last line without a line end.
     """
     if not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""What a checkpoint must hold for a run to go on from it: all as it was written, checked before any of it is used."""
+"""Checks that a checkpoint is complete and unchanged before a run goes on from it."""
 
 import zlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ FORMAT = 2
 
 
 def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
-    """Refuses a checkpoint that is none of federated training, and one of which a part is missing or has changed."""
+    """Refuses a checkpoint that is not from federated training, or that has a missing or changed part."""
     state = checkpoint.get("federated")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise FederatedError(
@@ -27,15 +27,15 @@ def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
         wrong = [name for name in {**sealed, **found} if sealed.get(name) != found.get(name)]
     if wrong:
         raise FederatedError(
-            f"Expected {source} to hold all that a run goes on from, but `{wrong[0]}` is missing or not as it was "
+            f"Expected {source} to be complete and unchanged, but `{wrong[0]}` is missing or not as it was "
             "written: it was changed or made by another program, give another `--ckpt_path`."
         )
 
 
 def seal_of(checkpoint: dict[str, Any]) -> dict[str, int]:
-    """Returns a checksum of each part that a run goes on from, by its name, such as ``federated.totals.steps``.
+    """Returns a checksum of each part that a resumed run needs, by name, such as ``federated.totals.steps``.
 
-    The numbers in tensors are left out: the file itself has checksums of them.
+    Values of tensors are left out, as the file itself has checksums of them.
     """
     parts = {name: checkpoint.get(name) for name in ("epoch", "global_step", "callbacks")}
     state = {name: value for name, value in checkpoint["federated"].items() if name != "seal"}

@@ -1,4 +1,4 @@
-"""One process trains in a run's folder at a time, and sweeps what killed ones have left there."""
+"""Lets only one process train in a run's folder, and removes files that killed processes have left there."""
 
 import os
 import shutil
@@ -16,13 +16,13 @@ from lightning_fed.errors import FederatedError
 __all__ = ["RunLock", "remove_leftovers"]
 
 _FILE = ".lock"
-# What is there only while a process writes: files before they are moved into place, client state that nothing keeps.
+# Temporary files of a process that writes: files before they are renamed, and client state that no checkpoint needs.
 _LEFTOVERS = (".*.tmp", "checkpoints/.*.tmp", "client_states/*/.*.tmp", "client_states-*")
 _held: set[int] = set()
 
 
 def _let_go() -> None:
-    """Closes the locked files of the parent: a worker that outlives a killed run must not keep its lock."""
+    """Closes the parent's locked files, so that a worker that outlives a killed run does not keep the lock."""
     for file in _held:
         os.close(file)
     _held.clear()
@@ -33,9 +33,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class RunLock:
-    """Keeps the folder of a run to one process, from ``take`` to the end of the block or of the process.
+    """Reserves the folder of a run for one process, from ``take`` to the end of the block or of the process.
 
-    The lock is the operating system's, on a file that stays: a process that is killed holds it no more.
+    It is a lock of the operating system on a file, so a killed process loses it. The file itself stays.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Gives the folder back."""
+        """Releases the folder."""
         file, self._file = self._file, None
         if file in _held:
             _held.remove(file)
@@ -56,16 +56,16 @@ class RunLock:
             os.close(file)
 
     def take(self, folder: Path, surely: bool = False) -> None:
-        """Takes a folder, once.
+        """Locks a folder; call it once.
 
         Args:
             folder: The run's folder.
-            surely: Whether to give up, rather than warn, where the file system has no locks.
+            surely: Whether to raise instead of warn if the file system has no locks.
 
         Raises:
             FederatedError: If another process trains in it.
-            OSError: If it cannot be taken for sure.
-            WriteError: If the system refuses to make the file.
+            OSError: If ``surely`` and the file system has no locks.
+            WriteError: If the system cannot make the file.
         """
         path = folder / _FILE
         with writing(path):
@@ -76,10 +76,10 @@ class RunLock:
             if surely:
                 os.close(file)
                 raise
-            from lightning.pytorch.utilities import rank_zero_warn  # reports need no Lightning
+            from lightning.pytorch.utilities import rank_zero_warn  # imported here, as reports do not need Lightning
 
             rank_zero_warn(
-                f"The file system of {folder} has no locks ({error.strerror}): see to it that no second start with "
+                f"The file system of {folder} has no locks ({error.strerror}): make sure that no second start with "
                 "`--ckpt_path last` trains in this folder at the same time."
             )
             free = True
@@ -92,13 +92,13 @@ class RunLock:
             )
         self._file = file
         _held.add(file)
-        with suppress(OSError):  # a full disk: the lock holds without the words
+        with suppress(OSError):  # on a full disk the lock works without this text
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} of {socket.gethostname()}, started {time.ctime()},".encode())
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes what processes that were killed were writing, from the run folders of a name that nobody trains in."""
+    """Removes half-written files of killed processes from the run folders of a name in which no process trains."""
     for folder in parent.glob("version_*"):
         if left := [path for pattern in _LEFTOVERS for path in folder.glob(pattern)]:
             with suppress(FederatedError, OSError), RunLock() as lock:

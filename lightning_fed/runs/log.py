@@ -1,4 +1,4 @@
-"""Sends a run's rows, config and split to its loggers."""
+"""Sends the rows, config and split of a run to its loggers."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -23,18 +23,18 @@ class RunLog:
     """The loggers of one run.
 
     Args:
-        choice: The trainer's ``logger``: None or True for W&B, False for none, or the user's own. Whatever loggers
-            there are, metrics.csv is written too.
+        choice: The trainer's ``logger``: None or True for W&B, False for none, or your own loggers. metrics.csv is
+            always written too.
         run: The run, None to log nothing.
-        checkpoint: What the run goes on from, None for a new one; later rows of metrics.csv are cut off.
-        former: The run that the checkpoint is of, None if it is of none.
-        writes: Whether this process writes; another one has loggers that take everything and keep nothing.
+        checkpoint: The checkpoint that the run resumes, None for a new run. Later rows of metrics.csv are cut off.
+        former: The run that wrote the checkpoint, None if unknown.
+        writes: Whether this process writes; in other processes the loggers keep nothing.
 
     Attributes:
-        draw: Draws the pictures of the split, at the first ``catch_up``.
+        draw: Draws the pictures of the split; called at the first ``catch_up``.
 
     Raises:
-        FederatedError: If the run goes on in its folder, and rows are missing there or have changed.
+        FederatedError: If the run goes on in its folder, but rows are missing there or have changed.
     """
 
     draw: Callable[[], None] | None = None
@@ -63,7 +63,7 @@ class RunLog:
             self._replay(run)
 
     def _replay(self, run: RunFolder) -> None:
-        """Gives a resumed W&B run the rounds of metrics.csv again: offline, each start writes a file of its own."""
+        """Sends the rounds of metrics.csv to a resumed W&B run again, as offline each start writes a new file."""
         for logger in self.loggers:
             if isinstance(logger, RoundWandbLogger):
                 for row in read_rows(run.metrics):
@@ -76,7 +76,7 @@ class RunLog:
                 logger.log_hyperparams(config)
 
     def catch_up(self) -> None:
-        """Does once what takes seconds and no round waits for: draws pictures and opens the W&B run."""
+        """Draws the pictures and opens the W&B run, once. Both take seconds, and no round needs them."""
         draw, self.draw = self.draw, None
         if draw is None:
             return
@@ -91,7 +91,7 @@ class RunLog:
         """Records the row of a finished round.
 
         Raises:
-            WriteError: If the system refuses it to a logger; the others have it.
+            WriteError: If a logger cannot write it; the others have written it.
         """
         refused: WriteError | None = None
         for logger in self.loggers:
@@ -111,14 +111,14 @@ class RunLog:
         if status == "success":
             self.catch_up()
         for logger in self.loggers:
-            ended = nullcontext() if status == "success" else suppress(WriteError)  # what failed before is to be seen
+            ended = nullcontext() if status == "success" else suppress(WriteError)  # show the first error
             with ended, _writing(logger):
                 logger.save()
                 logger.finalize(status)
 
 
 def keep_picture(figure: Any, path: Path, loggers: Iterable[Logger]) -> None:
-    """Writes a matplotlib figure into a run's folder, and gives it to the loggers that take pictures, by its name."""
+    """Writes a matplotlib figure into a run's folder, and sends it to the loggers that accept pictures."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_atomically(path, picture.getvalue())
@@ -128,7 +128,7 @@ def keep_picture(figure: Any, path: Path, loggers: Iterable[Logger]) -> None:
 
 
 def _writing(logger: Logger) -> AbstractContextManager[None]:
-    """Turns what the system refuses a logger into one sentence."""
+    """Turns an error of the system while a logger writes into one sentence."""
     return writing(Path(str(logger.save_dir or type(logger).__name__)), "--trainer.logger")
 
 
@@ -139,7 +139,7 @@ def _take_over_rows(logger: RoundCSVLogger, run: RunFolder, checkpoint: dict[str
     trouble = f"{former.metrics} does not hold the rows of all rounds up to {at} as they were written"
     if former.path == run.path:
         raise FederatedError(
-            f"Expected all rows of the run to go on with, but {trouble}: restore the file, or give the path of the "
+            f"Expected all earlier rows of the run, but {trouble}: restore the file, or give the path of the "
             "checkpoint as `--ckpt_path`, which goes on in a new folder without them."
         )
     if former.metrics.exists():

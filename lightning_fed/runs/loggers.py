@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.csv, which is the source of truth, and Weights & Biases beside it."""
+"""The loggers of a run: metrics.csv, which is the source of truth, and Weights & Biases in addition."""
 
 import csv
 import io
@@ -24,18 +24,18 @@ from lightning_fed.runs.statistics import LAST, run_statistic
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "logged_in", "show_picture"]
 
-# Columns of evaluations, whose best value and last ones sum a run up.
+# Columns of evaluations: their best value and their last ones go into the summary of a run.
 _EVALUATED = ("val/", "test/", "per_client/")
 
 
 class RoundCSVLogger(Logger):
-    """Appends one row for each round to a CSV file, at once; a new column rewrites the file atomically.
+    """Appends one row for each round to a CSV file immediately; a new column rewrites the file atomically.
 
     Args:
-        path: The file; rows that it already holds are kept.
+        path: The file; rows that are already in it are kept.
 
     Attributes:
-        checksum: Of all rows so far, by which a resumed run knows that they are as they were written.
+        checksum: A checksum of all rows so far, by which a resumed run checks that they have not changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,26 +63,26 @@ class RoundCSVLogger(Logger):
     root_dir = save_dir = log_dir
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the config is saved beside the file."""
+        """Does nothing, as the config is saved next to the file."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Does nothing: what is given to loggers one by one has no row here."""
+        """Does nothing, as only whole rounds are rows here."""
 
     def log_round(self, row: Mapping[str, float]) -> None:
-        """Appends a round's row, ``round`` first.
+        """Appends the row of a round; ``round`` is the first column.
 
         Raises:
-            WriteError: If the system refuses; the row waits for the next ``save``.
+            WriteError: If the system cannot write it; the next ``save`` tries again.
         """
         self._waiting.append(row)
         self.checksum = _checksum(self.checksum, row)
         self.save()
 
     def save(self) -> None:
-        """Writes the rows that wait.
+        """Writes the rows that could not be written before.
 
         Raises:
-            WriteError: If the system refuses; they wait on.
+            WriteError: If the system cannot write them; the next ``save`` tries again.
         """
         if new := {key for row in self._waiting for key in row}.difference(self._columns):
             columns = sorted({*self._columns, *new}, key=lambda key: (key != "round", key))
@@ -91,33 +91,33 @@ class RoundCSVLogger(Logger):
             try:
                 append_whole(self.path, _csv(self._columns, self._waiting))
             except WriteError:
-                self._columns = []  # written anew next time, whatever the disk has made of the end
+                self._columns = []  # rewrite the whole file next time, as its end may be damaged
                 raise
         self._waiting = []
 
     def make_durable(self) -> None:
-        """Writes the rows that wait and lets the disk have all: a checkpoint counts on them, also after a power cut.
+        """Writes all rows and flushes them to the disk, as a checkpoint needs them even after a power cut.
 
         Raises:
-            WriteError: If the system refuses.
+            WriteError: If the system cannot write them.
         """
         self.save()
         with writing(self.path), open(self.path, "rb+") as file:
             os.fsync(file.fileno())
 
     def go_on_from(self, table: Path, round: int, checksum: int | None) -> bool:
-        """Takes over the rows up to a round, of its own file or another run's; later ones are cut off.
+        """Keeps the rows up to a round, from its own file or that of another run; later rows are cut off.
 
         Args:
             table: The file with the rows.
             round: The round of the checkpoint.
-            checksum: What the checkpoint says of them, None if it is of a run without a table.
+            checksum: Their checksum in the checkpoint, None if its run had no table.
 
         Returns:
-            Whether they are all there, as they were written; nothing is taken over otherwise.
+            Whether all rows are there and unchanged; otherwise none is kept.
 
         Raises:
-            WriteError: If the system refuses to write them.
+            WriteError: If the system cannot write them.
         """
         rows = [row for row in read_rows(table) if int(row["round"]) <= round]
         found = reduce(_checksum, rows, 0)
@@ -129,7 +129,7 @@ class RoundCSVLogger(Logger):
 
     def _rewrite(self, columns: list[str], rows: Sequence[Mapping[str, Any]]) -> None:
         with writing(self.path):
-            self.path.parent.stat()  # a removed run folder is not made again: no start could tell whose it is
+            self.path.parent.stat()  # do not make a removed run folder again: without run.json no start could use it
         write_atomically(self.path, _csv(columns, rows, header=True))
         self._columns = columns
 
@@ -144,13 +144,13 @@ def _csv(columns: list[str], rows: Iterable[Mapping[str, Any]], header: bool = F
 
 
 def _checksum(before: int, row: Mapping[str, Any]) -> int:
-    """Adds a row to the checksum of those before it, without times, which differ when a round is trained again."""
+    """Adds a row to the checksum of earlier rows, without times, which differ if a round is trained again."""
     cells = sorted((k, str(value)) for k, value in row.items() if value not in ("", None) and not k.startswith("time/"))
     return zlib.crc32(repr(cells).encode(), before)
 
 
 def logged_in() -> bool:
-    """Says whether credentials for W&B are at hand, without asking for them and without a network."""
+    """Says whether you are logged in at W&B, without asking you and without a network."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
@@ -167,12 +167,12 @@ def _wandb_mode() -> str:
     if logged_in():
         return "online"
     if is_news("W&B", "offline"):
-        rank_zero_info("W&B: not logged in, so runs are kept offline (`wandb login`, then `wandb sync`, uploads them).")
+        rank_zero_info("W&B: not logged in, so runs are kept offline (`wandb login`, then `wandb sync` uploads them).")
     return "offline"
 
 
 def show_picture(logger: Logger, key: str, path: Path) -> None:
-    """Gives a picture file to a logger, in the way of W&B, TensorBoard, Comet or MLflow; others get none."""
+    """Sends a picture file to a logger of W&B, TensorBoard, Comet or MLflow; other loggers get none."""
     if isinstance(logger, RoundWandbLogger):
         logger.log_picture(key, path)
     elif hasattr(logger, "log_image"):
@@ -192,10 +192,10 @@ def show_picture(logger: Logger, key: str, path: Path) -> None:
 class RoundWandbLogger(WandbLogger):
     """Lightning's WandbLogger with ``round`` as the axis of every chart.
 
-    Online when the user is logged in, else offline. A run that is resumed keeps its id; its earlier rounds are
-    replayed from metrics.csv, unless the server holds them already. The W&B run is opened when ``experiment`` is first
-    asked for, which takes seconds; what is logged before waits for it. Runs of one config with several seeds are one
-    group. What fails at W&B is one warning, and the run goes on without it: metrics.csv holds the numbers.
+    Online if you are logged in, else offline. A resumed run keeps its id, and its earlier rounds are sent again from
+    metrics.csv, unless the server has them already. The W&B run opens at the first use of ``experiment``, which takes
+    seconds; earlier logs wait for it. Runs of one config with several seeds form one group. If W&B fails, you get one
+    warning and the run goes on without it: metrics.csv has the numbers.
 
     Args:
         run: The run's folder and id.
@@ -214,19 +214,19 @@ class RoundWandbLogger(WandbLogger):
             mode=_wandb_mode(),
             settings={"silent": True, "console": "off"},
         )
-        # Lightning passes this setting, unset, to every wandb; newer ones warn that they no longer know it.
+        # Lightning always passes this setting, even unset, and newer versions of wandb warn that it is unknown.
         self._wandb_init.pop("anonymous", None)
         self._run, self._lost = run, False
         self._waiting: list[Callable[[], None]] = []
 
     @property
     def experiment(self) -> Any:
-        """The W&B run; one that takes everything and keeps nothing, where W&B has failed."""
+        """The W&B run; if W&B has failed, a dummy that ignores all calls."""
         self.open()
         return self._experiment
 
     def open(self) -> None:
-        """Opens the W&B run, if it is not, and logs what has waited for it."""
+        """Opens the W&B run unless it is open, and logs everything that has waited for it."""
         if self._experiment is not None:
             return
         with self._going_on():
@@ -243,19 +243,19 @@ class RoundWandbLogger(WandbLogger):
     def _define_axes(self, run: Any) -> None:
         run.define_metric("round")
         run.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
-        # An online run that is resumed already holds rounds: they are the same numbers, and are not sent again.
+        # A resumed online run already has rounds. Their numbers are the same, so they are not sent again.
         self._already_there = int(run.summary.get("round", -1)) if getattr(run, "resumed", False) else -1
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
-        """Makes one warning of what fails at W&B, whatever it is, and sends nothing more."""
+        """Turns any failure of W&B into one warning, and sends nothing more."""
         try:
             yield
         except Exception as error:
             if not self._lost:
                 self._lost = True
                 why = " ".join(str(error).split()) or type(error).__name__
-                rank_zero_warn(f"W&B: the run goes on without it, as {why}; metrics.csv holds the numbers.")
+                rank_zero_warn(f"W&B: the run goes on without it, as {why}; metrics.csv has the numbers.")
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         """Records the config."""
@@ -266,7 +266,7 @@ class RoundWandbLogger(WandbLogger):
                 super().log_hyperparams(params)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Logs a round's row, or whatever else a module logs by itself."""
+        """Logs the row of a round, or other values that a module logs by itself."""
         if self._experiment is None:
             self._waiting.append(partial(self.log_metrics, dict(metrics), step))
         elif not self._lost and metrics.get("round", float("inf")) > self._already_there:
@@ -274,7 +274,7 @@ class RoundWandbLogger(WandbLogger):
                 super().log_metrics(metrics, step=step)
 
     def log_picture(self, key: str, path: Path) -> None:
-        """Adds a picture file to the row that is logged next: the first one, where none is logged yet."""
+        """Adds a picture file to the next row that is logged."""
         if self._experiment is None:
             self._waiting.insert(0, partial(self.log_picture, key, path))
         elif not self._lost:
@@ -284,7 +284,7 @@ class RoundWandbLogger(WandbLogger):
                 self._experiment.log({key: wandb.Image(str(path))}, commit=False)
 
     def finalize(self, status: str) -> None:
-        """Sums the run up and closes it, so that the next one in this process is a run of its own."""
+        """Writes the summary and closes the run, so that the next one in this process is a new run."""
         if self._experiment is not None:
             with self._going_on():
                 if not self._lost:
@@ -292,7 +292,7 @@ class RoundWandbLogger(WandbLogger):
                 self._experiment.finish(exit_code=0 if status == "success" else 1)
 
     def _sum_up(self) -> None:
-        """Writes best value and mean of the last rounds beside the final one, and the table of clients, if any."""
+        """Adds the best value and the mean of the last rounds to the summary, and logs the table of clients."""
         import wandb
 
         run: Any = self._experiment

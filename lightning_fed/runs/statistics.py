@@ -1,4 +1,4 @@
-"""One number for a run: the best of its evaluations, the last, or the mean of those in a window of rounds."""
+"""One number for a run: the best of its evaluations, the last, or the mean over a window of rounds."""
 
 import math
 import re
@@ -18,20 +18,20 @@ __all__ = [
 ]
 
 LAST = 10
-"""Rounds at the end of a run whose mean is reported."""
+"""The number of last rounds whose mean is reported."""
 
 _WINDOW = re.compile(r"last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\d+)")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Tells by its name whether a metric is better when smaller."""
+    """Tells by its name whether a smaller value of a metric is better."""
     words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std",
              "attack/")  # fmt: skip
     return any(word in metric.lower() for word in words)
 
 
 def expect_statistic(option: str, value: str) -> None:
-    """Refuses what names no statistic of a run."""
+    """Refuses a text that is not the name of a statistic."""
     window = _WINDOW.fullmatch(value)
     ordered = window is None or window["first"] is None or int(window["first"]) <= int(window["last"])
     if not ordered or (window is None and value not in ("best", "final")):
@@ -46,13 +46,12 @@ def run_statistic(curve: Mapping[int, float], statistic: str, metric: str) -> fl
 
     Args:
         curve: Value by evaluated round, in ascending order.
-        statistic: ``best`` over the evaluated rounds, those that are NaN left out; ``final``, at the last of them;
-            ``last N``, the mean over the evaluated ones of the rounds after the last but N; or ``rounds A-B``, the mean
-            over those in the window.
+        statistic: ``best`` over the evaluated rounds without NaN; ``final`` at the last evaluated round; ``last N``,
+            the mean over the evaluated rounds among the last N; or ``rounds A-B``, the mean over those in the window.
         metric: A column, whose name says whether larger is better.
 
     Returns:
-        The statistic, in the metric's unit; NaN where no round of it was evaluated.
+        The statistic, in the metric's unit; NaN if none of its rounds was evaluated.
     """
     if statistic == "final":
         return curve[max(curve)] if curve else math.nan
@@ -70,7 +69,7 @@ def is_reached(curve: Mapping[int, float], statistic: str) -> bool:
 
 
 def missing_rounds(curve: Mapping[int, float], statistic: str) -> int:
-    """Counts the rounds of a statistic's window that were not evaluated; 0 for what is none, as ``best``."""
+    """Counts the rounds of a statistic's window that were not evaluated; 0 for ``best`` and ``final``."""
     window = _rounds(curve, statistic)
     return len(window) - sum(at in window for at in curve) if _WINDOW.fullmatch(statistic) else 0
 
@@ -78,7 +77,7 @@ def missing_rounds(curve: Mapping[int, float], statistic: str) -> int:
 def _rounds(curve: Mapping[int, float], statistic: str) -> range:
     end = max(curve, default=-1) + 1
     window = _WINDOW.fullmatch(statistic)
-    if window is None:  # of `best` and `final` every round may be
+    if window is None:  # `best` and `final` may use every round
         return range(end)
     if window["count"] is None:
         return range(int(window["first"]), int(window["last"]) + 1)
@@ -86,6 +85,6 @@ def _rounds(curve: Mapping[int, float], statistic: str) -> range:
 
 
 def first_as_good(curve: Mapping[int, float], metric: str, target: float) -> int | None:
-    """Returns the first evaluated round at which a metric is as good as a target; None if there is none."""
+    """Returns the first evaluated round at which a metric reaches a target; None if there is none."""
     sign = -1 if lower_is_better(metric) else 1
     return next((at for at, value in curve.items() if sign * value >= sign * target), None)
