@@ -1,1 +1,1 @@
-"""What works on finished runs: studies, reports, the dashboard, an attack. Nothing but the command line loads it."""
+"""Tools for finished runs: studies, reports, the dashboard, an attack. Only the command line loads them."""

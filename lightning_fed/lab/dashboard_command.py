@@ -12,18 +12,18 @@ from lightning_fed.runs.loggers import logged_in
 
 __all__ = ["build_report", "build_workspace", "main", "sections_of"]
 
-# Sections that a person looks at first, in this order; then the others, by name.
+# The first sections, in this order; the others follow by name.
 _FIRST = ("test", "val", "train", "per_client", "agreement", "mask", "update", "gradient")
 _ACROSS = 3
 
 
 def main(argv: list[str]) -> int:
-    """Builds a workspace and a report for the columns of some runs, saves both and prints where they are; returns 0."""
+    """Builds a workspace and a report for the columns of some runs, saves both and prints their URLs; returns 0."""
     options = _parser().parse_args(argv)
     runs, _ = load_runs(options.runs)
     if not logged_in():
         raise FederatedError(
-            "Expected a login at Weights & Biases: run `wandb login`, and `wandb sync` for runs that were kept offline."
+            "Expected a login at Weights & Biases: run `wandb login`, and `wandb sync` for offline runs."
         )
     columns = {name for run in runs for name in run.columns}
     try:
@@ -35,10 +35,10 @@ def main(argv: list[str]) -> int:
         print(f"workspace: {workspace.save().url}\nreport: {report.save().url}")
     except FederatedError:
         raise
-    except Exception as error:  # of the library, in classes of its own
+    except Exception as error:  # wandb has its own exception classes
         why = " ".join(str(error).split()) or type(error).__name__
         raise FederatedError(
-            f"Expected Weights & Biases to take the dashboard, but it says: {why}; see to `--entity` and `--project`."
+            f"Expected Weights & Biases to accept the dashboard, but it says: {why}; check `--entity` and `--project`."
         ) from error
     return 0
 
@@ -57,7 +57,7 @@ def _parser() -> CommandParser:
 
 
 def sections_of(columns: Iterable[str]) -> dict[str, list[str]]:
-    """Groups columns of metrics.csv by the first part of their names, those without a part last."""
+    """Groups columns of metrics.csv by the prefix of their names; those without a prefix come last."""
     found: dict[str, list[str]] = {}
     for name in sorted({*columns} - {"round"}):
         prefix, slash, _ = name.partition("/")
@@ -71,7 +71,7 @@ def _library(part: str) -> Any:
 
 
 def _curves(reports: Any, columns: Sequence[str]) -> list[Any]:
-    """One chart for each column over rounds, a line for each group: the mean of its seeds and a band of one std."""
+    """Makes a chart over rounds for each column, with a line for each group: mean over seeds and a band of one std."""
     return [
         reports.LinePlot(
             title=name, x="round", y=[name], aggregate=True, groupby_aggfunc="mean", groupby_rangefunc="stddev",
@@ -82,7 +82,7 @@ def _curves(reports: Any, columns: Sequence[str]) -> list[Any]:
 
 
 def build_workspace(entity: str, project: str, columns: Iterable[str]) -> Any:
-    """Builds a workspace with a section for each prefix and the runs grouped by method, without saving it."""
+    """Builds a workspace with a section for each prefix and with runs grouped by method; does not save it."""
     reports, workspaces = _library("reports.v2"), _library("workspaces")
     sections = [
         workspaces.Section(name=name, panels=_curves(reports, names), is_open=name in _FIRST[:2])
@@ -96,7 +96,7 @@ def build_workspace(entity: str, project: str, columns: Iterable[str]) -> Any:
 
 
 def build_report(entity: str, project: str, columns: Iterable[str], methods: Sequence[str]) -> Any:
-    """Builds a report over the same sections with bars of the best values and the pictures, without saving it.
+    """Builds a report with the same sections, bars of the best values, and the pictures; does not save it.
 
     Its text names the methods by their labels.
     """

@@ -1,4 +1,4 @@
-"""What a notebook shows of data, a trainer and a run, and the rounds of runs as a pandas data frame."""
+"""The HTML by which notebooks show data, a trainer or a run, and the rounds of runs as a pandas data frame."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["html", "load_runs"]
 
-# Of the facts about a split, in a small table.
+# Facts about a split that are left out of the small table.
 _NO_PLACE = ("data", "label entropy", "label divergence", "memory", "hash")
 
 
@@ -44,9 +44,9 @@ def load_runs(*folders: str | Path) -> DataFrame:
         *folders: Folders of runs, or any folders above, such as ``"runs"``.
 
     Returns:
-        A data frame with the columns ``run`` (its folder), ``method``, ``seed``, the options in which the runs differ
-        by their names on the command line, ``round``, and all columns of the runs' ``metrics.csv``; NaN is what was not
-        measured in a round. A run that is left out is a warning.
+        A data frame with the columns ``run`` (its folder), ``method``, ``seed``, the options that differ between the
+        runs (by their names on the command line), ``round``, and all columns of the runs' ``metrics.csv``. NaN means
+        not measured in that round. You get a warning for each run that is left out.
 
     Raises:
         FederatedError: If there is no run with measurements, or pandas is not installed.
@@ -67,7 +67,7 @@ def load_runs(*folders: str | Path) -> DataFrame:
 
 
 def _value(text: str | None) -> Any:
-    """Makes a number or a truth value of an option that is written as one."""
+    """Converts the text of an option to a number or a truth value, if it is one."""
     with suppress(ValueError, TypeError):
         found = json.loads(text or "")
         return found if found is None or isinstance(found, (bool, int, float)) else text
@@ -75,16 +75,16 @@ def _value(text: str | None) -> Any:
 
 
 def html(shown: Any) -> str:
-    """Returns the HTML form of a data module, a trainer or a run: of what is there by now, nothing is loaded for it.
+    """Returns a data module, a trainer or a run as HTML; a data set that is not loaded yet stays so.
 
-    Whatever goes wrong is said in its place, and random streams are as they were.
+    An error is shown instead of the HTML, and random states do not change.
     """
     forms = ((FederatedDataModule, _data), (FederatedTrainer, _trainer), (RunFolder, _run))
     try:
         form = next(form for kind, form in forms if isinstance(shown, kind))
         with isolated_streams():
             return "\n".join(form(shown))
-    except Exception as error:  # no cell fails for the sake of its picture
+    except Exception as error:  # a notebook cell must not fail because of its display
         return f"<p><b>{type(shown).__name__}</b> cannot be shown ({escape(f'{type(error).__name__}: {error}')}).</p>"
 
 
@@ -136,7 +136,7 @@ def _run(folder: RunFolder) -> Iterator[str]:
 
 
 def _written(described: Any) -> str:
-    """Writes an object as it would be made in Python, but for what it leaves out."""
+    """Writes an object as the Python call that makes it, without arguments that are None."""
     if not isinstance(described, Mapping) or "class_path" not in described:
         return repr(described)
     given = {name: value for name, value in described["init_args"].items() if value is not None}

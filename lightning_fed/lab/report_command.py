@@ -20,7 +20,7 @@ __all__ = ["choose_metric", "main"]
 def main(argv: list[str]) -> int:
     """Prints the table over methods and seeds, writes it as CSV and draws the picture or the page; returns 0.
 
-    With ``--study`` it is the report of a study.
+    With ``--study`` it makes the report of a study instead.
     """
     if any(word.partition("=")[0] == "--study" for word in argv):
         from lightning_fed.lab.runner.report import main as report_study
@@ -44,22 +44,22 @@ def main(argv: list[str]) -> int:
 
 
 def choose_metric(runs: Sequence[MeasuredRun]) -> str:
-    """Returns the first of test and validation accuracy, then losses, that all runs measured; there must be one."""
+    """Returns the first of test and validation accuracy, then losses, that all runs measured; one is required."""
     for metric in tables.PREFERRED:
         if all(metric in run.columns for run in runs):
             return metric
     columns = ", ".join(sorted({column for run in runs for column in run.columns}))
-    raise FederatedError(f"Expected a metric that every run measured, found none: choose of {columns} by `--metric`.")
+    raise FederatedError(f"Expected a metric that every run measured, got none: choose `--metric` of {columns}.")
 
 
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="lightning-fed report",
-        description="Table and picture of a metric over methods and seeds, from the folders of runs. Runs that differ "
-        "in nothing but their seed are one method; the newest run of each seed counts.",
+        description="Makes a table and a picture of a metric over methods and seeds from run folders. Runs that differ "
+        "only in their seed are one method; the newest run of each seed counts.",
         epilog="`lightning-fed report --study FILE` makes the tables of a study; `--study FILE --help` lists options.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folder of a run, or any folder above")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folder of a run, or a folder above runs")
     parser.add_argument("--metric", help="column of metrics.csv (default: test/acc, else val/acc, else a loss)")
     parser.add_argument(
         "--x",
@@ -68,15 +68,15 @@ def _parser() -> CommandParser:
         "cumulative column",
     )
     parser.add_argument(
-        "--budget", type=float, help="a column with the metric at the last evaluation within it, in --x"
+        "--budget", type=float, help="add a column: the metric at the last evaluation within this budget of --x"
     )
     parser.add_argument(
         "--target",
         type=float,
-        help="columns with the rounds, bytes, gradients and seconds to the first evaluation as good, as in metrics.csv",
+        help="add columns: rounds, bytes, gradients and seconds until the metric reaches this value, as in metrics.csv",
     )
     parser.add_argument(
-        "--format", choices=("png", "html"), default="png", help="a picture, or a page to look around in"
+        "--format", choices=("png", "html"), default="png", help="a picture (default) or an interactive page"
     )
     parser.add_argument(
         "--output",
@@ -87,7 +87,7 @@ def _parser() -> CommandParser:
 
 
 def _write(options: argparse.Namespace, rows: Sequence[tables.Row], metric: str, notes: Sequence[str]) -> list[Path]:
-    # A report that was asked for in particular does not replace the usual one.
+    # A report with other options gets a file name of its own, so that it does not replace the default one.
     parts = ["report", options.metric, options.x if options.x != "round" else None]
     stem = "-".join(part.replace("/", "_") for part in parts if part)
     folder: Path = options.output or (options.runs[0] if len(options.runs) == 1 else Path())

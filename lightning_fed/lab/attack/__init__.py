@@ -1,1 +1,1 @@
-"""The command ``lightning-fed attack``: who was in the training data, told from the model's outputs."""
+"""The command ``lightning-fed attack``: tells from the model's outputs which samples were in the training data."""

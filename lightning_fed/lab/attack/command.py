@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _DESCRIPTION = (
-    "Tells training samples from test samples by the outputs of a trained classifier. Data, model and trainer are "
-    "those of the run's config.yaml; options of fit change them."
+    "Tells training samples from test samples by the outputs of a trained classifier. Data, model and trainer come "
+    "from the run's config.yaml; you can change them by the options of fit."
 )
 _LEVELS = {"TPR at 1 % FPR": 0.01, "TPR at 0.1 % FPR": 0.001}
 _TITLES = ("accuracy", "AUC", *_LEVELS)
 
 
 class _Attack(NamedTuple):
-    """Scores of the samples to audit, shape (n,) of members and of others, and from which on one is called a member."""
+    """Scores of members and of others, each of shape (n,); a score of at least the threshold means member."""
 
     members: Tensor
     others: Tensor
@@ -45,14 +45,14 @@ class _Attack(NamedTuple):
 
 
 class _AttackCLI(FederatedCLI):
-    """Parses what ``fit`` parses, and builds what ``test`` builds."""
+    """Parses the options of ``fit``, and builds the data, model and trainer of ``test``."""
 
     def __init__(self, words: list[str]) -> None:
         parser = {"prog": "lightning-fed attack", "description": _DESCRIPTION, "default_env": False}
         super().__init__(words, run=False, parser_kwargs=parser, save_config_callback=None)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds all that ``fit`` takes, and the options of the attack."""
+        """Adds the options of ``fit`` and those of the attack."""
         super().add_arguments_to_parser(parser)
         parser.add_method_arguments(FederatedTrainer, "fit", skip=set(self.subcommands()["fit"]))
         parser.add_class_arguments(AttackOptions)
@@ -61,7 +61,7 @@ class _AttackCLI(FederatedCLI):
         )
 
     def after_instantiate_classes(self) -> None:
-        """Leaves out what is told to a trainer that makes or finds runs."""
+        """Does nothing, as this trainer neither makes nor finds runs."""
 
 
 def main(words: list[str]) -> int:
@@ -94,7 +94,7 @@ def main(words: list[str]) -> int:
 
 
 def _find(words: list[str]) -> tuple[Path, Path | None]:
-    """Finds the checkpoint among the words of the command line, and the config of its run, None if there is none."""
+    """Finds the checkpoint on the command line and the config of its run; None for a config that does not exist."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     finder.add_argument("--ckpt_path", nargs="?", type=Path)
     given: Path | None = finder.parse_known_args(words)[0].ckpt_path
@@ -109,12 +109,12 @@ def _find(words: list[str]) -> tuple[Path, Path | None]:
         )
     config = checkpoint.absolute().parent.parent / "config.yaml"
     if not config.is_file() and not any(word.partition("=")[0] in ("--config", "-c") for word in words):
-        raise FederatedError(f"Expected the run's {config}, but there is no such file: give one as `--config`.")
+        raise FederatedError(f"Expected the run's config at {config}, but there is none: give one as `--config`.")
     return checkpoint, config if config.is_file() else None
 
 
 def _build_shadow(words: list[str], first: int, runs: str, number: int) -> tuple[FederatedTrainer, LightningModule]:
-    """Builds a shadow model: the same configuration under another seed, with its runs elsewhere."""
+    """Builds a shadow model: the same configuration with another seed, and with runs in a temporary folder."""
     seed = (first + 1 + number) % 2**32
     quiet = ("--trainer.logger=false", "--trainer.enable_model_summary=false", f"--trainer.default_root_dir={runs}")
     shadow = _AttackCLI([*words, *quiet, f"--seed_everything={seed}", f"--trainer.seed={seed}"])
@@ -122,7 +122,7 @@ def _build_shadow(words: list[str], first: int, runs: str, number: int) -> tuple
 
 
 def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
-    """Fits attackers on one half of the samples, and scores the other."""
+    """Fits the attackers on one half of the samples, and scores the other half."""
     half = len(members.labels) // 2
     known = members.logits[:half], others.logits[:half]
     found = [figures.logistic_scores(*known, side.logits[half:]) for side in (members, others)]
@@ -133,22 +133,22 @@ def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
 
 
 def _by_threshold(members: Tensor, others: Tensor) -> _Attack:
-    """Takes scores as they are, with the threshold that is best on the attackers' half."""
+    """Uses the scores directly, with the best threshold on the attackers' half."""
     half = len(members) // 2
     return _Attack(members[half:], others[half:], figures.best_threshold(members[:half], others[:half]))
 
 
 def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
-    """Returns value, lower and upper end of each figure."""
+    """Returns the value, the lower end and the upper end of each figure."""
     levels = tuple(_LEVELS.values())
     ends = figures.bootstrap_interval(*attack, levels, repeats, torch.Generator().manual_seed(seed))
     return torch.cat([figures.attack_figures(*attack, levels)[None], ends]).T.tolist()
 
 
 def _note(count: int) -> str:
-    note = f"Of the {count} training and {count} test samples that no attacker was fitted on, with 95 % intervals."
+    note = f"On {count} training and {count} test samples that no attacker was fitted on, with 95 % CIs."
     few = [title for title, level in _LEVELS.items() if count * level < 1]
-    return note if not few else f"{note} With so few, {few[0]} and below are rates without any false positive."
+    return note if not few else f"{note} With so few samples, {few[0]} and below allow no false positive at all."
 
 
 def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> list[Path]:
@@ -164,7 +164,7 @@ def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]]
 
 
 def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":
-    """Draws the ROC curve of each attack, as steps on logarithmic axes, beside that of guessing."""
+    """Draws the ROC curve of each attack, as steps on logarithmic axes, next to that of guessing."""
     from matplotlib.figure import Figure
 
     least = 1 / max(len(scores) for attack in attacks.values() for scores in attack[:2])
@@ -173,7 +173,7 @@ def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":
     axes.plot([least, 1], [least, 1], "--", color="0.5", linewidth=1.0, label="guessing")
     for colour, (name, (members, others, _)) in zip(COLOURS, attacks.items(), strict=False):
         false, true, _ = figures.roc_curve(members, others)
-        # On a logarithmic axis there is no 0: what is found without a false alarm is drawn at the left edge.
+        # A logarithmic axis has no 0: points without a false positive are drawn at the left edge.
         axes.step(false.clamp(min=least / 2), true, where="post", color=colour, linewidth=1.6, label=name)
     axes.set(
         xscale="log", yscale="log", xlim=(least / 2, 1), ylim=(least / 2, 1.05),

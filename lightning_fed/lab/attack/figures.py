@@ -1,4 +1,4 @@
-"""How well scores tell the members of a training set from samples that a model has never seen.
+"""Measures how well scores separate members of a training set from samples that a model has never seen.
 
 Yeom et al., "Privacy Risk in Machine Learning", CSF 2018 (the loss as a score); Tenison et al., "Gradient Masked
 Averaging for Federated Learning", TMLR 2023, appendix F (a logistic regression on logits); Carlini et al., "Membership
@@ -17,7 +17,7 @@ __all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "confidence
 def confidences(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns log(p / (1 - p)) of the probability p of each sample's own label, shape (n,).
 
-    It falls where the loss, -log p, rises, and does not round to the same for all samples of tiny losses.
+    It falls where the loss, -log p, rises, and still differs between samples with tiny losses.
 
     Args:
         logits: Shape (n, C), C at least 2.
@@ -32,11 +32,11 @@ def logistic_scores(members: Tensor, others: Tensor, logits: Tensor) -> Tensor:
 
     Args:
         members: Logits of members to fit on, shape (m, C).
-        others: Those of as many non-members.
-        logits: Those to score, shape (n, C).
+        others: Logits of as many non-members.
+        logits: Logits to score, shape (n, C).
 
     Returns:
-        Shape (n,), float64; above 0 it says member.
+        Shape (n,), float64; a value above 0 means member.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -67,28 +67,27 @@ def roc_curve(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def best_threshold(members: Tensor, others: Tensor) -> float:
-    """Returns the score t for which "member if at least t" is right most often, members and others counted alike."""
+    """Returns the score t with the best balanced accuracy of the rule "member if the score is at least t"."""
     false, true, thresholds = roc_curve(members, others)
     return float(thresholds[(true - false).argmax()])
 
 
 def attack_figures(members: Tensor, others: Tensor, threshold: float, levels: Sequence[float]) -> Tensor:
-    """Computes how well scores, of which members should have the larger, tell members from non-members.
+    """Computes how well scores separate members from non-members; members should have larger scores.
 
     Args:
         members: Scores of members, shape (m,).
         others: Scores of non-members, shape (n,).
-        threshold: From which score on a sample is called a member, for the accuracy.
+        threshold: The score from which on a sample is called a member, for the accuracy.
         levels: False positive rates in [0, 1].
 
     Returns:
-        Shape (2 + levels,), float64: accuracy, members and others counted alike; area under the ROC curve, a tie being
-        half right; and for each level the largest true positive rate of a threshold with at most that false positive
-        rate.
+        Shape (2 + levels,), float64: balanced accuracy; area under the ROC curve, where a tie counts one half; and for
+        each level the largest true positive rate of a threshold with at most that false positive rate.
     """
     accuracy = ((members >= threshold).double().mean() + (others < threshold).double().mean()) / 2
     rates, counts = roc_curve(members, others)[:2], (len(others), len(members))
-    # Counts, from 0 on, whose sums are exact: where a level is 0.29, 29 of 100 are allowed, whatever floats say.
+    # Counts are exact, so a level of 0.29 allows 29 of 100; with rates a rounding error could exclude them.
     false, true = (pad((rate * count).round(), (1, 0)) for rate, count in zip(rates, counts, strict=True))
     area = torch.trapezoid(true, false) / len(others)
     found = [true[false <= level * len(others) + 1e-9].max() for level in levels]
@@ -104,10 +103,10 @@ def bootstrap_interval(
     generator: torch.Generator,
     coverage: float = 0.95,
 ) -> Tensor:
-    """Computes percentile intervals of ``attack_figures``, members and others drawn anew with replacement.
+    """Computes percentile bootstrap intervals of ``attack_figures``; members and others are resampled separately.
 
-    The threshold is fixed before. They are drawn ``repeats`` times, and ``coverage`` is the share of the draws within
-    the interval, in (0, 1).
+    The threshold stays fixed. There are ``repeats`` resamples, and ``coverage``, in (0, 1), is the share of them inside
+    the interval.
 
     Returns:
         Lower and upper ends, shape (2, 2 + levels), float64.

@@ -1,4 +1,4 @@
-"""What is asked of a membership inference attack, and the columns that its figures are among those of a run."""
+"""The options of a membership inference attack, and the columns under which a run has its figures."""
 
 import csv
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from lightning_fed.errors import FederatedError, expect_count
 __all__ = ["COLUMNS", "FIGURES", "TABLE", "AttackOptions", "attack_columns", "expect_sound_attack"]
 
 TABLE = "attack.csv"
-"""The file in a run's folder with a row for each attack on its model."""
+"""The file in a run's folder, with a row for each attack on its model."""
 
 FIGURES = ("accuracy", "auc", "tpr_at_0.01", "tpr_at_0.001")
-"""Columns of that file, each with ``_low`` and ``_high`` behind it."""
+"""Columns of that file; each has two more for its interval, ``_low`` and ``_high``."""
 
 COLUMNS = tuple(
     f"attack/{attack}/{figure}" for attack in ("logistic_regression", "loss", "calibrated") for figure in FIGURES
 )
-"""What a study may report of its runs."""
+"""The columns that a study may report."""
 
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """Which samples are asked about, and what else `lightning-fed attack` may be told.
+    """The options of `lightning-fed attack`.
 
     Args:
-        test_set: Name of the test set, where the data have several.
-        samples: Most training, and test, samples (default: all).
-        draw_seed: Seed of the draws: samples, halves, bootstrap.
-        shadows: Shadow models to train for the calibrated attack, an even number.
-        bootstrap: Draws that the intervals are made of.
+        test_set: Name of the test set, if the data have several.
+        samples: Largest number of training samples, and of test samples (default: all).
+        draw_seed: Seed of all random draws: samples, halves, bootstrap.
+        shadows: Number of shadow models to train for the calibrated attack, an even number.
+        bootstrap: Number of bootstrap resamples for the intervals.
     """
 
     test_set: str | None = None
@@ -41,21 +41,21 @@ class AttackOptions:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The options on a command line."""
+        """The options as command-line arguments."""
         return tuple(f"--{name}={value}" for name, value in vars(self).items() if value is not None)
 
 
 def expect_sound_attack(options: Any, place: str) -> None:
-    """Refuses numbers that are none of an attack; ``place`` stands before an option's name, as in ``--samples``."""
+    """Refuses invalid numbers; messages have ``place`` before an option's name, as in ``--samples``."""
     for name, least in (("bootstrap", 1), ("samples", 2), ("draw_seed", 0), ("shadows", 0)):
         if (value := getattr(options, name)) is not None:
             expect_count(f"{place}{name}", value, least)
     if options.shadows % 2:
-        raise FederatedError(f"Expected `{place}shadows` to be even, for they come in pairs, got {options.shadows}.")
+        raise FederatedError(f"Expected `{place}shadows` to be even, as they train in pairs, got {options.shadows}.")
 
 
 def attack_columns(table: Path) -> dict[str, float]:
-    """Reads the figures of a run's ``attack.csv``, by the columns that they are in a study, as ``attack/loss/auc``."""
+    """Reads the figures of a run's ``attack.csv``, by their column names in a study, such as ``attack/loss/auc``."""
     try:
         with table.open(encoding="utf-8", newline="") as file:
             rows = {row["attack"].replace(" ", "_"): row for row in csv.DictReader(file, strict=True)}

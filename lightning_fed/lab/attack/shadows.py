@@ -1,4 +1,4 @@
-"""The outputs of a trained classifier, and how hard each sample is for shadow models that were not trained on it."""
+"""The outputs of a trained classifier, and the mean confidence of shadow models that were not trained on a sample."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ __all__ = ["Build", "Draw", "Outputs", "read_outputs", "shadow_confidences"]
 
 
 class Draw(NamedTuple):
-    """Which samples are asked about: of a test set (None for the only one), at most so many of either kind, a seed."""
+    """Which samples to use: the name of a test set (None for the only one), the most of each kind, and a seed."""
 
     test_set: str | None
     samples: int | None
@@ -33,7 +33,7 @@ class Draw(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Logits, shape (n, C), float64, labels and number of each sample among all of its kind, shape (n,), int64."""
+    """Logits, shape (n, C), float64; labels, and the index of each sample in its set, shape (n,), int64."""
 
     logits: Tensor
     labels: Tensor
@@ -48,13 +48,13 @@ class Outputs(NamedTuple):
 def read_outputs(
     trainer: FederatedTrainer, module: LightningModule, data: Any, checkpoint: Path | None, draw: Draw
 ) -> tuple[Outputs, Outputs]:
-    """Runs a trained classifier over as many training samples of all clients as test samples, both drawn at random.
+    """Runs a trained classifier on equally many training samples of all clients and test samples, drawn at random.
 
-    Training samples are read without augmentation; the scores that ``forward`` returns have shape (B, C). Without a
-    checkpoint the weights are those that the classifier has.
+    Training samples are read without augmentation; ``forward`` must return scores of shape (B, C). Without a
+    checkpoint the classifier keeps its current weights.
 
     Returns:
-        Members and non-members in random order, the same for the same draw.
+        Members and non-members in random order; the same draw gives the same order.
     """
     generator = torch.Generator().manual_seed(draw.seed)
     rows: Tensor
@@ -101,7 +101,7 @@ def _test_set(loaders: dict[str, Any], name: str | None) -> Any:
 
 
 def _batches(source: BatchSource, rows: Tensor, batch_size: int | None) -> Iterator[Any]:
-    """Yields batches of training samples of all clients, by their numbers in ascending order, client after client."""
+    """Yields batches of training samples of all clients, client after client, with indices in ascending order."""
     offsets = np.concatenate([[0], np.cumsum(np.asarray(source.sizes))])
     for client, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
         own = rows[(rows >= start) & (rows < end)] - start
@@ -113,23 +113,23 @@ Build: TypeAlias = Callable[[int], tuple[FederatedTrainer, LightningModule]]
 
 
 def shadow_confidences(build: Build, data: Any, shadows: int, draw: Draw, weights: str | None) -> tuple[Tensor, Tensor]:
-    """Trains pairs of models, one on a random half of each client's samples and one on the other.
+    """Trains pairs of models, one on a random half of each client's samples and one on the other half.
 
-    Neither model of a pair saw a non-member, so one is picked at random: members and non-members are then averaged over
-    equally many models.
+    Neither model of a pair saw a non-member, so one of the two is picked at random for it. Members and non-members are
+    then averages over equally many models.
 
-    Training starts from the weights of a file, or else from the modules' own.
+    Training starts from the weights in a file, or from the modules' own weights if ``weights`` is None.
 
     Returns:
-        Mean confidence of the models that were not trained on a sample, of members and of others, shape (n,) each.
+        For each sample, the mean confidence of the models not trained on it: members and others, shape (n,) each.
     """
     if not isinstance(data, FederatedDataModule):
         raise FederatedError(
             f"Expected a FederatedDataModule for `--shadows`, whose clients can train on halves of their data, got "
             f"{type(data).__name__}: wrap it as its `source`, or leave `--shadows` out."
         )
-    data.split_seed, split = data.division.seed, data.split  # the shadows' own seeds would split otherwise
-    # Members are counted over the clients that train; `drop_last` leaves some out.
+    data.split_seed, split = data.division.seed, data.split  # the seeds of the shadow models would give another split
+    # Members are indexed over the clients that train, and `drop_last` leaves some clients out.
     trained = torch.from_numpy(np.flatnonzero(np.asarray(data.train_source().sizes)[split.owners]))
     generator = torch.Generator().manual_seed(draw.seed)
     means: list[Any] = [0.0, 0.0]
@@ -153,7 +153,7 @@ def shadow_confidences(build: Build, data: Any, shadows: int, draw: Draw, weight
 
 
 def _half_of_each(split: Split, generator: torch.Generator) -> Tensor:
-    """Draws every other sample of each client, shape (samples,), bool."""
+    """Draws a random half of each client's samples, shape (samples,), bool."""
     drawn = torch.rand(len(split.index), generator=generator)
     order = np.lexsort([drawn.numpy(), split.owners])  # client after client, each in random order
     half = torch.empty(len(order), dtype=torch.bool)

@@ -1,1 +1,1 @@
-"""Tables and pictures over the folders of finished runs."""
+"""Tables and plots of finished runs, from their folders."""

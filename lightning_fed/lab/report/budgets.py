@@ -1,4 +1,4 @@
-"""What a run has spent, what it reaches within a budget, and what a target costs it."""
+"""Cost of a run in rounds, time or bytes: its metric within a budget, and the cost of reaching a target."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from lightning_fed.runs.statistics import first_as_good
 
 __all__ = ["X_SUMS", "at_budget", "columns_of", "derived_columns", "is_measured", "spent", "to_target"]
 
-# What is no column of its own, as the columns that it is the sum of.
+# Costs that are no column themselves, with the columns whose sum they are.
 X_SUMS = {"comm/bytes": ("comm/bytes_down", "comm/bytes_up"), "time": ("time/round",)}
 
-# What a target is counted in, besides what was asked for, where every run measured it.
+# The costs of a target, besides x, that are shown if every run measured them.
 _COSTS = ("round", "comm/bytes", "gradients", "time")
 
 
 def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
-    """Returns what a run has spent by the end of some rounds.
+    """Returns the cost of a run by the end of some rounds.
 
-    It is counted in ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column.
+    The unit is ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column.
     """
     totals = np.array(rounds, dtype=np.float64) if x == "round" else np.zeros(len(rounds))
     for column in columns_of(x):
@@ -32,31 +32,31 @@ def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
             raise FederatedError(f"Expected `--x` to name a column of every run, got {x!r}, missing in {run.path}.")
         values = list(run.columns[column].values())
         cumulative = [0.0, *(accumulate(values) if x == "time" else values)]
-        # Cumulative counts stand still in rounds without training, and start from nothing.
+        # Cumulative counts start at 0, and do not change in rounds without training.
         totals += np.array(cumulative)[np.searchsorted(list(run.columns[column]), list(rounds), side="right")]
     places: list[float] = totals.tolist()
     return places
 
 
 def columns_of(x: str) -> tuple[str, ...]:
-    """Returns the columns of metrics.csv that something spent is the sum of."""
+    """Returns the columns of metrics.csv whose sum a cost is."""
     return () if x == "round" else X_SUMS.get(x, (x,))
 
 
 def is_measured(methods: Sequence[Method], x: str) -> bool:
-    """Tells whether every run can be drawn against it."""
+    """Tells whether every run has measured x."""
     return all(column in run.columns for column in columns_of(x) for method in methods for run in method.runs)
 
 
 def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
-    """Returns the metric at the last evaluation within a budget; NaN if there is none."""
+    """Returns the metric at the last evaluation within a budget; NaN if no evaluation is."""
     curve = run.columns[metric]
     within = [value for value, cost in zip(curve.values(), spent(run, x, list(curve)), strict=True) if cost <= budget]
     return within[-1] if within else math.nan
 
 
 def to_target(run: MeasuredRun, metric: str, x: str, target: float) -> float:
-    """Returns what the run has spent at the first evaluation that is as good as the target; NaN if none is."""
+    """Returns the cost up to the first evaluation that reaches the target; NaN if none does."""
     reached = first_as_good(run.columns[metric], metric, target)
     return math.nan if reached is None else spent(run, x, [reached])[0]
 
@@ -64,10 +64,10 @@ def to_target(run: MeasuredRun, metric: str, x: str, target: float) -> float:
 def derived_columns(
     methods: Sequence[Method], metric: str, x: str, budget: float | None, target: float | None
 ) -> dict[str, Callable[[MeasuredRun], float]]:
-    """Names the columns that a budget in units of x and a target of the metric add to the table.
+    """Returns the columns that a budget, in units of x, and a target of the metric add to the table.
 
     Returns:
-        The value of each for one run; those that begin with ``at`` are in the unit of the metric.
+        By name, the function that computes the column for one run. Names with ``at`` first are in the metric's unit.
     """
     columns: dict[str, Callable[[MeasuredRun], float]] = {}
     if budget is not None:

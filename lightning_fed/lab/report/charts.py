@@ -1,4 +1,4 @@
-"""Charts of a page, drawn by plotly: curves, points and what tuning has tried."""
+"""Charts of an HTML page, drawn by plotly: curves, points and the trials of a tuning."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,18 +15,18 @@ from lightning_fed.lab.report.tables import is_share
 
 __all__ = ["curves_html", "tuning_html"]
 
-Trials: TypeAlias = Sequence[tuple[str, float]]  # by value of the option, what it came to
+Trials: TypeAlias = Sequence[tuple[str, float]]  # value of the option, result
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _CLEAR = "rgba(0,0,0,0)"
 
 
 def curves_html(methods: Mapping[int, Method], metric: str, axes: Sequence[str], name: str) -> str:
-    """Draws a line per method and, from two seeds on, a band of one standard deviation to either side.
+    """Draws a line per method and, from two seeds on, a band of one standard deviation on either side.
 
-    Methods have numbers, by which one has the same colour everywhere; those of which a run did not measure the metric
-    are not drawn. What each has measured once are points. Lines can be drawn against each of the axes, the first one at
-    the start. The element, of a name that is unique in the page, and its script expect plotly.js there.
+    The number of a method sets its colour in all charts. A method is left out if one of its runs did not measure the
+    metric. If all methods measured it only once, they are points. The reader can choose the axis; the first is shown at
+    the start. ``name`` is the id of the element, unique in the page, which must load plotly.js.
     """
     drawn = {i: method for i, method in methods.items() if all(metric in run.columns for run in method.runs)}
     curves = {x: {i: curve(method, metric, x) for i, method in drawn.items()} for x in axes}
@@ -46,9 +46,9 @@ def curves_html(methods: Mapping[int, Method], metric: str, axes: Sequence[str],
 
 
 def tuning_html(lines: Mapping[str, Trials], chosen: Trials, option: str, metric: str, name: str) -> str:
-    """Draws what trials came to over the values of a tuned option, a line for each of the other options.
+    """Draws the results of trials over the values of a tuned option, with a line for each setting of the others.
 
-    The one that was chosen by the metric has a ring. The element has a name, see ``curves_html``.
+    The chosen trial has a ring. For ``name`` see ``curves_html``.
     """
     axis: dict[str, Any] = {"title": {"text": _plain(option)}, "type": "category"}
     with suppress(ValueError):
@@ -67,7 +67,7 @@ def tuning_html(lines: Mapping[str, Trials], chosen: Trials, option: str, metric
 
 
 def _html(traces: Sequence[dict[str, Any]], layout: Mapping[str, Any], name: str, legend: bool = True) -> str:
-    # Texts and grids get their colours from the page, which knows if it is dark.
+    # The page sets the colours of texts and grids, as it knows whether it is dark.
     common = {
         "template": "none", "paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR, "margin": {"t": 70, "r": 20},
         "showlegend": legend, "legend": {"orientation": "h", "y": -0.35, "bgcolor": _CLEAR},
@@ -86,7 +86,7 @@ def _value_axis(metric: str, values: Sequence[float]) -> dict[str, Any]:
 
 def _line(index: int) -> dict[str, str]:
     colour = COLOURS[index % len(COLOURS)]
-    # Black is no colour on a dark page.
+    # Black lines are invisible on a dark page.
     return {"color": colour.replace("#000000", "#808080"), "dash": _DASHES[index // len(COLOURS) % len(_DASHES)]}
 
 
@@ -120,7 +120,7 @@ def _outline(there: Vector, back: Vector, std: Vector) -> list[float]:
 
 
 def _short(values: Vector) -> list[float]:
-    # Six digits are more than a screen shows; all of them would make the page several times as large.
+    # A screen shows fewer than six digits, and all digits would make the page several times as large.
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
@@ -137,7 +137,7 @@ def _axis_menu(curves: dict[str, dict[int, Curve]]) -> list[dict[str, Any]]:
 
 def _band_menu(bands: Sequence[bool]) -> list[dict[str, Any]]:
     places = [index for index, band in enumerate(bands) if band]
-    # Made transparent, not invisible: what the legend hides stays hidden.
+    # Transparent instead of invisible, so that lines hidden by the legend stay hidden.
     labels = {"bands": 0.25, "no bands": 0}
     buttons = [{"label": label, "method": "restyle", "args": [{"opacity": o}, places]} for label, o in labels.items()]
     menu = {"type": "buttons", "direction": "left", "buttons": buttons, "x": 1, "xanchor": "right", "y": 1.2}
@@ -150,5 +150,5 @@ def _title(x: str) -> str:
 
 
 def _plain(text: str) -> str:
-    # plotly reads tags and some entities in its texts, but not those of quotation marks.
+    # plotly reads tags and some entities in texts, but not the entities of quotation marks.
     return escape(text, quote=False)

@@ -14,12 +14,12 @@ from lightning_fed.runs.folder import RunFolder, read_rows, read_run
 __all__ = ["Columns", "Method", "MeasuredRun", "group_runs", "load_runs", "read_metrics"]
 
 Columns = dict[str, dict[int, float]]
-"""Measured values by column and round; a round without a measurement has no entry."""
+"""Measured values by column and round; rounds without a measurement have no entry."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun(RunFolder):
-    """A run folder and what was measured in it."""
+    """A run folder and its measurements."""
 
     columns: Columns
 
@@ -33,7 +33,7 @@ class Method:
 
 
 def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
-    """Returns the runs at or below some folders that measured anything, and a sentence for each that cannot be used."""
+    """Returns the runs with measurements at or below some folders, and a sentence for each run that is left out."""
     runs, notes = [], []
     folders = list(folders)
     for path in _run_folders(folders):
@@ -56,14 +56,14 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
 
 
 def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], list[str]]:
-    """Groups runs by configuration, keeping the newest run for each seed among those that measured a metric.
+    """Groups runs by configuration; for each seed it keeps the newest run that measured the metric.
 
-    Two configurations with the same label are told apart by the name of their runs, or else by their hash. Beside the
-    methods, in order of their first run, stands a sentence for each thing left out.
+    If two configurations have the same label, the name of their runs or else their hash is added. Returns the methods,
+    in order of their first run, and a sentence for everything that is left out.
     """
     columns = sorted({column for run in runs for column in run.columns})
     if metric not in columns:
-        from lightning_fed.cli.suggestions import did_you_mean  # which loads torch
+        from lightning_fed.cli.suggestions import did_you_mean  # imported here, as it loads torch
 
         if meant := did_you_mean(metric, columns):
             there = ", ".join(columns)
@@ -85,12 +85,12 @@ def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], 
 
 
 def read_metrics(path: Path) -> Columns:
-    """Returns the measured cells of a ``metrics.csv``; of two rows for one round the later counts."""
+    """Returns the measured cells of a ``metrics.csv``; if a round has two rows, the later one counts."""
     columns: Columns = {}
     for row in read_rows(path):
         at = int(row.pop("round"))
         for name, cell in row.items():
-            with suppress(ValueError):  # an empty cell was not measured
+            with suppress(ValueError):  # an empty cell means not measured
                 columns.setdefault(name, {})[at] = float(cell)
     return {one_line(name): dict(sorted(values.items())) for name, values in columns.items()}
 
@@ -99,7 +99,7 @@ def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
     seen = set()
     for folder in folders:
         if not folder.is_dir():
-            raise FederatedError(f"Expected a folder of runs to report on, got {folder}, which is none.")
+            raise FederatedError(f"Expected a folder of runs to report on, got {folder}, which is not a folder.")
         for at, below, files in os.walk(folder):
             below.sort()
             if "run.json" in files:

@@ -1,4 +1,4 @@
-"""The report as one HTML page, which needs neither a network nor another file."""
+"""The report as one HTML page that needs neither a network nor other files."""
 
 import json
 from base64 import b64encode
@@ -25,19 +25,19 @@ __all__ = [
 ]  # fmt: skip
 
 MOST_LINES = 14
-"""How many methods colours and dashes tell apart in one picture."""
+"""The largest number of methods that colours and dashes can tell apart in one picture."""
 
 _DRAWN = {"Other metrics": PREFERRED, "Agreement": ("agreement/", "mask/"), "Updates": ("update/",)}
 _MOST_CLIENTS = 5000
-# What tells runs of one method apart, or where they lie.
+# Options that differ between runs of one method: seeds, names and folders.
 _NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.default_root_dir", "ckpt_path")
 
-# The browser itself refuses whatever a name from a config might make the page fetch.
+# With this policy the browser loads nothing from outside, even if a name in a config contains HTML.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def report_page(rows: Sequence[Row], metric: str, x: str, notes: Sequence[str]) -> str:
-    """Makes the page of a table, of curves against x and what else every run has measured, and of what runs hold."""
+    """Makes the page: the table, curves over x and other costs that every run measured, and details of the runs."""
     methods = [row.method for row in rows]
     axes = [x, *(name for name in AXES if name != x and is_measured(methods, name))]
     body = (
@@ -51,9 +51,9 @@ def report_page(rows: Sequence[Row], metric: str, x: str, notes: Sequence[str]) 
 
 
 def details_of_runs(methods: Sequence[Method], axes: Sequence[str], shown: Collection[str]) -> list[str]:
-    """Makes sections of what run folders hold besides the metrics that are shown already, each where there is any.
+    """Makes a section for each kind of content in run folders that is not ``shown`` already.
 
-    More methods than a picture tells apart, and single layers, have a table where others have curves.
+    Metrics of single layers, and of too many methods for one picture, are tables instead of curves.
     """
     columns = sorted({column for method in methods for run in method.runs for column in run.columns} - {*shown})
     parts = []
@@ -69,7 +69,7 @@ def details_of_runs(methods: Sequence[Method], axes: Sequence[str], shown: Colle
 
 
 def whole_page(title: str, body: Iterable[str]) -> str:
-    """Makes a page of its parts, with the scripts that sorted tables and curves need."""
+    """Makes a page of its parts, with the scripts for sorting tables and drawing curves."""
     style, script = (Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     plotly_js = import_extra("plotly.offline", "html", "`--format html`").get_plotlyjs()
     return "\n".join(
@@ -85,7 +85,7 @@ def whole_page(title: str, body: Iterable[str]) -> str:
 
 
 def section(title: str, parts: Sequence[str]) -> str:
-    """Puts a heading over parts, if there are any."""
+    """Adds a heading to parts, if there are any."""
     return "\n".join([f"<h2>{title}</h2>", *parts]) if parts else ""
 
 
@@ -96,7 +96,7 @@ def _curves(methods: Sequence[Method], metrics: Sequence[str], axes: Sequence[st
 
 
 def _at_last(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
-    """A table in place of curves: the last value of each, mean over seeds."""
+    """Returns a table of the last values instead of curves, as means over seeds."""
     lines = [["at the last measurement", *(method.label for method in methods)]]
     for column in columns:
         lasts = [[list(run.columns[column].values())[-1] for run in m.runs if column in run.columns] for m in methods]
@@ -105,7 +105,7 @@ def _at_last(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
 
 
 def html_table(lines: Sequence[Sequence[str]], sortable: bool = False) -> str:
-    """Writes a header and lines, which a click on a column sorts if asked for."""
+    """Writes a header and lines as HTML; if ``sortable``, a click on a column sorts them."""
     heads = (f"<button>{escape(cell)}</button>" if sortable else escape(cell) for cell in lines[0])
     head = "".join(f'<th scope="col">{cell}</th>' for cell in heads)
     body = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines[1:])
@@ -134,9 +134,9 @@ def _picture(picture: bytes, shown: Sequence[str]) -> str:
 
 
 def config_differences(methods: Sequence[Method]) -> list[list[str]]:
-    """Compares saved configs: a header with the methods that have one, and a line for each option that differs.
+    """Compares saved configs: a header with the methods that have a config, and a line for each option that differs.
 
-    Options have their names of the command line. Without differences there are no lines.
+    Options have their command-line names. Without differences there are no lines.
     """
     configs = {m.label: options for m in methods if (options := run_options(m.runs[0].path))}
     lines = [[option, *(c.get(option, "") for c in configs.values())] for option in differing(configs.values())]
@@ -144,23 +144,23 @@ def config_differences(methods: Sequence[Method]) -> list[list[str]]:
 
 
 def differing(configs: Collection[Mapping[str, str]]) -> list[str]:
-    """Names the options that differ between flat configs, but for those that tell runs of one method apart."""
+    """Returns the options that differ between flat configs, except those that differ between runs of one method."""
     options = dict.fromkeys(option for config in configs for option in config if option not in _NO_DIFFERENCE)
     return [option for option in options if len({config.get(option, "") for config in configs}) > 1]
 
 
 def run_options(folder: Path) -> dict[str, str]:
-    """Reads the options of a run by their names on the command line; of one from Python as its objects were made."""
+    """Reads the options of a run by their command-line names; for a run from Python, the arguments of its objects."""
     config = _config(folder / "config.yaml") or _config(folder / "options.json")
     return _flatten(config) if config else {}
 
 
 def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():  # a run has one of the two, and a device or a pipe may never end
+    if not path.is_file():  # a run has one of the two files; reading a device or a pipe may never end
         return {}
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # what is damaged says nothing
+    except (OSError, ValueError, yaml.YAMLError):  # a damaged file has no options
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -179,7 +179,7 @@ def _flatten(value: Any, option: str = "") -> dict[str, str]:
 
 
 def client_table(path: Path) -> list[list[str]]:
-    """Reads the header and the lines of a run's ``clients.csv``; empty without one."""
+    """Reads the header and the lines of a run's ``clients.csv``; empty if there is none."""
     rows = list(read_rows(path))
     return [list(rows[0]), *([_shortened(cell) for cell in row.values()] for row in rows)] if rows else []
 
@@ -191,7 +191,7 @@ def _shortened(cell: str) -> str:
 
 
 def split_pictures(methods: Sequence[Method]) -> dict[bytes, list[str]]:
-    """Finds the picture of each split, by classes where there are any, with the methods whose first run has it."""
+    """Finds the picture of each split, by classes if there are any, with the methods whose first run has this split."""
     pictures: dict[bytes, list[str]] = {}
     for method in methods:
         folder = method.runs[0].path

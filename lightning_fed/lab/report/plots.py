@@ -1,4 +1,4 @@
-"""Curves of a metric over rounds, communication or time as a picture: a line per method, with a band."""
+"""Plots curves of a metric over rounds, communication or time: a line per method, with a band."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = [
     "AXES", "COLOURS", "Curve", "Vector", "curve", "label_of", "limits", "panels_figure", "png",
 ]  # fmt: skip
 
-# The colours of Okabe and Ito, "Color universal design" (2008), which readers with any colour vision tell apart; the
-# yellow, too pale for a line on white, is left out. Beyond seven methods the line style changes.
+# The colours of Okabe and Ito, "Color universal design" (2008), for readers with any colour vision. Their yellow is
+# left out, as it is too pale for a line on white. From the eighth method on the line style changes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "D", "^")
@@ -40,31 +40,31 @@ AXES = {
     "comm/bytes_down": ("sent to the clients", "B"),
     "simulated/time": ("simulated time", "s"),
 }
-"""What curves are drawn against: its label and the unit behind SI prefixes, None for plain numbers."""
+"""For each x-axis its label and the unit that gets SI prefixes; None for plain numbers."""
 
 Vector: TypeAlias = NDArray[np.float64]
 Curve: TypeAlias = tuple[Vector, Vector, Vector | None]
 
 
 def curve(method: Method, metric: str, x: str = "round") -> Curve:
-    """Computes the curve of a method over the R rounds that all its seeds evaluated.
+    """Computes the curve of a method over the R rounds that all its seeds have evaluated.
 
     Returns:
-        Mean over seeds of what the runs have spent of x and of the metric, and the metric's sample standard deviation
-        (None for one seed), each of shape (R,).
+        Means over seeds of the cost x and of the metric, and the metric's sample standard deviation (None for one
+        seed), each of shape (R,).
     """
     rounds = sorted(set.intersection(*(set(run.columns[metric]) for run in method.runs)))
     values = np.array([[run.columns[metric][at] for at in rounds] for run in method.runs], dtype=np.float64)
     places = np.array([spent(run, x, rounds) for run in method.runs], dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # a diverged run makes the deviation NaN, and the band ends there
+    with np.errstate(invalid="ignore"):  # a diverged run makes the deviation NaN, so the band ends there
         std = values.std(axis=0, ddof=1) if len(values) > 1 else None
     return places.mean(axis=0), values.mean(axis=0), std
 
 
 def limits(curves: Collection[Curve], share: bool) -> tuple[float, float] | None:
-    """Returns the ends of an axis of points: of an accuracy 20 points wide at least, of another metric from 0.
+    """Returns the limits of the axis for points: at least 20 points wide for an accuracy, else from 0.
 
-    Curves of which one has two values are no points, and have none.
+    Returns None if a curve has two or more values, as these are lines.
     """
     if any(len(mean) > 1 for _, mean, _ in curves):
         return None
@@ -78,14 +78,14 @@ def limits(curves: Collection[Curve], share: bool) -> tuple[float, float] | None
 
 
 def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
-    """Draws a line per method and, from two seeds on, a band of one standard deviation to either side.
+    """Draws a line per method and, from two seeds on, a band of one standard deviation on either side.
 
-    Panels stand side by side, three or five in a row, above one legend. They are methods by number, which gives one the
-    same colour everywhere, by title and metric; a metric that each has measured once is drawn as points.
+    Panels, by title and metric, are in rows of three or five above one legend. The number of a method sets its colour
+    in all panels. A metric that all methods measured only once is drawn as points.
     """
     from matplotlib.figure import Figure
 
-    across = max(1, min(3 if len(panels) <= 12 else 5, len(panels)))  # one place for no panel, where all have diverged
+    across = max(1, min(3 if len(panels) <= 12 else 5, len(panels)))  # 1 without panels, if all runs diverged
     down = max(1, -(-len(panels) // across))
     wide, high = (3.6, 3.2) if across <= 3 else (2.6, 2.3)
     figure = Figure(figsize=(max(7.0, wide * across), 0.8 + high * down), layout="constrained")
@@ -106,7 +106,7 @@ def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str
 
 
 def _panel(axes: Axes, methods: Mapping[int, Method], metric: str, x: str) -> bool:
-    """Draws the curves of methods by number, and tells whether one has a band."""
+    """Draws the curves of numbered methods, and tells whether one has a band."""
     curves = {index: curve(method, metric, x) for index, method in methods.items()}
     percent = is_share(metric, [value for _, mean, _ in curves.values() for value in mean.tolist()])
     scale = 100.0 if percent else 1.0
@@ -143,7 +143,7 @@ def _draw(axes: Axes, index: int, method: Method, x: Vector, mean: Vector, std: 
 
 
 def label_of(method: Method) -> str:
-    """Names a method with the number of its seeds."""
+    """Returns the label of a method with its number of seeds."""
     return f"{method.label} ({counted(len(method.runs), 'seed')})"
 
 
@@ -160,7 +160,7 @@ def _label(axes: Axes, x: str) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """Draws a figure as a PNG file."""
+    """Returns a figure as the bytes of a PNG file."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=150)
     return drawn.getvalue()

@@ -1,4 +1,4 @@
-"""The table of methods: final, best and mean of the last 10 rounds, over seeds."""
+"""The table of methods: final value, best value and mean of the last 10 rounds, over seeds."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,16 +17,16 @@ __all__ = [
 ]  # fmt: skip
 
 PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
-"""What is reported of runs unless something else is asked for, the first that all have."""
+"""Metrics by default: the first one that all runs have is reported."""
 
 _STATISTICS = {"final": "final", "best": "best", f"last{LAST}": f"last {LAST}"}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and sample standard deviation (n - 1) over seeds; the latter None for one seed.
+    """Mean and sample standard deviation (n - 1) over seeds; the deviation is None for one seed.
 
-    Where only some seeds have a value, there is no mean, and ``found`` says how many.
+    If only some seeds have a value, there is no mean, and ``found`` is their number.
     """
 
     mean: float
@@ -34,7 +34,7 @@ class Summary:
     found: int | None = None
 
     def text(self, seeds: int, percent: bool, single: str = "") -> str:
-        """Writes it for a table; ``single`` stands behind the value of one seed."""
+        """Writes the summary for a table; ``single`` follows the value if there is only one seed."""
         if self.found is not None:
             return f"{self.found} of {counted(seeds, 'seed')}"
         scale, mean, std = (100, ".2f", ".2f") if percent else (1, ".4g", ".2g")
@@ -46,8 +46,8 @@ class Row:
     """One method in the table."""
 
     method: Method
-    last_rounds: tuple[int, ...]  # the last evaluated one of each seed's run
-    summaries: dict[str, Summary]  # by column: statistics of the metric, then what a budget and a target add
+    last_rounds: tuple[int, ...]  # of each seed's run, the last evaluated one
+    summaries: dict[str, Summary]  # by column: statistics of the metric, then those for a budget and a target
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -59,18 +59,18 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def summarize_found(values: Sequence[float]) -> Summary:
-    """Returns no mean where a seed has no value: that of the others would flatter the method."""
+    """Like ``summarize``, but without a mean if a seed has no value: that of the others would flatter the method."""
     found = sum(not math.isnan(value) for value in values)
     return summarize(values) if found == len(values) else Summary(math.nan, None, found)
 
 
 def counted(number: int, noun: str) -> str:
-    """Writes a number before what it counts: ``1 seed``, ``3 seeds``."""
+    """Writes a number with its noun: ``1 seed``, ``3 seeds``."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def over_seeds(counts: Iterable[int]) -> str:
-    """Says what stands in the cells of a table, given over how many seeds each is."""
+    """Says what the cells of a table are, given the number of seeds of each."""
     least, most = min(counts := [*counts]), max(counts)
     if most == 1:
         return "one seed"
@@ -78,16 +78,16 @@ def over_seeds(counts: Iterable[int]) -> str:
 
 
 def is_share(metric: str, values: Sequence[float]) -> bool:
-    """Tells whether a metric is an accuracy given as a share in [0, 1], to be shown in percent."""
+    """Tells whether a metric is an accuracy in [0, 1], which tables show in percent."""
     return "acc" in metric.lower() and all(0 <= value <= 1 for value in values if math.isfinite(value))
 
 
 def method_rows(
     methods: Sequence[Method], metric: str, derived: Mapping[str, Callable[[MeasuredRun], float]] | None = None
 ) -> list[Row]:
-    """Summarises each method, best final mean first and diverged (NaN) last.
+    """Summarises each method; the best final mean comes first, diverged methods (NaN) last.
 
-    A further column is derived from one run at a time; it is NaN where the run has none.
+    Each function in ``derived`` adds a column; it maps a run to a value, or to NaN if there is none.
     """
     rows = []
     for method in methods:
@@ -109,14 +109,14 @@ def method_rows(
 
 
 def table_title(rows: Sequence[Row], metric: str) -> str:
-    """Names the table: its metric, and over how many seeds it is."""
+    """Returns the title of the table: its metric and the number of seeds."""
     return f"{metric}, {over_seeds(len(row.method.runs) for row in rows)}"
 
 
 def table_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
-    """Writes the header and a line for each method; accuracies in percent.
+    """Writes the header and a line for each method, with accuracies in percent.
 
-    Numbers of seeds have a column where methods differ in them; where they do not, the title says it.
+    There is a column for the number of seeds if methods differ in it; otherwise the title has the number.
     """
     percent = is_share(metric, [row.summaries[name].mean for row in rows for name in _STATISTICS])
     names = list(rows[0].summaries)
@@ -134,22 +134,22 @@ def table_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
 
 
 def format_table(rows: Sequence[Row], metric: str) -> str:
-    """Lays the table out as plain text."""
+    """Writes the table as plain text."""
     head, *lines = table_cells(rows, metric)
     rule = ["-" * max(map(len, column)) for column in zip(head, *lines, strict=True)]
     return aligned([head, rule, *lines])
 
 
 def notes_on_ends(rounds: Iterable[int]) -> list[str]:
-    """Says at which rounds runs end, given the last one of each, unless it is the same."""
+    """Says at which rounds runs end, given the last round of each, unless all are equal."""
     ends = sorted({*rounds})
     if len(ends) < 2:
         return []
-    return [f"The runs end at different rounds, {ends[0]} to {ends[-1]}: each counts as far as it goes."]
+    return [f"The runs end at different rounds, {ends[0]} to {ends[-1]}: each counts up to its own end."]
 
 
 def notes_on_window(curves: Iterable[Mapping[int, float]], statistic: str) -> list[str]:
-    """Says how many rounds of a statistic were not evaluated, if any."""
+    """Says how many rounds of a statistic were not evaluated, if there are any."""
     missing = max((missing_rounds(curve, statistic) for curve in curves), default=0)
     were = "was" if missing == 1 else "were"
     note = f"`{statistic}` is the mean of those of its rounds that were evaluated: up to {missing} {were} not."
@@ -157,7 +157,7 @@ def notes_on_window(curves: Iterable[Mapping[int, float]], statistic: str) -> li
 
 
 def write_csv(rows: Sequence[Row], metric: str, path: Path) -> None:
-    """Writes the table with values as measured; empty cells for the deviation of one seed, and where seeds lack one."""
+    """Writes the table with unscaled values; a deviation of one seed and a mean that does not exist are empty cells."""
     names = [f"{name.replace(' ', '_')}_{part}" for name in rows[0].summaries for part in ("mean", "std")]
     lines: list[list[object]] = [["metric", "method", "seeds", "rounds", *names]]
     for row in rows:

@@ -1,1 +1,1 @@
-"""The command that runs a study: its file, its workers, its tuning."""
+"""The command that runs a study: reads its file, starts its workers, and tunes."""

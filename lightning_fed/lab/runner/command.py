@@ -41,10 +41,10 @@ _Key = tuple[str, ...]
 
 
 def main(argv: list[str], guard: Guard) -> int:
-    """Trains the runs of a study that are not done yet, under a guard that restricts their imports.
+    """Trains the runs of a study that are not done yet; ``guard`` restricts the imports of their processes.
 
     Returns:
-        0 if all are done, 1 if a run failed, 128 + the signal's number if one stopped the program.
+        0 if all runs are done, 1 if a run failed, 128 + the signal's number if a signal stopped the program.
     """
     options = _parser().parse_args(argv)
     expect_count("--jobs", options.jobs)
@@ -55,7 +55,7 @@ def main(argv: list[str], guard: Guard) -> int:
     per = tuned_together(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
     cells = _share(cells, options.shard, per)
     groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
-    if groups and not options.dry_run:  # whose trials are written down
+    if groups and not options.dry_run:  # their trials are written there
         _make_folder(root)
     plan = partial(_plan, study, cells, groups, root, options.jobs)
     planned, missing = plan()
@@ -70,7 +70,7 @@ def main(argv: list[str], guard: Guard) -> int:
         for cell in missing:
             print(f"  {cell.label}")
         print(
-            f"{_runs_are(missing)} missing, for which {counted(len(tasks), 'task')} would be submitted, with "
+            f"{_runs_are(missing)} missing: {counted(len(tasks), 'task')} would be submitted for them with "
             f"{options.slurm}."
             if executor
             else _time_needed(root, planned, missing, options.jobs, guard)
@@ -85,7 +85,7 @@ def main(argv: list[str], guard: Guard) -> int:
 def _plan(
     study: Study, cells: Sequence[Cell], groups: Sequence[Group], root: Path, jobs: int
 ) -> tuple[list[Cell], list[Cell]]:
-    """Returns the runs that there are to be, as far as is known before all is tuned, and those that are not done."""
+    """Returns all runs that are known so far, as tuning may add some, and those of them that are not done."""
     trials = [cell for group in groups for attempt in group.planned(jobs) for cell in attempt.cells]
     tuned, undecided = with_choices(study, cells, groups)
     planned = list({cell.folder: cell for cell in (*trials, *tuned, *undecided)}.values())
@@ -93,10 +93,10 @@ def _plan(
 
 
 def _executor(root: Path, options: argparse.Namespace) -> "submitit.SlurmExecutor | None":
-    """Returns what submits to SLURM, None if runs are trained here."""
+    """Returns the executor for SLURM, None if runs are trained on this machine."""
     if options.launcher == "slurm":
         if options.shard is not None:
-            raise FederatedError("Expected `--shard` without `--launcher slurm`, which makes shares itself, got both.")
+            raise FederatedError("Expected no `--shard` with `--launcher slurm`, which makes shares itself, got both.")
         return make_executor(root, options.slurm)
     if options.slurm:
         raise FederatedError(f"Expected `--launcher slurm` with `--slurm {options.slurm}`, got `--launcher local`.")
@@ -104,7 +104,7 @@ def _executor(root: Path, options: argparse.Namespace) -> "submitit.SlurmExecuto
 
 
 def _tasks(argv: list[str], guard: Guard, keys: Sequence[_Key], missing: Sequence[_Key], jobs: int) -> list[Task]:
-    """Returns what the tasks of a job do: this command, each with a share in which runs are missing."""
+    """Returns the tasks of a job: each runs this command on a share of the runs in which some are missing."""
     order = {key: at for at, key in enumerate(dict.fromkeys(keys))}
     shares = sorted({order[key] % jobs + 1 for key in missing})
     here = ("--launcher=local", "--slurm=", "--jobs=1")
@@ -112,7 +112,7 @@ def _tasks(argv: list[str], guard: Guard, keys: Sequence[_Key], missing: Sequenc
 
 
 def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: Pool, jobs: int) -> Outcome:
-    """Tunes, and trains the runs with what is chosen."""
+    """Tunes, then trains the runs with the chosen options."""
     tuning = tune(groups, pool.train, jobs) if groups else Outcome()
     if tuning.signum is not None:
         return tuning
@@ -124,7 +124,7 @@ def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: P
 
 
 def study_folder(output: Path, name: str, profile: str) -> Path:
-    """Returns the folder of a study's runs in the size of a profile."""
+    """Returns the folder for the runs of a study in a profile."""
     return output / (name if profile == "full" else f"{name}-{profile}")
 
 
@@ -136,31 +136,31 @@ def _make_folder(root: Path) -> None:
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="lightning-fed study",
-        description="Runs what is missing of a study: the product of its axes, for each seed, in several processes.",
+        description="Trains the missing runs of a study (all combinations of its axes, with each seed) in parallel.",
         epilog=help_on_keys(), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("file", metavar="FILE", help="YAML file of the study, or the name of one that is shipped")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, of one thread each")
-    parser.add_argument("--profile", default="full", metavar="NAME", help="size of the study (default: %(default)s)")
-    parser.add_argument("--only", metavar="AXIS=PATTERN,...", help="runs whose values fit, as in `rule=Fed*,seed=0`")
-    parser.add_argument("--shard", metavar="K/N", help="the K-th of N shares of the runs, one for each machine")
+    parser.add_argument("file", metavar="FILE", help="YAML file of the study, or the name of a shipped study")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each with one thread")
+    parser.add_argument("--profile", default="full", metavar="NAME", help="profile of the study (default: %(default)s)")
+    parser.add_argument("--only", metavar="AXIS=PATTERN,...", help="only these runs, as in `rule=Fed*,seed=0`")
+    parser.add_argument("--shard", metavar="K/N", help="only the K-th of N shares of the runs, one for each machine")
     parser.add_argument(
         "--launcher", choices=("local", "slurm"), default="local",
-        help="what trains: processes here, or N tasks of a job on a SLURM cluster (default: %(default)s)",
+        help="train in processes here, or in N tasks of a job on a SLURM cluster (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--slurm", default="", metavar="KEY=VALUE,...", help="of a task, as in `time=240,partition=gpu`"
+        "--slurm", default="", metavar="KEY=VALUE,...", help="options of a SLURM task, as in `time=240,partition=gpu`"
     )
-    parser.add_argument("--dry_run", action="store_true", help="say what would run, and run nothing")
+    parser.add_argument("--dry_run", action="store_true", help="list the missing runs, but train nothing")
     parser.add_argument(
         "--output", type=Path, default=_RUNS, metavar="DIR",
-        help="where NAME-PROFILE is made, the folder of the runs (default: %(default)s)",
+        help="folder for the runs, in which the folder NAME-PROFILE is made (default: %(default)s)",
     )  # fmt: skip
     return parser
 
 
 def _share(cells: list[Cell], shard: str | None, per: Sequence[str]) -> list[Cell]:
-    """Returns a share of the runs; those that agree in some axes are in the same one."""
+    """Returns a share of the runs; runs with equal values of the axes ``per`` are in the same share."""
     if shard is None:
         return cells
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
@@ -172,15 +172,15 @@ def _share(cells: list[Cell], shard: str | None, per: Sequence[str]) -> list[Cel
 
 
 def _keys(cells: Sequence[Cell], per: Sequence[str]) -> list[_Key]:
-    """Returns for each run what those of its share agree in."""
+    """Returns for each run its values of the axes ``per``."""
     return [key_of({**cell.axes, "seed": cell.seed}, per) for cell in cells]
 
 
 def telling_runs(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Yields few runs whose words show the mistakes of all.
+    """Yields a few runs that are enough to find the mistakes in the options of all.
 
-    Every value of an axis, and of a tuned option, that occurs at all occurs in them: in the run that differs from the
-    first one in that alone, where there is one.
+    Every value of an axis and of a tuned option occurs in at least one of them. Runs that differ from the first run in
+    only one value come first.
     """
     near = [cell for cell in cells if sum(value != cells[0].axes[axis] for axis, value in cell.axes.items()) < 2]
     seen: set[tuple[str, str]] = set()
@@ -192,50 +192,50 @@ def telling_runs(cells: Sequence[Cell]) -> Iterator[Cell]:
 
 
 def _tell(outcome: Outcome, root: Path, options: argparse.Namespace) -> int:
-    """Says how the runs ended, and returns the exit code."""
+    """Prints how the runs ended, and returns the exit code."""
     if outcome.failed:
         logs = [path for cell in outcome.failed if (path := root / cell.folder / LOG).exists()]
         count = counted(len(outcome.failed), "run")
         ended = f"{count} failed" if options.launcher == "local" else f"{_runs_are(outcome.failed)} not done"
         logs += [] if options.launcher == "local" else [root / TASK_LOGS]
-        print(f"\n{ended}; start again to train them once more" + (", or see" if logs else "."))
+        print(f"\n{ended}; start the command again to retry" + (", or see" if logs else "."))
         print(*(f"  {path}\n" for path in logs), sep="", end="")
     if outcome.signum is not None:
         print("\nStopped: the same command goes on from the last checkpoints.")
         return 128 + outcome.signum
     profile = "" if options.profile == "full" else f" --profile {options.profile}"
     runs = "" if options.output == _RUNS else f" {options.output}"
-    print(f"\nto see what they came to:\n  lightning-fed report --study {options.file}{runs}{profile}")
+    print(f"\nto see the results:\n  lightning-fed report --study {options.file}{runs}{profile}")
     return 1 if outcome.failed else 0
 
 
 def _time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], jobs: int, guard: Guard) -> str:
-    """Says in a sentence how many rounds are missing, and about how long they take.
+    """Returns a sentence on how many rounds are missing, and about how long they take.
 
-    Where no run is done, a few rounds of the first one are timed, in a folder that is removed.
+    If no run is done, it times a few rounds of the first run in a temporary folder.
     """
     if not missing:
         return "Nothing is missing."
     pairs = [(rounds_of(cell), _trained(root / cell.folder)) for cell in missing]
-    # Where the newest run in a folder has all rounds it is another one, and all are still needed.
+    # A newest run with all rounds that is not done belongs to other options, so all rounds are still needed.
     rounds = sum(most - trained if trained < most else most for most, trained in pairs)
     each = _seconds(root, cells)
     if not each:
         print(f"Timing {_TRIED} rounds of {missing[0].label}.")
         with TemporaryDirectory() as folder:
             words = (*missing[0].words, f"--trainer.max_rounds={_TRIED}")
-            short = replace(missing[0], words=words, watch=None, attack=None)  # only timed, it is none of a trial
+            short = replace(missing[0], words=words, watch=None, attack=None)  # only timed, not part of a trial
             Pool(Path(folder), 1, guard, say=lambda words: None).train([short])
             each = _seconds(Path(folder), [short])
             log = Path(folder) / short.folder / LOG
             said = (log.read_text() if log.exists() else "").strip().splitlines() or ["it printed nothing"]
     needed = f"{_runs_are(missing)} missing, {counted(rounds, 'round')}"
     if not each:
-        return f"{needed}; how long they take is not known, as the first run failed: {said[-1]}"
+        return f"{needed}; the time they take is unknown, as the first run failed: {said[-1]}"
     left = timedelta(seconds=round(rounds * fmean(each) / min(jobs, len(missing))))
     return (
-        f"{needed}: about {left} (h:mm:ss) at {counted(jobs, 'run')} at a time and {fmean(each):.3g} s for each round, "
-        "and some seconds to start each."
+        f"{needed}: about {left} (h:mm:ss) with {counted(jobs, 'run')} at a time and {fmean(each):.3g} s a round, "
+        "plus some seconds to start each run."
     )
 
 
@@ -244,20 +244,20 @@ def _runs_are(cells: Sequence[Cell]) -> str:
 
 
 def _seconds(root: Path, cells: Sequence[Cell]) -> list[float]:
-    """Returns the mean seconds of a round for each run that is done."""
+    """Returns the mean seconds per round of each run that is done."""
     found = (done_run(root, cell) for cell in cells)
     columns = (read_metrics(run.metrics).get("time/round", {}) for run in found if run is not None)
     return [fmean(column.values()) for column in columns if column]
 
 
 def _trained(folder: Path) -> int:
-    """Returns the rounds that the newest run in a folder has trained."""
+    """Returns how many rounds the newest run in a folder has trained."""
     tables = sorted(folder.glob("version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
     return max((int(row["round"]) for row in read_rows(tables[-1])), default=0) if tables else 0
 
 
 def rounds_of(cell: Cell) -> int:
-    """Returns the rounds that a run is to have, as its words say."""
+    """Returns how many rounds a run should have by its arguments."""
     rounds, words = _BY_DEFAULT, iter(cell.words)
     for word in words:
         option, _, value = word.partition("=")
@@ -274,6 +274,6 @@ def rounds_of(cell: Cell) -> int:
 
 @cache
 def _trainer_of(name: str) -> dict[str, object]:
-    """Returns what a configuration says of the trainer; read once, as a study may have 100,000 runs of it."""
+    """Returns the trainer options in a configuration; read only once, as a study may have 100,000 runs of it."""
     config = yaml.safe_load(Path(find_config(name)).read_text()) or {}
     return config.get("trainer") or {}

@@ -1,6 +1,6 @@
-"""The file of a study, read by the types of its dataclasses: every mistake in one sentence that names file and place.
+"""Reads the file of a study by the types of its dataclasses; each mistake is one sentence with file and place.
 
-jsonargparse reads such dataclasses too, but passes over keys that a dataclass within a mapping does not have.
+jsonargparse can read such dataclasses too, but it ignores unknown keys of a dataclass inside a mapping.
 """
 
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -42,11 +42,11 @@ _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or fals
 
 
 def load_study(name: str, profile: str = "full") -> Study:
-    """Reads a study and checks it in all its profiles.
+    """Reads a study and checks all its profiles.
 
     Args:
-        name: Its file, or its name among those that come with the package, such as ``studies/quickstart``.
-        profile: The size of the study that is returned.
+        name: The file, or the name of a study in the package, such as ``studies/quickstart``.
+        profile: The profile to return.
     """
     path = _find(name)
     try:
@@ -81,13 +81,13 @@ def _find(name: str) -> Path:
 
 
 def _name(path: Path) -> str:
-    """Returns the name of a study: that of its file, with the folders below ``studies`` if it lies in one."""
+    """Returns the name of a study: the file name, with the folders below ``studies`` if there are any."""
     parts = path.absolute().with_suffix("").parts
     return "/".join(parts[len(parts) - parts[::-1].index("studies") :]) if "studies" in parts[:-1] else parts[-1]
 
 
 def _long_axis(name: str, axis: Any) -> Any:
-    """Writes an axis of one option as all others are."""
+    """Converts the short form of an axis, one option with values, to the long form."""
     if not isinstance(axis, dict) or set(axis) != _SHORT:
         return axis
     option, values = _read(str, axis["option"], f"axes.{name}.option"), axis["values"]
@@ -100,7 +100,7 @@ def _long_axis(name: str, axis: Any) -> Any:
 
 
 def _read(hint: Any, value: Any, place: str) -> Any:
-    """Makes of a value what a type hint says."""
+    """Converts a value to the type of a type hint."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint) and isinstance(hint, type):
         return _read_part(hint, _mapping(value, place), place)
@@ -135,7 +135,7 @@ def _read(hint: Any, value: Any, place: str) -> Any:
 
 
 def _read_one_of(hints: tuple[Any, ...], value: Any, place: str) -> Any:
-    """Reads null as None, a mapping as the dataclass among some types, and all else as the other."""
+    """Reads null as None, a mapping as the dataclass of the union, and anything else as the other type."""
     if value is None and type(None) in hints:
         return None
     hints = tuple(hint for hint in hints if hint is not type(None))
@@ -176,7 +176,7 @@ def _wrong(place: str, expected: str, value: Any) -> FederatedError:
 
 
 def help_on_keys() -> str:
-    """Describes every key of the file, from the documentation of the dataclasses."""
+    """Describes every key of the file, from the docstrings of the dataclasses."""
     lines = []
     for title, kind in _PARTS.items():
         told = parse(kind.__doc__ or "")

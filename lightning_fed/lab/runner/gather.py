@@ -1,4 +1,4 @@
-"""What one study came to in several folders, of several machines or times, joined by the fingerprints of its runs."""
+"""Joins the results of one study from several folders, machines or times, by the fingerprints of its runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ _Key = tuple[str, ...]
 
 
 def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResults, list[str]]:
-    """Joins results of one study and profile, in the order of one folder with all of its runs.
+    """Joins results of one study and profile, in the order of a single folder with all runs.
 
-    Of runs with one combination and seed the newest run folder counts, else the table of the first folder.
+    If a combination and seed has several runs, the newest run folder counts, else the table of the first folder.
 
     Returns:
-        The results, and sentences on what stands in several folders or is of another version of the study.
+        The results, and sentences on runs that are in several folders or from another version of the study.
     """
     found: dict[_Key, list[tuple[Path, StudyRun]]] = {}
     for folder, part in parts.items():
@@ -52,24 +52,24 @@ def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResul
 
 
 def _on_several(taken: Counter[str], differing: Sequence[str]) -> list[str]:
-    """Says how many runs stand in several folders, from which each is taken, and which have other numbers elsewhere."""
+    """Says how many runs are in several folders, which folder counts, and which runs differ between folders."""
     notes = []
     if twice := taken.total():
         from_where = ", ".join(f"{count} of {place}" for place, count in taken.items() if count)
         notes.append(
-            f"{counted(twice, 'run')} {are(twice)} in several folders with one fingerprint: "
-            f"the finished one that is newest counts, {from_where}."
+            f"{counted(twice, 'run')} {are(twice)} in several folders with the same fingerprint: "
+            f"the newest finished one counts, {from_where}."
         )
     if differing:
         notes.append(
-            f"{counted(len(differing), 'run')} of them {'has' if len(differing) == 1 else 'have'} other numbers in "
-            f"one folder than in another: {'; '.join(differing)}."
+            f"For {counted(len(differing), 'run')} the results differ between folders, although the fingerprint is "
+            f"the same: {'; '.join(differing)}."
         )
     return notes
 
 
 def unknown_runs(root: Path, results: StudyResults) -> str:
-    """Says how many runs below a folder are done and none of this version of the study, empty if there are none."""
+    """Says how many finished runs below a folder are from another version of the study; empty if there are none."""
     known = {(*_key(run), *run.chosen.items()) for run in results.runs}
     known |= {(*_key(trial), *trial.options.items()) for trial in results.trials}
     unknown = sum(1 for _ in root.rglob(RECORD)) - len(known)
@@ -78,11 +78,11 @@ def unknown_runs(root: Path, results: StudyResults) -> str:
 
 def _of_another_version(count: int) -> str:
     verb = are(count)
-    return f"{counted(count, 'run')} with unknown fingerprints, of another version of the study, which {verb} left out."
+    return f"{counted(count, 'run')} of another version of the study, with unknown fingerprints, which {verb} left out."
 
 
 def in_order(study: Study, trials: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Returns trials choice after choice, and stage after stage, without those of combinations that there are not."""
+    """Sorts trials by choice, then by stage; trials of combinations that the study does not have are left out."""
     per = tuned_per(study)
     order = list(dict.fromkeys(tuple(str(axes[axis]) for axis in per) for axes in combinations(study)))
     known = [trial for trial in trials if _choice(trial, per) in order]
@@ -98,6 +98,6 @@ def _key(run: StudyRun | Trial) -> _Key:
 
 
 def _numbers(run: StudyRun, study: Study) -> dict[str, dict[int, str]]:
-    """Returns what is reported of a run, as it is written."""
+    """Returns the reported values of a run as text, as tables have them."""
     reported = {name: run.curves.get(name, {}) for name in study.report.metric}
     return {name: {at: as_text(value) for at, value in curve.items()} for name, curve in reported.items()}

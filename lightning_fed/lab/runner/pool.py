@@ -1,4 +1,4 @@
-"""Trains runs in several processes at a time, with one display for all; nothing is lost when it is stopped."""
+"""Trains several runs at a time in processes, with one progress bar; if you stop it, nothing is lost."""
 
 import os
 import signal
@@ -33,18 +33,18 @@ _WORKER = "lightning_fed.lab.runner.worker"
 
 @dataclass
 class Outcome:
-    """How a set of runs ended: those that failed, and the signal that stopped the program, None if none did."""
+    """How a set of runs ended: the failed runs, and the signal that stopped the program, None for none."""
 
     failed: list[Cell] = field(default_factory=list)
     signum: int | None = None
 
 
 class Pool:
-    """Some processes at a time that train runs, forked from one that has loaded what they need, of one thread each."""
+    """Trains runs in processes of one thread each, forked from a process that has loaded all imports."""
 
     def __init__(self, root: Path, jobs: int, guard: Guard, say: Callable[[str], object] = tqdm.write) -> None:
         self._root, self._jobs, self._guard, self._say = root, jobs, guard, say
-        os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
+        os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is loaded
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([_WORKER])
         self._running: dict[BaseProcess, tuple[Cell, float]] = {}
@@ -52,17 +52,17 @@ class Pool:
         self._ended: Callable[[Cell, bool], object] = lambda cell, early: None
 
     def mistake(self, cells: Sequence[Cell]) -> str:
-        """Returns what is wrong with the command line of the first of some runs that has a mistake, else nothing."""
+        """Returns the first mistake in the options of some runs, empty if there is none."""
         with ProcessPoolExecutor(1, self._context) as reader:
             try:
                 return str(reader.submit(_work, "mistake_in", cells, self._guard).result())
             except BrokenProcessPool:
-                return "The program that reads the options of runs ended."
+                return "The process that checks the options of the runs has ended."
 
     def train(self, cells: Sequence[Cell], ended: Callable[[Cell, bool], object] = lambda cell, early: None) -> Outcome:
-        """Trains those of some runs that are not done, waiting for those that other programs train.
+        """Trains the runs that are not done, and waits for runs that other programs train.
 
-        ``ended`` is called with each run that has ended, and whether it was ended early.
+        After each run it calls ``ended`` with the run and whether it was ended early.
         """
         self._outcome, self._ended = Outcome(), ended
         open_runs = [cell for cell in cells if done_run(self._root, cell) is None]
@@ -76,7 +76,7 @@ class Pool:
                 wait([process.sentinel for process in self._running], _LOOK_S)
                 for process in [process for process in self._running if not process.is_alive()]:
                     self._end(process, held, bar)
-                if not waiting:  # and so only now look at what others had
+                if not waiting:  # only now check the runs of other programs again
                     waiting.extend(cell for cell in held if _is_free(self._root / cell.folder))
                     held = [cell for cell in held if cell not in waiting]
         return self._outcome
@@ -87,11 +87,11 @@ class Pool:
             process = self._context.Process(target=_work, args=("train_cell", self._root, cell, self._guard))
             process.start()
             self._running[process] = cell, time.monotonic()
-        if self._outcome.signum is not None:  # one that came while a process was started
+        if self._outcome.signum is not None:  # a signal came while a process started
             self._terminate()
 
     def _end(self, process: BaseProcess, held: list[Cell], bar: Any) -> None:
-        """Tells how a run ended."""
+        """Prints how a run ended."""
         cell, started = self._running.pop(process)
         process.join()
         if process.exitcode == HELD:
@@ -104,7 +104,7 @@ class Pool:
             self._ended(cell, False)
         elif process.exitcode == PRUNED:
             bar.update()
-            self._say(f"{cell.label}: ended early, as others are better")
+            self._say(f"{cell.label}: ended early, as other trials are better")
             self._ended(cell, True)
         elif self._outcome.signum is None:
             self._outcome.failed.append(cell)
@@ -112,7 +112,7 @@ class Pool:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Passes Ctrl-C and SIGTERM on within the block: runs end after their round, with a checkpoint."""
+        """Within the block passes Ctrl-C and SIGTERM on, so that runs end after their round, with a checkpoint."""
         former: dict[signal.Signals, Any] = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -122,7 +122,7 @@ class Pool:
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         if self._outcome.signum is None:
-            sys.stderr.write("\nStopping after the rounds that are trained; press Ctrl-C again to stop at once.\n")
+            sys.stderr.write("\nStopping after the current rounds; press Ctrl-C again to stop immediately.\n")
         self._outcome.signum = signum
         self._terminate()
 
@@ -132,7 +132,7 @@ class Pool:
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether no process trains in a folder at the moment."""
+    """Whether no process trains in a folder now."""
     with RunLock() as lock, suppress(FederatedError):
         lock.take(folder)
         return True
@@ -140,5 +140,5 @@ def _is_free(folder: Path) -> bool:
 
 
 def _work(name: str, *args: object) -> object:
-    """Calls a function of the worker, which the program itself does not load: it needs neither torch nor Lightning."""
+    """Calls a function of the worker by name, so that this program loads neither torch nor Lightning."""
     return getattr(import_module(_WORKER), name)(*args)

@@ -1,4 +1,4 @@
-"""What says that a run of a study is done: a record beside its run folder, with a hash of all that its words name."""
+"""The record that a run of a study is done: a file next to its run folder, with a hash of its configuration."""
 
 import hashlib
 import json
@@ -25,16 +25,16 @@ __all__ = [
 ]  # fmt: skip
 
 Guard = Callable[[], None]
-"""What restricts the imports of a process, as ``--safe_imports`` asks for."""
+"""Restricts the imports of a process, see ``--safe_imports``."""
 
 HELD, PRUNED, DIVERGED = 75, 76, 77
-"""Exit codes of a process whose run another one trains, was ended early as others are better, or has diverged."""
+"""Exit codes of a process: another process trains the run; a better trial ended it early; it diverged."""
 
 LOG = "log.txt"
-"""The file beside a run folder that has what its process printed."""
+"""The file next to a run folder with the output of its process."""
 
 RECORD = "done.json"
-"""The file beside a run folder that says that the run is done."""
+"""The file next to a run folder that says that the run is done."""
 
 _CONFIGS, _WEIGHTS = (".yaml", ".yml"), (".ckpt", ".pt", ".pth")
 
@@ -43,16 +43,16 @@ _CONFIGS, _WEIGHTS = (".yaml", ".yml"), (".ckpt", ".pt", ".pth")
 class _Record:
     """The end of a run."""
 
-    words: str  # hash of its words with what their files say
+    words: str  # hash of its arguments and the content of their files
     run: str  # name of its folder
     fingerprint: str
-    diverged: bool = False  # whether it has ended by losses or updates that are not finite
-    rounds: int | None = None  # as many as its words ask for; the run has more if they asked for more before
-    trained: str | None = None  # the same hash without the attack, which the trials of a tuning leave out
+    diverged: bool = False  # whether losses or updates were not finite
+    rounds: int | None = None  # rounds that count; the run has more if an earlier start asked for more
+    trained: str | None = None  # hash without the attack, as trials of a tuning are not attacked
 
 
 def done_run(root: Path, cell: Cell) -> RunFolder | None:
-    """Returns the folder of the run that has been trained to its end with the words of today, None if there is none."""
+    """Returns the folder of a run that was trained to its end with the current options, None if there is none."""
     record = _record(root, cell)
     run = None if record is None else open_run(root / cell.folder / record.run)
     if record is None or run is None or record.fingerprint != run.fingerprint:
@@ -63,9 +63,9 @@ def done_run(root: Path, cell: Cell) -> RunFolder | None:
 
 
 def read_run(root: Path, cell: Cell) -> Columns | None:
-    """Returns the columns of a run that is done, None if it is not; those of one that diverged end with NaN.
+    """Returns the columns of a run that is done, None if it is not. Columns of a diverged run end with NaN.
 
-    Figures of an attack on its model stand in its last round.
+    Figures of an attack on its model are in its last round.
     """
     run, record = done_run(root, cell), _record(root, cell)
     if run is None or record is None:
@@ -83,7 +83,7 @@ def read_run(root: Path, cell: Cell) -> Columns | None:
 
 
 def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False, rounds: int | None = None) -> None:
-    """Records that a run has been trained to its end, or as far as it could be."""
+    """Records that a run was trained to its end, or diverged."""
     trained = hash_of(replace(cell, attack=None))
     record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds, trained)
     write_atomically(root / cell.folder / RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
@@ -92,13 +92,13 @@ def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False,
 def _record(root: Path, cell: Cell) -> _Record | None:
     path = root / cell.folder / RECORD
     try:
-        return _Record(**json.loads(path.read_text())) if path.is_file() else None  # a pipe may never end
+        return _Record(**json.loads(path.read_text())) if path.is_file() else None  # reading a pipe may never end
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 
 def hash_of(cell: Cell) -> str:
-    """Hashes what the run's configuration is made of: its words, what the files say that these name, and variables."""
+    """Hashes everything that sets a run's configuration: arguments, the files they name, environment variables."""
     variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PL_FIT__"))
     named = [word for before, word in pairwise(cell.words) if before == "--config"]
     named += [value for word in cell.words if (value := word.partition("=")[2]).endswith(_CONFIGS + _WEIGHTS)]
@@ -109,7 +109,7 @@ def hash_of(cell: Cell) -> str:
 
 @cache
 def _values_of(name: str) -> tuple[Any, ...]:
-    """Returns what a file says, then each that its values name with those that it names, () if there is none."""
+    """Returns the content of a file and, recursively, of all files that its values name; () if there is no file."""
     found: dict[str, Any] = {}
     ahead = [find_config(name)]
     while ahead:
@@ -122,7 +122,7 @@ def _values_of(name: str) -> tuple[Any, ...]:
             continue
         try:
             found[path] = yaml.safe_load(content)
-        except yaml.YAMLError:  # which the parser of the run will tell
+        except yaml.YAMLError:  # the parser of the run will report it
             found[path] = content
         ahead = [text for text in _texts(found[path]) if text.endswith(_CONFIGS + _WEIGHTS)] + ahead
     return tuple(found.values())

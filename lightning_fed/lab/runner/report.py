@@ -31,9 +31,9 @@ __all__ = ["collect", "main"]
 
 
 def main(argv: list[str]) -> int:
-    """Writes the tables and pictures of a study, prints the first of them and returns 0."""
+    """Writes the tables and pictures of a study, prints the first table and returns 0."""
     options = _parser().parse_args(argv)
-    # Where the file is not in the size that was run, all its axes may be named beside published figures.
+    # Published figures may name values of axes that the profile leaves out, so they need the whole file.
     whole = load_study(options.study)
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
     written = []
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="lightning-fed report --study FILE",
-        description="Tables and curves of a study as its file, or the name of one that is shipped, asks for them: "
+        description="Makes the tables and curves of a study, given by its file or the name of a shipped study: "
         "results.csv, curves.csv, table.md, table.csv, table.tex and curves.png in the folder of its runs.",
         allow_abbrev=False,
     )
@@ -59,17 +59,19 @@ def _parser() -> CommandParser:
         "runs", nargs="?", type=Path, default=Path("runs/studies"), metavar="RUNS",
         help="folder given as `--output` to `lightning-fed study` (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--profile", metavar="NAME", help="size of the study (default: full, or that of --from)")
+    parser.add_argument("--profile", metavar="NAME", help="profile (default: full, or of --from)")
     parser.add_argument(
-        "--format", choices=("md", "csv", "tex", "png", "html"), help="one file (default: all but html)"
+        "--format",
+        choices=("md", "csv", "tex", "png", "html"),
+        help="only this format (default: all except html)",
     )
     parser.add_argument(
         "--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in table.md and .tex"
     )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (default: where the runs lie)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder for the files (default: that of the runs)")
     parser.add_argument(
         "--from", type=Path, nargs="+", metavar="DIR", dest="source",
-        help="join the runs in several folders, or results.csv and curves.csv of those that hold these alone",
+        help="join the runs in several folders; results.csv and curves.csv are enough",
     )  # fmt: skip
     return parser
 
@@ -80,7 +82,7 @@ def _from_runs(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
     root = study_folder(options.runs, study.name, profile)
     folder = options.output or root
     write_results(collect(study, profile, root)[0], folder)
-    # What is drawn is what is in the files: whoever has them alone draws the same.
+    # Drawn from the written files, so that who has only these files gets the same picture.
     return study, read_results(folder), folder
 
 
@@ -93,12 +95,12 @@ def _from_tables(options: argparse.Namespace) -> tuple[Study, StudyResults, Path
     given = {"--profile": (options.profile or results.profile, results.profile), "--study": (study.name, results.name)}
     for option, (name, held) in given.items():
         if name != held:
-            raise FederatedError(f"Expected `{option}` to be {held}, which {folders[0]} holds, got {name!r}.")
+            raise FederatedError(f"Expected `{option}` to be {held}, as in {folders[0]}, got {name!r}.")
     return study, results, options.output or folders[0]
 
 
 def _from_folders(options: argparse.Namespace, folders: Sequence[Path]) -> tuple[Study, StudyResults, Path]:
-    """Joins what folders hold of the study, and says what of it is left out."""
+    """Joins the results of the study in several folders, and prints what is left out."""
     held = (read_results(folder).profile for folder in folders if _has_tables(folder))
     profile = options.profile or next(held, "full")
     study = load_study(options.study, profile)
@@ -109,7 +111,7 @@ def _from_folders(options: argparse.Namespace, folders: Sequence[Path]) -> tuple
         if results is not None and results.runs:
             parts[folder] = results
         elif not note:
-            notes.append(f"{folder} holds nothing of the study {study.name} (profile {profile}).")
+            notes.append(f"{folder} has no results of the study {study.name} (profile {profile}).")
     results, more = joined(study, parts) if parts else (StudyResults(study.name, profile, ()), [])
     print(*(f"{note}\n" for note in (*notes, *more)), sep="", end="")
     output = options.output or study_folder(options.runs, study.name, profile)
@@ -126,7 +128,7 @@ def _has_runs(folder: Path) -> bool:
 
 
 def _part(study: Study, profile: str, folder: Path) -> tuple[StudyResults | None, str]:
-    """Returns what a folder holds of a study, in runs or else in tables, and a sentence on runs that are left out."""
+    """Returns the results of a study in a folder, from runs or else from tables, and a sentence on left-out runs."""
     root = study_folder(folder, study.name, profile)
     root = root if root.is_dir() else folder
     if _has_runs(root):
@@ -139,7 +141,7 @@ def _part(study: Study, profile: str, folder: Path) -> tuple[StudyResults | None
 
 
 def _run_folders(study: Study, options: argparse.Namespace) -> dict[str, MeasuredRun]:
-    """Returns the runs of a study that are done by their fingerprints, with all that they have measured."""
+    """Returns the finished runs of a study by fingerprint, with all their measurements."""
     root, cells = study_folder(options.runs, study.name, options.profile or "full"), cells_of(study)
     tuned, _ = with_choices(study, cells, groups_of(study, cells, root, writes=False))
     found = ((done_run(root, cell), read_run(root, cell)) for cell in tuned)
@@ -149,7 +151,7 @@ def _run_folders(study: Study, options: argparse.Namespace) -> dict[str, Measure
 def _files(
     study: Study, whole: Study, results: StudyResults, options: argparse.Namespace, runs: dict[str, MeasuredRun]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields the names and contents of what is asked for."""
+    """Yields the names and contents of the requested files."""
     named, only = study.report.published, options.format
     published = read_published(named, reported_axes(whole)) if named else None
     table = study_table(study, results, published)
@@ -169,17 +171,17 @@ def _files(
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
-    """Reads the runs of a study in the size of a profile that are done, with the columns that are reported.
+    """Reads the finished runs of a study in a profile, with the reported columns.
 
     Returns:
-        What they came to, and the runs that are missing.
+        The results, and the runs that are missing.
     """
     cells = cells_of(study)
     groups = groups_of(study, cells, root, writes=False)
     tuned, undecided = with_choices(study, cells, groups)
     runs = {cell.folder: run for cell in tuned if (run := _read(root, cell, study.report)) is not None}
     missing = [cell for cell in tuned if cell.folder not in runs]
-    # A sampler may propose the same options twice, and two stages too, which are one run: of the later stage.
+    # A sampler, or two stages, may propose the same options twice. This is one run, listed under the later stage.
     tried: dict[str, tuple[Cell, int]] = {}
     for group in groups:
         for cell in (cell for attempt in group.asked() for cell in attempt.cells):
@@ -208,7 +210,7 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
 
 
 def _trial(root: Path, cell: Cell, study: Study, stage: int) -> Trial | None:
-    """Reads a run of the tuning: what decides, and beside it the best on the test set, by which nothing is chosen."""
+    """Reads a tuning run: the value that decides and, for information only, the best value on the test set."""
     columns, tune = read_run(root, cell), study.tune
     if columns is None:
         return None

@@ -1,4 +1,4 @@
-"""A study on a SLURM cluster: each task of one job array trains a share of the runs, as the command does by itself."""
+"""A study on a SLURM cluster: each task of one job array runs the study command on a share of the runs."""
 
 import hashlib
 import os
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["TASK_LOGS", "Task", "make_executor", "train_in_tasks"]
 
 TASK_LOGS = "slurm/*_log.out"
-"""The files in the folder of a study that have what its tasks printed."""
+"""The files in a study's folder with the output of its tasks."""
 
 _LOOK_S, _LOOKS = 10.0, 6
 _EXAMPLE = "as in `--slurm time=240,partition=gpu`"
 _LINES = ("setup", "teardown", "srun_args")
-# A second process would train the same share once more.
+# Fixed here, as a second process would train the same share again.
 _FIXED = {
     "additional_parameters", "job_name", "nodes", "ntasks_per_node", "num_gpus", "stderr_to_stdout", "use_srun"
 }  # fmt: skip
@@ -43,37 +43,37 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Task:
-    """What a task of the array does: the study command with a share of the runs.
+    """A task of the array: the study command on a share of the runs.
 
-    SLURM starts it again where its time was short or others took its place.
+    SLURM starts it again if its time was too short or another job preempted it.
     """
 
     start: Callable[[], int]
 
     def __call__(self) -> int:
-        """Trains the share; SLURM shows the task as failed if that fails."""
+        """Trains the share; if this fails, SLURM shows the task as failed."""
         for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
-            os.environ.pop(name, None)  # by which Lightning takes a run for one of several processes of one training
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the server inherits that forks the processes of runs
+            os.environ.pop(name, None)  # with these Lightning would expect several processes
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # inherited by the server that forks the runs
         with mistakes_in_one_sentence():
             if code := self.start():
                 raise SystemExit(code)
         return 0
 
     def checkpoint(self) -> "submitit.helpers.DelayedSubmission":
-        """Returns what a task whose time has run out does next: the same, from the last checkpoints."""
+        """Returns the task that follows when the time has run out: the same one, from the last checkpoints."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
-    """Makes what submits to SLURM, with its options as submitit calls them, such as ``time=240,mem=8GB``."""
+    """Makes the executor that submits to SLURM, from options with submitit's names, such as ``time=240,mem=8GB``."""
     module = import_extra("submitit", "study", "`--launcher slurm`")
     if missing := [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]:
-        raise FederatedError(f"Expected a machine from which jobs are submitted to SLURM, but it has no {missing[0]}.")
+        raise FederatedError(f"Expected a machine that can submit jobs to SLURM, but it has no {missing[0]}.")
     for place, text in (("--slurm", given), ("--output", str(root.absolute()))):
-        if not text.isprintable():  # a line of it would be one of the script
+        if not text.isprintable():  # a second line would become part of the script
             raise FederatedError(f"Expected `{place}` on one line, without control characters, got {text!r}.")
     options = _options_of(given)
     known = module.SlurmExecutor._valid_parameters() - _FIXED
@@ -107,49 +107,49 @@ def _options_of(given: str) -> dict[str, Any]:
 def train_in_tasks(
     executor: "submitit.SlurmExecutor", tasks: Sequence[Task], plan: Callable[[], tuple[list[Cell], list[Cell]]]
 ) -> Outcome:
-    """Submits tasks as one job array, unless those of a former start are in the queue, and waits until none is.
+    """Submits tasks as one job array, unless tasks of an earlier start are in the queue, and waits for their end.
 
-    ``plan`` returns the runs that there are to be, and those that are not done.
+    ``plan`` returns all runs, and those that are not done.
 
     Raises:
-        SystemExit: After Ctrl-C, which ends the waiting alone.
+        SystemExit: After Ctrl-C, which only ends the waiting.
     """
     if not tasks:
         return Outcome()
     name = executor.parameters["job_name"]
     try:
         if states := _states(name):
-            print(f"No further tasks are submitted, as job {name} has {states.total()} in the queue.")
+            print(f"No new tasks are submitted, as job {name} already has {states.total()} in the queue.")
         else:
             executor.submit_array(tasks)
-            print(f"Submitted {counted(len(tasks), 'task')} of job {name}; Ctrl-C leaves what is in the queue.")
+            print(f"Submitted {counted(len(tasks), 'task')} of job {name}; after Ctrl-C they stay in the queue.")
     except RuntimeError as error:
-        raise FederatedError(f"Expected SLURM to take the job, but it says: {' '.join(str(error).split())}") from None
+        raise FederatedError(f"Expected SLURM to accept the job, but it says: {' '.join(str(error).split())}") from None
     try:
         return Outcome(_wait(name, plan))
     except KeyboardInterrupt:
-        print(f"\nThe tasks go on: the same command waits for them again, `scancel --name {name}` ends them.")
+        print(f"\nThe tasks go on: start the same command to wait again, or `scancel --name {name}` to end them.")
         raise SystemExit(128 + signal.SIGINT) from None
 
 
 def _wait(name: str, plan: Callable[[], tuple[list[Cell], list[Cell]]]) -> list[Cell]:
-    """Waits until no task is in the queue, with one display, and returns the runs that are not done."""
+    """Waits with a progress bar until no task is in the queue, and returns the runs that are not done."""
     states, left = Counter(submitted=1), _LOOKS
     with tqdm(desc="Runs", unit="run", disable=not sys.stderr.isatty()) as bar:
         while True:
             planned, missing = plan()
             bar.n, bar.total = len(planned) - len(missing), len(planned)
             bar.set_postfix(states)
-            with suppress(FederatedError):  # it may be busy
+            with suppress(FederatedError):  # SLURM may be busy
                 states = _states(name)
-            left = _LOOKS if states else left - 1  # what other machines have written may be seen late
+            left = _LOOKS if states else left - 1  # files of other machines may appear late
             if not states and (not left or not missing):
                 return missing
             time.sleep(_LOOK_S)
 
 
 def _states(name: str) -> Counter[str]:
-    """Counts the tasks of a job in the queue by what they do there."""
+    """Counts the tasks of a job in the queue by their state."""
     command = ["squeue", "--me", "--noheader", "--array", f"--name={name}", "--format=%T"]
     answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode:

@@ -1,4 +1,4 @@
-"""Tuning by Optuna: trials are runs of the study like others, and a validation metric chooses among them."""
+"""Tuning with Optuna: trials are ordinary runs of the study, and a validation metric chooses among them."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 
 @dataclass(frozen=True)
 class Attempt:
-    """A trial: its number in Optuna's study, what it sets, and its runs."""
+    """A trial: its number in Optuna's study, its options, and its runs."""
 
     number: int
     options: dict[str, Any]
@@ -44,9 +44,9 @@ class Attempt:
 
 
 class Group:
-    """Combinations of a study for which one choice is made: they share some values, and trials are runs of the members.
+    """Combinations of a study that share one choice of options; a trial has a run for each member.
 
-    Unless it ``writes`` trials down, it asks in a copy of those that are.
+    Without ``writes``, new trials go only into a copy in memory.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class Group:
         self._parameters = _searched(study, self._known, stage)
         self._storage = study.tune.storage or str(root / _JOURNAL)
         if not members:
-            raise FederatedError(f"Expected `tune.at` to leave combinations of {folder_of(values)}, got none.")
+            raise FederatedError(f"Expected `tune.at` to leave some combinations of {folder_of(values)}, got none.")
 
     def asked(self) -> list[Attempt]:
-        """Returns the trials that there have been, without those that were ended early or wait to be asked for."""
+        """Returns the trials so far, without those that were ended early or are still waiting."""
         states = ("WAITING", "PRUNED")
         if not self._takes_over():
             return []
         return [self._attempt(trial) for trial in self._optuna.trials if trial.state.name not in states]
 
     def planned(self, most: int) -> list[Attempt]:
-        """Returns the trials that there have been, or the first ones."""
+        """Returns the trials so far, or the first trials if there are none."""
         if self._before is None and not self.asked():
             self.ask(most)
         return self.asked()
 
     def fresh(self, most: int) -> list[Attempt]:
-        """Returns the trials that it has not returned yet, after asking for further ones where there are none."""
+        """Returns trials that it has not returned before, and asks the sampler for new ones if needed."""
         if self._before is not None and not (self._before._over and self._takes_over()):
             return []
         for _ in range(2):
@@ -93,7 +93,7 @@ class Group:
         return []
 
     def _takes_over(self) -> bool:
-        """Fixes what the stage before has chosen, and tells whether it has chosen anything so far."""
+        """Fixes the options that the stage before has chosen; returns False if it has not chosen yet."""
         if self._before is None:
             return True
         choice = self._before.choice()
@@ -104,7 +104,7 @@ class Group:
             for name, value in choice.options.items()
             if name in self._known and name not in self._parameters
         }
-        if fixed != self._fixed:  # which has trials of its own
+        if fixed != self._fixed:  # other fixed options have other trials
             self._fixed, self._tried = fixed, set()
             self.__dict__.pop("_optuna", None)
         return True
@@ -114,24 +114,24 @@ class Group:
         return _number_of([self._parameters, self._fixed] if self._fixed else self._parameters)
 
     def ask(self, most: int) -> None:
-        """Asks the sampler for further trials, as many as are left of the grid, or at most a number at a time."""
+        """Asks the sampler for further trials: the rest of the grid, or at most ``most`` at a time."""
         tuning, choices = self._study.tune, [v for v in self._parameters.values() if isinstance(v, list)]
         grid = math.prod(map(len, choices)) if len(choices) == len(self._parameters) else None
         if (limit := tuning.trials or grid) is None:
-            raise FederatedError("Expected `tune.trials` with ranges to draw from, which have no end, got none.")
+            raise FederatedError("Expected `tune.trials`, as ranges have no last value to try, got none.")
         lock = FileLock(self._root / _LOCK) if self._writes else nullcontext()
-        with lock:  # who starts the study a second time meanwhile would ask for the same ones
+        with lock:  # otherwise a second start at the same time would ask for the same trials
             left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)
-            if tuning.sampler == "grid":  # in the order of the file; Optuna's own would end its study with the last
+            if tuning.sampler == "grid":  # Optuna's sampler would end the study
                 for values in product(*map(_texts, choices)):
                     self._optuna.enqueue_trial(dict(zip(self._parameters, values, strict=True)), skip_if_exists=True)
             for _ in range(left if tuning.sampler == "grid" else min(left, most)):
-                # By how many there are: a program that goes on asks for what one that was never stopped asks for.
+                # Seeded by the number of trials, so that a resumed tuning asks for the same trials as before.
                 self._optuna.sampler = _import().samplers.TPESampler(seed=self._seed + len(self._optuna.trials))
                 self._optuna.ask(self._distributions())
 
     def tell(self, attempt: Attempt, early: bool = False) -> None:
-        """Tells the sampler what a trial came to; one that failed stays open, to be tried again."""
+        """Tells the sampler the result of a trial; a failed trial stays open, to be tried again."""
         if early:
             self._optuna.tell(attempt.number, state=_import().trial.TrialState.PRUNED, skip_if_finished=True)
             return
@@ -140,7 +140,7 @@ class Group:
             self._optuna.tell(attempt.number, value, skip_if_finished=True)
 
     def choice(self) -> Attempt | None:
-        """Returns the trial that is best by the mean of its runs, the first of equals; None if none is done."""
+        """Returns the trial with the best mean over its runs, the first of equal ones; None if no trial is done."""
         found = [(value_of(self._study, self._root, attempt), attempt) for attempt in self.asked()]
         done = [one for one in found if math.isfinite(one[0])]
         better = min if lower_is_better(self._study.tune.metric) else max
@@ -152,7 +152,7 @@ class Group:
         chosen |= self._fixed
         options = {name: chosen[name] for name in self._known if name in chosen}
         seeds = self._study.tune.seeds
-        study = replace(self._study, attack=None)  # an attack takes time, and decides nothing here
+        study = replace(self._study, attack=None)  # an attack takes time, and has no influence on the choice
         cells = [make_cell(study, axes, seed, options) for axes in self._members for seed in seeds]
         if self._study.tune.pruner == "median" and trial.state.name == "RUNNING":
             storage, name = self._storage, self._optuna.study_name
@@ -174,7 +174,7 @@ class Group:
 
     @cached_property
     def _optuna(self) -> "optuna.Study":
-        """Optuna's study: another space, aim, or study of this package in one database has another."""
+        """Optuna's study; other search spaces, goals or studies in the same database have studies of their own."""
         module, tuning = _import(), self._study.tune
         place = f"{self._study.name}/{self._root.name}/" if tuning.storage else ""
         aim = _number_of([tuning.metric, tuning.statistic, tuning.seeds, tuning.pruner])
@@ -189,7 +189,7 @@ class Group:
                 return _copied(module, open_in(storage=None), self._storage)
             self._root.mkdir(parents=True, exist_ok=True)
             found: optuna.Study = open_in(storage=optuna_storage(self._storage))
-        except Exception as error:  # each database has its own
+        except Exception as error:  # each database has its own exceptions
             if tuning.storage is None:
                 raise
             raise FederatedError(
@@ -200,17 +200,17 @@ class Group:
 
 
 def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
-    """Fills a study in memory with the trials of that name in a database or journal, as far as there are any."""
+    """Copies trials, if there are any, from a database or journal to a study of the same name in memory."""
     if "://" in place or Path(place).exists():
-        with suppress(KeyError):  # what Optuna raises where no study has the name
+        with suppress(KeyError):  # raised by Optuna if there is no such study
             empty.add_trials(module.load_study(study_name=empty.study_name, storage=optuna_storage(place)).trials)
     return empty
 
 
 def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = True) -> list[Group]:
-    """Returns the groups that some runs of a study are in, none of those for which nothing is tuned.
+    """Returns the groups of some runs of a study; runs without anything to tune have no group.
 
-    In stages there is a group for each, before those that start from what it chooses.
+    Each stage has its own group, which comes before the groups that start from its choice.
     """
     per, at = tuned_per(study), study.tune.at.items()
     values: dict[tuple[str, ...], dict[str, Name]] = {}
@@ -234,12 +234,12 @@ def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = Tr
 
 
 def key_of(values: Mapping[str, object], per: Iterable[str]) -> tuple[str, ...]:
-    """Returns what runs of one group agree in."""
+    """Returns the values that all runs of a group share."""
     return tuple(str(values[axis]) for axis in per)
 
 
 def _parameters_of(study: Study, values: Mapping[str, Name]) -> Parameters:
-    """Returns what is tuned for some values of axes."""
+    """Returns the parameters to tune for some values of axes."""
     parameters = dict(study.tune.parameters)
     for axis, by in study.tune.by.items():
         parameters |= by.get(values.get(axis, ""), {})
@@ -247,27 +247,27 @@ def _parameters_of(study: Study, values: Mapping[str, Name]) -> Parameters:
 
 
 def _searched(study: Study, known: Parameters, stage: int) -> Parameters:
-    """Returns what a stage searches of what is tuned; all where there are no stages."""
+    """Returns the parameters that a stage searches; all of them without stages."""
     if not stage:
         return known
     return {option: values for option, values in known.items() if option in study.tune.stages[stage - 1]}
 
 
 def _stages_of(study: Study, values: Mapping[str, Name]) -> list[int]:
-    """Returns the numbers of the stages that have options of some values of axes, 0 where there are no stages."""
+    """Returns the numbers of the stages with parameters for some values of axes; 0 without stages."""
     known = _parameters_of(study, values)
     return [stage for stage in range(1, len(study.tune.stages) + 1) if _searched(study, known, stage)] or [0]
 
 
 Train = Callable[[Sequence[Cell], Callable[[Cell, bool], object]], Outcome]
-"""What trains runs, and calls a function with each that has ended and whether early."""
+"""Trains runs, and calls a function with each finished run and whether it was ended early."""
 
 
 def tune(groups: Sequence[Group], train: Train, jobs: int) -> Outcome:
-    """Trains the trials of all groups until none of their samplers has another, and tells these what they came to."""
+    """Trains the trials of all groups, and tells their samplers the results, until no sampler has another trial."""
     failed, tell = list[Cell](), dict[str, Callable[[bool], None]]()
     while tried := [(group, attempt) for group in groups for attempt in group.fresh(jobs)]:
-        # A run's end is told at once, so that the trials that still run are compared with it.
+        # Told as soon as a run ends, so that the pruner can compare running trials with it.
         tell.update({cell.folder: partial(group.tell, one) for group, one in tried for cell in one.cells})
         outcome = train([cell for _, one in tried for cell in one.cells], lambda cell, early: tell[cell.folder](early))
         failed += outcome.failed
@@ -279,7 +279,7 @@ def tune(groups: Sequence[Group], train: Train, jobs: int) -> Outcome:
 
 
 def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -> tuple[list[Cell], list[Cell]]:
-    """Returns runs with what tuning has chosen for them, and apart those for which it has chosen nothing."""
+    """Returns runs with their tuned options, and separately the runs for which no choice exists."""
     per = tuned_per(study)
     choices = {key_of(group.values, per): group.choice() for group in groups}
     tuned, undecided = [], []
@@ -296,7 +296,7 @@ def with_choices(study: Study, cells: Iterable[Cell], groups: Sequence[Group]) -
 
 
 def value_of(study: Study, root: Path, attempt: Attempt) -> float:
-    """Returns the mean over a trial's runs of what decides, NaN if one of them is not done or has diverged."""
+    """Returns the mean of the deciding metric over a trial's runs, NaN if a run is not done or has diverged."""
     values = []
     for cell in attempt.cells:
         columns = read_run(root, cell)
@@ -312,7 +312,7 @@ def _texts(values: Sequence[Any]) -> list[str]:
 
 
 def _number_of(values: Any) -> int:
-    """Hashes values of a study's file, as a number below 2^32."""
+    """Hashes values of a study's file to a number below 2^32."""
     return int(hashlib.sha256(json.dumps(values, default=vars).encode()).hexdigest()[:8], 16)
 
 
@@ -331,17 +331,17 @@ def _import() -> Any:
 
 
 def tuned_together(study: Study) -> list[str]:
-    """Returns the axes in which runs agree that one tuning serves: that of a start serves all that start from it."""
+    """Returns the axes whose values runs of one tuning share; without those of ``start``, which others start from."""
     return [axis for axis in tuned_per(study) if axis not in study.tune.start]
 
 
 def expect_sound_stages(study: Study) -> None:
-    """Refuses stages that leave out a tuned option or name what is none, and a start without stages."""
+    """Refuses stages that leave out a tuned option or name an unknown one, and a start without stages."""
     tune = study.tune
     tuned = {option for parameters in all_parameters(tune) for option in parameters}
     staged = [option for stage in tune.stages for option in stage]
     expect_known("tune.stages", staged, sorted(tuned), "tuned options")
     if tune.stages and (left := sorted(tuned.difference(staged))):
-        raise FederatedError(f"Expected `tune.stages` to have all that is tuned, got no stage with {left[0]!r}.")
+        raise FederatedError(f"Expected `tune.stages` to have all tuned options, got no stage with {left[0]!r}.")
     if tune.start and not tune.stages:
-        raise FederatedError("Expected `tune.stages` with `tune.start`, from which the first of them starts, got none.")
+        raise FederatedError("Expected `tune.stages` with `tune.start`, where the first stage starts, got none.")

@@ -1,4 +1,4 @@
-"""One run of a study in a process of its own, forked from one that has loaded everything and done nothing yet."""
+"""Trains one run of a study in a process of its own, forked from a process that has only loaded the imports."""
 
 import json
 import os
@@ -40,9 +40,9 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
     """Trains a run to its end, from its last checkpoint if it has one, and records it.
 
     Raises:
-        SystemExit: With ``HELD`` if another process trains it, else as ``lightning-fed fit`` ends.
+        SystemExit: With ``HELD`` if another process trains the run, else with the codes of ``lightning-fed fit``.
     """
-    os.setpgid(0, 0)  # Ctrl-C is for the program, which passes it on
+    os.setpgid(0, 0)  # Ctrl-C goes only to the main program, which passes it on
     folder = root / cell.folder
     folder.mkdir(parents=True, exist_ok=True)
     with RunLock() as lock:
@@ -54,7 +54,7 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
             _write_to(folder / LOG)
             threading.Thread(target=_end_with_parent, daemon=True).start()
             torch.set_num_threads(1)
-            hash_of(cell)  # keeps what the files say now: who edits one while the run trains makes another run
+            hash_of(cell)  # read the files now: an edit during the training makes it another run
             with mistakes_in_one_sentence():
                 guard()
                 _train(root, cell)
@@ -64,7 +64,7 @@ def _train(root: Path, cell: Cell) -> None:
     pruning = None if cell.watch is None else Pruning(cell.watch)
     place = (f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}")
     words = [*cell.words, *place, "--trainer.enable_progress_bar=false", "--ckpt_path=last"]
-    sys.argv[1:], sys.modules["__main__"].__spec__ = words, lightning_fed.__spec__  # of a run's other processes
+    sys.argv[1:], sys.modules["__main__"].__spec__ = words, lightning_fed.__spec__  # for the run's other processes
     watched = _Watched(words, pruning)
     run = watched.trainer.run
     if pruning is not None and pruning.pruned:
@@ -79,19 +79,19 @@ def _train(root: Path, cell: Cell) -> None:
 
 
 def _attack(options: AttackOptions, run: RunFolder, trainer: FederatedTrainer) -> None:
-    """Makes the attack on the model of a run, which ``lightning-fed attack`` writes into its folder."""
+    """Attacks the model of a run with ``lightning-fed attack``, which writes the figures into the run's folder."""
     if trainer.round > trainer.max_rounds:
         raise FederatedError(
-            f"Expected a model of {trainer.max_rounds} rounds to attack, but that of {run.path} has been trained for "
+            f"Expected a model of {trainer.max_rounds} rounds to attack, but {run.path} has been trained for "
             f"{trainer.round}: give the study another `--output`."
         )
     words = ["--ckpt_path", str(run.path), *options.words]
-    sys.argv[1:] = ["attack", *words]  # of its other processes
+    sys.argv[1:] = ["attack", *words]  # for its other processes
     attack_command.main(words)
 
 
 def _write_to(path: Path) -> None:
-    """Sends what the process prints to a file, behind what is there."""
+    """Appends the output of this process to a file."""
     sys.stdout.flush()
     with open(path, "ab") as log:
         for stream in (1, 2):
@@ -99,7 +99,7 @@ def _write_to(path: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends training after the round, with a checkpoint, if the program that started it has been killed."""
+    """Ends training after the round, with a checkpoint, if the main program has been killed."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -107,10 +107,10 @@ def _end_with_parent() -> None:
 
 
 class Pruning(FederatedCallback):
-    """Reports a metric to Optuna after each round, and stops where its median pruner says so.
+    """Reports a metric to Optuna after each round, and stops the run if Optuna's median pruner says so.
 
-    It compares after a fifth of the rounds, as Dandi et al., AAAI 2022 (appendix B.2), do; ``pruned`` says whether it
-    has stopped the run.
+    It begins after a fifth of the rounds, as in Dandi et al., AAAI 2022 (appendix B.2); ``pruned`` says whether it has
+    stopped the run.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -122,20 +122,20 @@ class Pruning(FederatedCallback):
         self._watch, self.pruned = watch, False
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Compares the newest value with that of other trials at the same round of the same run of theirs."""
+        """Compares the newest value with the values of other trials at the same round of their corresponding run."""
         value = trainer.callback_metrics.get(self._watch.metric)
         if value is None or trainer.round < _FIRST * trainer.max_rounds:
             return
         try:
             self._trial.report(float(value), self._watch.run * _BETWEEN_RUNS + trainer.round)
             self.pruned = self._trial.should_prune()
-        except RuntimeError:  # another run of the trial has been ended early
+        except RuntimeError:  # another run of this trial was ended early
             self.pruned = True
         trainer.should_stop = trainer.should_stop or self.pruned
 
 
 class _Watched(FederatedCLI):
-    """Trains as ``fit`` does, with a callback that is no option of the run."""
+    """Trains like ``fit``, with an additional callback that is not an option of the run."""
 
     def __init__(self, words: list[str], pruning: Pruning | None) -> None:
         self._pruning, self.diverged = pruning, False
@@ -148,7 +148,7 @@ class _Watched(FederatedCLI):
             self.trainer.callbacks.insert(0, self._pruning)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Lets a run that diverges be one that is done, as it would diverge again."""
+        """Counts a diverged run as done, as it would diverge again."""
         try:
             super()._run_subcommand(subcommand)
         except Diverged as error:
@@ -157,13 +157,13 @@ class _Watched(FederatedCLI):
 
 
 class _Parsed(FederatedCLI):
-    """Parses the words of a run, and leaves it at that."""
+    """Only parses the arguments of a run."""
 
     def instantiate_classes(self) -> None:
         """Builds nothing."""
 
     def after_instantiate_classes(self) -> None:
-        """Keeps what the options have come to."""
+        """Keeps the resolved config."""
         self._dump_config()
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -171,9 +171,9 @@ class _Parsed(FederatedCLI):
 
 
 def mistake_in(cells: Sequence[Cell], guard: Guard) -> str:
-    """Parses the words of some runs, and returns what is wrong with the first that has a mistake, empty if none has.
+    """Parses the arguments of some runs and returns the first mistake, empty if there is none.
 
-    Two runs that come to one configuration are a mistake too: what one axis sets, a later configuration sets back.
+    Two runs with the same configuration are a mistake too: a later configuration overwrites what an axis sets.
     """
     _write_to(Path(os.devnull))
     said = sys.stderr = StringIO()
@@ -185,14 +185,14 @@ def mistake_in(cells: Sequence[Cell], guard: Guard) -> str:
                 config = json.dumps(_Parsed(list(cell.words)).config_dump, default=str, sort_keys=True)
                 _expect_same_axes(seen.setdefault(config, cell), cell)
     except SystemExit:
-        return (said.getvalue().strip().splitlines() or ["The program ended."])[-1]
+        return (said.getvalue().strip().splitlines() or ["The process has ended."])[-1]
     return ""
 
 
 def _expect_same_axes(cell: Cell, other: Cell) -> None:
     if names := [f"`{axis}`" for axis, value in cell.axes.items() if value != other.axes[axis]]:
         raise FederatedError(
-            f"Expected the values of {', '.join(names)} to set runs apart, but {cell.label} comes to the same "
-            f"configuration as {other.label}: move an axis that sets options behind those with the configurations "
-            "that set them back."
+            f"Expected different values of {', '.join(names)} to give different runs, but {cell.label} has the same "
+            f"configuration as {other.label}: move an axis that sets options behind the axes whose configurations "
+            "overwrite them."
         )

@@ -1,1 +1,1 @@
-"""Studies: many runs over named axes, and what they came to."""
+"""Studies: many runs over named axes, and their results."""

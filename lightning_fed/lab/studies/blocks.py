@@ -1,4 +1,4 @@
-"""A study's table as tables of text: its means, differences, published figures, and the numbers behind them."""
+"""Converts a study's table to tables of text: means, differences, published figures, and the numbers behind them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _MEASURES = ("metric", "statistic")
 
 
 def heading(study: Study, results: StudyResults) -> list[str]:
-    """Returns the title, then paragraphs of Markdown on where the study is from and what was run."""
+    """Returns the title, then paragraphs of Markdown on the source of the study and what was run."""
     profile = study.profiles.get(results.profile)
     size = f"Profile `{results.profile}`" + (f": {profile.why}." if profile and profile.why else ".")
     opened = ["Left open by the source:", *(f"- {one}" for one in study.open)] if study.open else []
@@ -30,7 +30,7 @@ def heading(study: Study, results: StudyResults) -> list[str]:
 def study_blocks(
     study: Study, results: StudyResults, table: StudyTable, published: str = "", best: bool = False
 ) -> list[Block]:
-    """Makes the tables of a study; ``published`` names the source of figures, and ``best`` asks for marks."""
+    """Makes the tables of a study; ``published`` is the source of published figures, ``best`` marks the best means."""
     blocks = [_main(study, table, best)]
     if any(cell.difference and not math.isnan(cell.difference.mean) for cell in table.cells.values()):
         blocks.append(_differences(study, table))
@@ -52,10 +52,10 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
     title = ", ".join([*(name for names in measures if len(names) == 1 for name in names), over])
     notes = []
     if any(_stars(cell.p_holm) for cell in cells):
-        notes.append(f"*, **, ***: other than {_baseline(study)} at the level 0.05, 0.01, 0.001 after Holm.")
+        notes.append(f"*, **, ***: different from {_baseline(study)} at the level 0.05, 0.01, 0.001 after Holm.")
     if best:
-        notes.append("Bold: the best mean of those compared; underlined: the second of three or more.")
-    if len(measures[0]) > 1:  # what then stands first is no name that may not be changed
+        notes.append("Bold: the best mean in each comparison; underlined: the second best of three or more.")
+    if len(measures[0]) > 1:  # then it does not begin with the name of a metric
         title = title[:1].upper() + title[1:]
     block = _matrix(table, title, _value, " ".join(notes))
     block = replace(block, marks=_marks(table, block.labels) if best else {})
@@ -70,7 +70,7 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
 
 
 def _marks(table: StudyTable, labels: int) -> dict[tuple[int, int], int]:
-    """Finds, by line and column, the best mean among methods in one setting, 1, and of three or more the second, 2."""
+    """Returns by line and column a 1 for the best mean in a setting and a 2 for the second of three or more."""
     methods = {*table.column_axes} if table.methods_are_columns else {*table.baseline} or {*table.row_axes}
     settings: dict[tuple[str, ...], dict[tuple[int, int], float]] = {}
     for (row, column), cell in table.cells.items():
@@ -108,7 +108,7 @@ def _differences(study: Study, table: StudyTable) -> Block:
         seen = _signed(visible_gain(found.std, found.pairs), cell.percent).lstrip("+")
         line = [*row, *column, _signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs), seen]
         lines.append(line + (_judged(cell.verdict, found.std, cell.percent) if cell.verdict else ["", "", ""]))
-    note = "Paired by seed; the test is a paired t-test, adjusted for all different ones of the table."
+    note = "Paired by seed; paired t-test, p-values adjusted (Holm) for all different tests of the table."
     if lost:
         note += f" {counted(lost, 'comparison')} with runs that diverged {'is' if lost == 1 else 'are'} left out."
     shown = {cell.percent for cell in table.cells.values()}
@@ -123,7 +123,7 @@ def _judged(verdict: Verdict, std: float, percent: bool) -> list[str]:
 
 
 def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], note: str = "") -> Block:
-    """Lays out the cells that have a text; what all rows, or all columns, agree in is said above."""
+    """Arranges the cells that have a text; values that all rows or all columns share are above the table."""
     texts = {key: shown for key, cell in table.cells.items() if (shown := text(cell))}
     of_row, of_column = ({key[side]: table.cells[key] for key in texts} for side in (0, 1))
     rows, columns = [key for key in table.rows if key in of_row], [key for key in table.columns if key in of_column]
@@ -149,12 +149,12 @@ def _varying(axes: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> tuple[st
 
 
 def _named(cell: TableCell, axis: str) -> str:
-    """Returns the cell's value of an axis as tables name it: a metric with its unit."""
+    """Returns the cell's value of an axis for a table, with the unit for a metric."""
     return cell.names[axis] + " (%)" * (axis == "metric" and cell.percent)
 
 
 def _value(cell: TableCell) -> str:
-    """Writes the mean over seeds, without those that have diverged."""
+    """Writes the mean over the seeds that have not diverged."""
     left = [value for value in cell.values if not math.isnan(value)]
     count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
     return "diverged" if cell.is_lost else summarize(left).text(len(left), cell.percent) + count + _stars(cell.p_holm)
@@ -183,7 +183,7 @@ def _signed(value: float, percent: bool) -> str:
 
 
 def table_lines(table: StudyTable) -> list[list[str]]:
-    """Returns the table with a line for each cell and numbers as they were measured, accuracies in [0, 1]."""
+    """Returns the table with a line for each cell and unscaled numbers: accuracies are in [0, 1]."""
     axes = list(dict.fromkeys([*table.row_axes, *table.column_axes, "metric", "statistic"]))
     lines = [[*axes, *_COLUMNS]]
     methods = table.columns if table.methods_are_columns else table.rows

@@ -1,4 +1,4 @@
-"""The runs of a study: one for each combination of values and each seed, as words of a command line."""
+"""The runs of a study: one for each combination of values and each seed, as command-line arguments."""
 
 import hashlib
 import json
@@ -21,13 +21,13 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class Watch:
-    """The trial of Optuna by which a run may be ended early."""
+    """The Optuna trial of a run, by which the run may be ended early."""
 
-    storage: str  # the journal or the URL of the database that Optuna's study is in
+    storage: str  # journal, or URL of the database, with Optuna's study
     study: str
     number: int
-    run: int  # which of the trial's runs it is
-    metric: str  # column that is compared
+    run: int  # index of the run in the trial
+    metric: str  # the column to compare
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Cell:
 
     axes: dict[str, Name]  # a value for each axis, in the order of the file
     seed: int
-    folder: str  # where its run folders lie, below that of the study
-    options: dict[str, Any]  # those that tuning sets
-    words: tuple[str, ...]  # its command line, but for where it is kept
+    folder: str  # its folder, below the folder of the study
+    options: dict[str, Any]  # options set by tuning
+    words: tuple[str, ...]  # its command-line arguments, without its folder
     watch: Watch | None = None
-    attack: AttackOptions | None = None  # what is made on its model
+    attack: AttackOptions | None = None  # the attack on its model
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         values = {**self.axes, **self.options, "seed": self.seed}
         return one_line(", ".join(f"{name} {value}" for name, value in values.items()))
 
 
 def combinations(study: Study) -> Iterator[dict[str, Name]]:
-    """Yields the combinations of values that are not left out, the last axis fastest."""
+    """Yields the combinations of values that ``without`` does not leave out; the last axis changes fastest."""
     for values in product(*study.axes.values()):
         axes = {axis: Name(value) for axis, value in zip(study.axes, values, strict=True)}
         if not any(all(axes[axis] in names for axis, names in one.items()) for one in study.without):
@@ -58,22 +58,22 @@ def combinations(study: Study) -> Iterator[dict[str, Name]]:
 
 
 def cells_of(study: Study) -> list[Cell]:
-    """Returns the runs of a study without what is tuned, all seeds of a combination one after the other."""
+    """Returns the runs of a study without tuned options; the seeds of a combination follow each other."""
     cells = [make_cell(study, axes, seed, {}) for axes in combinations(study) for seed in study.seeds]
     places: dict[str, Cell] = {}
     for cell in cells:
         if (other := places.setdefault(cell.folder.casefold(), cell)) is not cell:
             raise FederatedError(
-                f"Expected each run of a study to have a folder of its own, but that of {cell.label} is that of "
-                f"{other.label}: name the values of `axes` by more than small and capital letters."
+                f"Expected a folder for each run of a study, but {cell.label} and {other.label} would share one: "
+                "name the values of `axes` so that they differ in more than small and capital letters."
             )
     return cells
 
 
 def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[str, Any]) -> Cell:
-    """Makes the run of a combination and a seed, with options that tuning sets, in a folder of its own.
+    """Makes the run of a combination and a seed, with tuned options, in a folder of its own.
 
-    A trial that is chosen is the run of its seed, which need not be trained again.
+    A chosen trial is also the run of its seed, so it is not trained again.
     """
     words = ["fit"]
     layers: list[Study | AxisValue] = [study, *(study.axes[axis][value] for axis, value in axes.items())]
@@ -89,20 +89,20 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 
 def folder_of(values: Mapping[str, Any]) -> str:
-    """Returns the name of a folder for some values, short and of letters that every system takes."""
+    """Returns a folder name for some values: short, and only with characters that every system allows."""
     text = ",".join(f"{axis}={value}" for axis, value in values.items()) or "run"
     plain = re.sub(r"[^\w.+,=-]", "_", text)
     if any(letter in part for pair in values.items() for part in map(str, pair) for letter in ",="):
-        text = json.dumps([[axis, str(value)] for axis, value in values.items()])  # which says where a value ends
+        text = json.dumps([[axis, str(value)] for axis, value in values.items()])  # shows where a value ends
     if plain == text and len(plain) <= _LONGEST:
         return plain
     return f"{plain[:_LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def chosen_by(cells: Sequence[Cell], only: str | None) -> list[Cell]:
-    """Returns the runs whose values fit patterns such as ``rule=FedAvg*,client rate=0.1``; ``seed`` counts as an axis.
+    """Returns the runs that match patterns such as ``rule=FedAvg*,client rate=0.1``; ``seed`` is an axis too.
 
-    Several patterns for an axis are alternatives.
+    Several patterns for one axis are alternatives.
     """
     if only is None:
         return list(cells)

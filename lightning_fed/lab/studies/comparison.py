@@ -1,4 +1,4 @@
-"""How sure a difference between methods is, over seeds and data sets.
+"""Statistical tests of differences between methods, over seeds and data sets.
 
 Dror et al., "The Hitchhiker's Guide to Testing Statistical Significance in NLP", ACL 2018 (paired tests and bootstrap);
 Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 1979; Demšar,
@@ -18,14 +18,14 @@ _RESAMPLES, _COVERAGE = 9999, 0.95
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A difference to a baseline, pair by pair; NaN is what too few pairs, or one that is NaN, do not tell.
+    """A paired difference to a baseline. Values are NaN if there are too few pairs or a pair is NaN.
 
     Attributes:
         pairs: Number of pairs n.
         mean: Mean difference d̅.
         t_interval: d̅ ± t(n - 1) s / √n of Student's distribution.
-        bootstrap: Percentile interval of d̅ with pairs drawn anew.
-        p_value: Of a two-sided paired t-test that the mean is 0.
+        bootstrap: Percentile bootstrap interval of d̅ from resampled pairs.
+        p_value: p-value of a two-sided paired t-test that the mean is 0.
         std: Standard deviation s of the differences.
     """
 
@@ -38,16 +38,16 @@ class PairedDifference:
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: int = 0) -> PairedDifference:
-    """Compares two methods over what they share, such as seeds.
+    """Compares two methods on pairs, such as runs with the same seed.
 
     Args:
-        values: One for each pair, shape (n,).
-        baseline: The same of the baseline, shape (n,).
-        seed: What pairs are drawn anew from for the bootstrap, 9,999 times.
+        values: One value for each pair, shape (n,).
+        baseline: The values of the baseline, shape (n,).
+        seed: Seed of the bootstrap, which has 9,999 resamples.
 
     Returns:
-        The difference ``values - baseline``; its test has p = 0 where all differences are the same and not 0, and p = 1
-        where all values are those of the baseline, both but for a relative rounding of 1e-12.
+        The difference ``values - baseline``. Its test has p = 0 if all differences are equal and not 0, and p = 1 if
+        all differences are 0, both up to a relative rounding error of 1e-12.
     """
     from scipy import stats
 
@@ -74,23 +74,23 @@ def holm_adjusted(p_values: Sequence[float]) -> NDArray[np.float64]:
     """Adjusts the p-values of a family of m tests after Holm: p̃_(i) = max_{j ≤ i} min(1, (m - j + 1) p_(j)).
 
     Args:
-        p_values: In any order, shape (k,); those that are NaN are no tests of the family and stay NaN.
+        p_values: In any order, shape (k,); NaN values do not count as tests and stay NaN.
 
     Returns:
         Shape (k,), in the same order.
     """
     adjusted = np.asarray(p_values, dtype=np.float64).copy()
-    order = np.argsort(adjusted)[: int(np.isfinite(adjusted).sum())]  # NaN is sorted last
+    order = np.argsort(adjusted)[: int(np.isfinite(adjusted).sum())]  # argsort puts NaN last
     factors = np.arange(len(order), 0, -1)
     adjusted[order] = np.maximum.accumulate(np.minimum(1.0, factors * adjusted[order]))
     return adjusted
 
 
 def average_ranks(values: NDArray[np.float64], lower_is_better: bool = False) -> NDArray[np.float64]:
-    """Ranks methods on each data set, 1 the best, and averages over data sets.
+    """Ranks methods on each data set, with 1 for the best, and averages the ranks over data sets.
 
     Args:
-        values: Shape (methods, data sets); methods that are equal share the mean of their ranks, NaN is worst.
+        values: Shape (methods, data sets); equal methods share the mean of their ranks, NaN ranks last.
         lower_is_better: Whether a smaller value is better.
 
     Returns:

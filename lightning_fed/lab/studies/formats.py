@@ -1,4 +1,4 @@
-"""Tables of text, and these as Markdown and LaTeX."""
+"""Tables of text, and how to write them as Markdown and LaTeX."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,32 +14,32 @@ _LATEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}",
     "–": "--",
 }  # fmt: skip
-# Of a cell that is neither, the best one and the second; sites that show Markdown take no other tag for a line below.
+# Formats for an ordinary cell, the best and the second. Markdown sites underline only with the tag <ins>.
 _MARKS = {"md": ("{}", "**{}**", "<ins>{}</ins>"), "tex": ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")}
 
 
 @dataclass(frozen=True)
 class Block:
-    """One table of text, with a title, what holds for all of it, and a note on how it is read."""
+    """One table of text, with a title, values that all cells share, and a note on how to read it."""
 
     title: str
     lines: list[list[str]]  # header and rows
-    labels: int  # how many columns at the left are names, not numbers
+    labels: int  # number of columns at the left with names, not numbers
     note: str = ""
     above: str = ""
-    heads: tuple[tuple[str, ...], ...] = ()  # of the columns of numbers, where they have several levels
+    heads: tuple[tuple[str, ...], ...] = ()  # heads of number columns, if they have several levels
     marks: Mapping[tuple[int, int], int] = field(default_factory=dict)  # 1 best, 2 second, by line and column
 
 
 def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
-    """Names a column by its values; a number is named with its axis, which a name like MNIST needs not."""
+    """Returns the head of a column from its values; a number gets the name of its axis, a name like MNIST does not."""
     named = zip(axes, column, strict=True)
     plain = re.compile(r"true|false|null|[-+]?[\d.]+(e[-+]?\d+)?")
     return ", ".join(f"{axis} {value}" if plain.fullmatch(value) else value for axis, value in named)
 
 
 def without_constants(block: Block) -> Block:
-    """Takes columns that are the same, or empty, in all rows out of a table and says them; the first number stays."""
+    """Removes columns that are constant or empty and writes them above the table; the first number column stays."""
     head, *rows = block.lines
     same = [at for at, (first, *others) in enumerate(zip(*rows, strict=True)) if {*others} <= {first}]
     same = [at for at in same if at != block.labels and (len(rows) > 1 or not rows[0][at])]
@@ -50,7 +50,7 @@ def without_constants(block: Block) -> Block:
 
 
 def paragraphs(parts: Iterable[str]) -> str:
-    """Joins paragraphs of Markdown, and items of one list without an empty line between them."""
+    """Joins paragraphs of Markdown by empty lines, but items of a list without one."""
     return re.sub(r"^(- .+)\n\n(?=- )", r"\1\n", "\n\n".join(parts), flags=re.MULTILINE)
 
 
@@ -78,7 +78,7 @@ def _marked(block: Block, kind: str, at: int, place: int, cell: str) -> str:
 
 
 def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:
-    r"""Writes each table as an environment ``table`` for a paper that loads ``booktabs``; the sentences as comments."""
+    r"""Writes each table as an environment ``table``, which needs ``booktabs``, and the sentences as comments."""
     comments = "".join(f"% {one_line(part)}\n" for part in (*text, *notes))
     return comments + "% \\usepackage{booktabs}\n\n" + "\n".join(_latex_table(block) for block in blocks)
 
@@ -87,13 +87,13 @@ def _latex_table(block: Block) -> str:
     head, *body = block.lines
     rows = []
     for at, line in enumerate(body, 1):
-        # What the line above says is not said again, but for the last name, which tells lines apart.
+        # Names are not repeated from the line above, except the last one, in which the lines differ.
         said = [at > 1 and line[: i + 1] == body[at - 2][: i + 1] for i in range(block.labels - 1)] + [False]
         rows += [r"\addlinespace"] * (at > 1 and block.labels > 1 and not said[0])
         labels = ["" if again else _latex_text(name) for again, name in zip(said, line[: block.labels], strict=False)]
         cells = (_marked(block, "tex", at, i, _latex(line[i])) for i in range(block.labels, len(line)))
         row = " & ".join([*labels, *cells]) + r" \\"
-        rows.append(re.sub(r"^([\[*])", r"{\1}", row))  # which the break of the line before would take
+        rows.append(re.sub(r"^([\[*])", r"{\1}", row))  # else it would be an argument of the line break before
     columns = "l" * block.labels + "r" * (len(head) - block.labels)
     caption = " ".join([f"{block.title}.", *filter(None, (block.above, block.note))])
     lines = [
@@ -104,7 +104,7 @@ def _latex_table(block: Block) -> str:
 
 
 def _latex_head(block: Block) -> list[str]:
-    """Writes heads of several levels over each other, with a rule below what is shared by columns."""
+    """Writes heads of several levels in lines, with a rule below a head that several columns share."""
     levels, lines = max(map(len, block.heads), default=1), []
     for level in range(levels - 1):
         cells, rules, first = [""] * block.labels, [], block.labels + 1
@@ -123,7 +123,7 @@ def _latex_text(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    """Writes a number, whose stars are its significance."""
+    """Escapes a cell for LaTeX; stars after a number mean significance."""
     escaped = re.sub(r"(?<=\d)(\*{1,3})", r"$^{\1}$", _latex_text(text))
-    # A hyphen before a number is its sign.
+    # A hyphen before a number is a minus sign.
     return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)

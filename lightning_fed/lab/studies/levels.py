@@ -1,4 +1,4 @@
-"""Metrics where methods have fitted their data alike, not after as many rounds; and whether curves have ended."""
+"""Compares metrics at equal loss instead of equal rounds, and tells whether curves still improve."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,23 @@ _Curve = Mapping[int, float]
 
 
 def level_columns(report: Report) -> list[str]:
-    """Returns the losses at whose levels runs are compared."""
+    """Returns the losses at which runs are compared."""
     return [name.removeprefix(AT_EQUAL) for name in report.statistic if name.startswith(AT_EQUAL)]
 
 
 def value_of(run: StudyRun, statistic: str, metric: str) -> float:
-    """Returns a statistic of one run of ``with_levels``; NaN where it diverged, or lacks a round with both."""
+    """Returns a statistic of one run from ``with_levels``; NaN if it diverged or has no round with loss and metric."""
     if statistic.startswith(AT_EQUAL):
         return run.at_equal.get((metric, statistic), (0, math.nan))[1]
     return value_of_run(run.curves[metric], statistic, metric)
 
 
 def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list[str]]:
-    """Reads metrics at equal loss, as far as the report asks for it, and says what the numbers alone do not.
+    """Reads metrics at equal loss, if the report asks for it, and returns notes on the numbers.
 
-    Runs that agree in all but the baseline's axes are compared; of each seed the level is max over runs of min over
-    rounds of the loss, to which all of them fall. A run counts at its first round at or below it. Only rounds count in
-    which both the loss and the metric were measured: nothing is interpolated.
+    Runs that differ only in the baseline's axes are compared. For each seed the level is the max over runs of the min
+    over rounds of the loss, which all of them reach. The metric of a run is taken at its first round at or below this
+    level. Only rounds with both the loss and the metric count; nothing is interpolated.
     """
     report, notes, runs = study.report, list[str](), [*results.runs]
     measured = sorted({name for run in runs for name in run.curves})
@@ -49,17 +49,17 @@ def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list
                 runs[at] = replace(runs[at], at_equal={**runs[at].at_equal, (metric, AT_EQUAL + loss): read})
             if found:
                 where = f"rounds {min(found.values())} to {max(found.values())}"
-                notes.append(f"`{AT_EQUAL}{loss}` reads `{metric}` at {where} of the runs.")
+                notes.append(f"`{AT_EQUAL}{loss}` takes `{metric}` at {where} of the runs.")
             if left := len(runs) - len(found):
                 why = f"they diverged, or no round has both `{loss}` and `{metric}`"
-                notes.append(f"{left} of {counted(len(runs), 'run')} cannot be read at equal `{loss}`: {why}.")
+                notes.append(f"{left} of {counted(len(runs), 'run')} have no value at equal `{loss}`: {why}.")
     if report.plateau:
         notes += [note for metric in report.metric if (note := _on_plateau(runs, report, metric))]
     return replace(results, runs=tuple(runs)), notes
 
 
 def _first_rounds(runs: Sequence[StudyRun], report: Report, loss: str, metric: str) -> dict[int, int]:
-    """Returns the round at which each run is at its level, by the run's place; those that diverged have none."""
+    """Returns the round at which each run reaches its level, by the run's index; diverged runs have none."""
     groups: dict[tuple[str, ...], dict[int, _Curve]] = {}
     for at, run in enumerate(runs):
         losses, values = run.curves.get(loss, {}), run.curves.get(metric, {})
@@ -76,11 +76,10 @@ def _first_rounds(runs: Sequence[StudyRun], report: Report, loss: str, metric: s
 
 
 def still_improves(curve: _Curve, metric: str) -> bool | None:
-    """Tells whether a metric still gets better over the last fifth of the rounds.
+    """Tells whether a metric still improves over the last fifth of the rounds.
 
-    It does where the slope of a straight line through these evaluations is above twice its standard error
-    √(Σ e² / (n - 2) / Σ (r - r̅)²), with residuals e at rounds r. None for less than 4 evaluations, or a run that is
-    lost.
+    It does if the slope of a straight line through these evaluations is above twice its standard error
+    √(Σ e² / (n - 2) / Σ (r - r̅)²), with residuals e at rounds r. None for fewer than 4 evaluations or a diverged run.
     """
     end = max(curve, default=0)
     rounds = np.array([at for at in curve if at > end - end / _FIFTH], dtype=np.float64)
@@ -91,12 +90,12 @@ def still_improves(curve: _Curve, metric: str) -> bool | None:
     slope = float(away @ values / (away @ away))
     errors = values - values.mean() - slope * away
     noise = math.sqrt(float(errors @ errors) / (len(rounds) - 2) / float(away @ away))
-    rounding = 1e-12 * float(np.abs(values).max())  # of values that are all the same
+    rounding = 1e-12 * float(np.abs(values).max())  # of equal values
     return slope > max(_NOISE * noise, rounding)
 
 
 def _on_plateau(runs: Sequence[StudyRun], report: Report, metric: str) -> str:
-    """Says how many runs of each method still improve."""
+    """Returns a note on how many runs of each method still improve."""
     told: dict[str, list[bool]] = {}
     for run in runs:
         improves = still_improves(run.curves.get(metric, {}), metric)

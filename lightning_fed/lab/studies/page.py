@@ -1,4 +1,4 @@
-"""A study's curves as a picture, and its page to look around in."""
+"""A study's curves as a picture, and its interactive page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["study_figure", "study_page"]
 
 
 def study_figure(table: StudyTable, x: str) -> Figure:
-    """Draws a panel for each column of the table and a line with a band for each row, or the other way round."""
+    """Draws a panel for each column of the table and a line with a band for each row, or the reverse."""
     return panels_figure(_panels(table, {}), x)
 
 
@@ -33,10 +33,10 @@ def study_page(
     text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, tuning: Sequence[str] = (),
     folders: Mapping[str, MeasuredRun] = MappingProxyType({}),
 ) -> str:  # fmt: skip
-    """Makes a page of a study to look around in.
+    """Makes the interactive page of a study.
 
-    It has a title, paragraphs of Markdown, tables of which the first stands above the curves over x, and charts of the
-    tuning. Of the runs whose folders are at hand, by their fingerprint, it shows what else they hold.
+    It has a title, paragraphs of Markdown, the first table, the curves over x, the other tables and charts of the
+    tuning. For runs whose folders are available (``folders``, by fingerprint) it also shows their other content.
     """
     runs = _runs(table, folders)
     axes = [x, *(name for name in AXES if runs and name != x and is_measured(runs, name))]
@@ -57,7 +57,7 @@ def study_page(
 
 
 def _markdown(parts: Sequence[str]) -> str:
-    """Renders Markdown; tags in it stay text."""
+    """Renders Markdown; HTML tags in it stay text."""
     parser = import_extra("markdown_it", "html", "`--format html`").MarkdownIt("commonmark", {"html": False})
     html: str = parser.render(paragraphs(map(one_line, parts)))
     return html
@@ -70,9 +70,9 @@ def _block(block: Block, notes: Sequence[str] = ()) -> str:
 
 
 def _panels(table: StudyTable, folders: Mapping[str, MeasuredRun]) -> dict[tuple[str, str], dict[int, Method]]:
-    """By title and metric the methods by number; of several statistics, and seeds, all are on one curve.
+    """Returns for each panel, by title and metric, its numbered methods; statistics and seeds share a curve.
 
-    A run that has diverged is left out, as in the table: its last losses would set the scale for all others.
+    Diverged runs are left out, as in the table: their last losses would set the scale for all others.
     """
     line_axes, panel_axes = _sides(table)
     panels: dict[tuple[str, str], dict[str, dict[int, MeasuredRun]]] = {}
@@ -89,9 +89,9 @@ def _panels(table: StudyTable, folders: Mapping[str, MeasuredRun]) -> dict[tuple
 
 
 def _sides(table: StudyTable) -> tuple[list[str], list[str]]:
-    """Returns the axes whose values are lines, and those whose values are panels.
+    """Returns the axes whose values are lines, and the axes whose values are panels.
 
-    Methods are lines, and where they are more than colours that tell them apart, those that the baseline names alone.
+    Methods are lines. If there are more methods than distinct colours, only the axes of the baseline are lines.
     """
     lines = table.column_axes if table.methods_are_columns else table.row_axes
     if table.baseline and len(table.columns if table.methods_are_columns else table.rows) > MOST_LINES:
@@ -110,13 +110,13 @@ def _label(cell: TableCell, axes: Sequence[str]) -> str:
 
 
 def _measured(run: StudyRun, folders: Mapping[str, MeasuredRun]) -> MeasuredRun:
-    """Returns a run with all of its columns where its folder is at hand, else with those of the tables."""
+    """Returns a run with all its columns if its folder is available, else with the columns of the tables."""
     name = run.fingerprint
     return folders.get(name) or MeasuredRun(Path(name), name, "", "", "", run.seed, "", 0.0, run.curves)
 
 
 def _runs(table: StudyTable, folders: Mapping[str, MeasuredRun]) -> list[Method]:
-    """Returns each combination of values as a method, with those of its runs whose folders are at hand."""
+    """Returns each combination of values as a method, with its runs whose folders are available."""
     axes, methods = _differing(table), dict[str, dict[int, MeasuredRun]]()
     for cell in table.cells.values():
         found = {run.seed: folders[run.fingerprint] for run in cell.runs if run.fingerprint in folders}

@@ -1,4 +1,4 @@
-"""Figures that papers have published, which come with the package, beside the cells of a study."""
+"""Published figures of papers, which come with the package and are shown next to the cells of a study."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Figure:
-    """A published value in the unit in which it is printed, accuracies in percent, and what stands behind its ±."""
+    """A published value in its printed unit, accuracies in percent, and the number after its ±."""
 
     value: float
     std: float | None
@@ -29,14 +29,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class PublishedFigures:
-    """The figures of a file that a study means."""
+    """The published figures that belong to a study."""
 
     table: str  # where they are published
     rows: Sequence[Row]
-    axes: Mapping[str, Mapping[str, Row]]  # for each axis what a value is in the file; one without a figure is left out
+    axes: Mapping[str, Mapping[str, Row]]  # by axis and value, columns of the file; without figures, left out
 
     def figure(self, cell: Mapping[str, str]) -> Figure | None:
-        """Finds the figure of a cell, given by the names of its values; None if the file has none."""
+        """Finds the figure of a cell by the names of its values; None if the file has none."""
         wanted: Row = {}
         for axis, values in self.axes.items():
             if cell[axis] not in values:
@@ -46,14 +46,14 @@ class PublishedFigures:
         if len(found) > 1:
             differing = [name for name in found[0] if len({row[name] for row in found}) > 1 and name not in _FIXED]
             raise FederatedError(
-                f"Expected `report.published` to mean one figure of {self.table} for each cell, got {len(found)} that "
-                f"differ in {', '.join(differing)}: name its value in `where`, or the axis that it is in `axes`."
+                f"Expected `report.published` to select one figure of {self.table} a cell, got {len(found)} that "
+                f"differ in {', '.join(differing)}: name its value in `where`, or its axis in `axes`."
             )
         return next((Figure(float(row["value"]), float(row["std"]) if row["std"] else None) for row in found), None)
 
 
 def published_files() -> dict[str, Path]:
-    """Returns the files that come with the package by name, such as ``gma_table10``."""
+    """Returns the files in the package by name, such as ``gma_table10``."""
     return {path.stem: path for path in sorted(_FOLDER.glob("*.csv"))}
 
 
@@ -61,14 +61,14 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
     """Reads a study's ``report.published``.
 
     Args:
-        published: ``file``, a name or the path of another such file; ``where``, values of columns that are the same for
-            all cells; and ``axes``, for each axis the column that it is, or for each of its values those of the columns
-            that it stands for. Where they do not say which metric, figures are of the first one.
+        published: ``file``, a name or a path; ``where``, the values of columns that are the same for all cells; and
+            ``axes``, for each axis its column, or for each of its values the values of several columns. If they do not
+            give a metric, the figures belong to the first metric.
         axes: The names of the values of each axis.
     """
     expect_known("report.published", published, ("file", "where", "axes"), "its keys")
     if "file" not in published:
-        raise FederatedError("Expected `report.published` to name a `file` with figures, got none.")
+        raise FederatedError("Expected `report.published` to name a `file` of figures, got none.")
     rows = _read(str(published["file"]))
     where = _texts("report.published.where", published.get("where"))
     _expect_values("report.published.where", where, rows)
@@ -76,11 +76,11 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
     named = _mapping("report.published.axes", published.get("axes"))
     expect_known("report.published.axes", named, axes, "axes of the study")
     meant = {axis: _meant(axis, what, list(axes[axis]), rows) for axis, what in named.items()}
-    if "metric" in axes and "metric" not in named:  # one figure is not of an accuracy and of a loss
+    if "metric" in axes and "metric" not in named:  # a figure belongs to one metric only
         meant["metric"] = {next(iter(axes["metric"])): {}}
     found = PublishedFigures(rows[0]["table"] if rows else "", rows, meant)
     if not any(found.figure(dict(zip(meant, cell, strict=True))) for cell in product(*(axes[axis] for axis in meant))):
-        raise FederatedError(f"Expected `report.published` to mean figures of {published['file']}, found none.")
+        raise FederatedError(f"Expected `report.published` to select figures of {published['file']}, got none.")
     return found
 
 
@@ -104,7 +104,7 @@ def _read(name: str) -> list[Row]:
 
 
 def _meant(axis: str, what: Any, values: Sequence[str], rows: Sequence[Row]) -> dict[str, Row]:
-    """What the values of an axis are in the file, which is given by one column, or for each of them by several."""
+    """Returns the columns of each value of an axis, from one column for the axis or several for each value."""
     place = f"report.published.axes.{axis}"
     if not isinstance(what, Mapping):
         column = str(what)
@@ -119,7 +119,7 @@ def _meant(axis: str, what: Any, values: Sequence[str], rows: Sequence[Row]) -> 
 
 def _mapping(place: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping | None):
-        raise FederatedError(f"Expected `{place}` to be names with what they mean, got {value!r}.")
+        raise FederatedError(f"Expected `{place}` to be a mapping from columns to values, got {value!r}.")
     return value or {}
 
 
@@ -143,7 +143,7 @@ def _fits(row: Row, wanted: Row) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two names mean the same: ``0.10`` and 0.1, ``AVG`` and ``avg``."""
+    """Whether two names are equal up to notation: ``0.10`` and 0.1, ``AVG`` and ``avg``."""
     with suppress(ValueError):
         return float(one) == float(other)
     return one.casefold() == other.casefold()

@@ -1,4 +1,4 @@
-"""What a study came to, as tables of text: a row for each run, for each evaluated round, and for each trial."""
+"""The results of a study as CSV files: a row for each run, for each evaluated round, and for each trial."""
 
 import csv
 import io
@@ -19,10 +19,10 @@ __all__ = [
 ]  # fmt: skip
 
 RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic", "stage")
-"""Names that no axis can have, as columns of tables have them."""
+"""Names that an axis cannot have, as tables have columns with these names."""
 
 AT_EQUAL = "at equal "
-"""What a statistic begins with that is read at a level of the loss behind it."""
+"""The prefix of a statistic that is taken at equal loss; the name of the loss follows."""
 
 _NAMED = ("study", "profile")
 _CHOSEN, _VALUE = "chosen ", "value "
@@ -38,29 +38,29 @@ class StudyRun:
 
     axes: dict[str, str]  # a value for each axis, in the order of the study's file
     seed: int
-    fingerprint: str  # of its run folder
-    rounds: int  # the last evaluated one
-    chosen: dict[str, str] = field(default_factory=dict)  # options that were tuned, as on the command line
+    fingerprint: str  # that of its run folder
+    rounds: int  # the last evaluated round
+    chosen: dict[str, str] = field(default_factory=dict)  # tuned options, as on the command line
     curves: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric and evaluated round, in order
-    created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 where a table alone is known
+    created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 if only tables exist
     at_equal: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict, compare=False)
-    """By metric and statistic the round and the value at a level of the loss; see ``with_levels``."""
+    """By metric and statistic, the round and the value at equal loss; see ``with_levels``."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the tuning; its values are the validation metric that decides, and what is reported beside it."""
+    """One run of the tuning; its values are the deciding validation metric and the reported metrics."""
 
     axes: dict[str, str]
     seed: int
     options: dict[str, str]
     values: dict[str, float]
-    stage: int = 0  # of the tuning, from 1; 0 where there are none
+    stage: int = 0  # stage of the tuning, from 1; 0 without stages
 
 
 @dataclass(frozen=True)
 class StudyResults:
-    """What a study's tables and pictures are drawn from: its runs, in the order of axes and seeds, and its tuning."""
+    """The data for a study's tables and pictures: its runs, in the order of axes and seeds, and its trials."""
 
     name: str
     profile: str
@@ -69,23 +69,23 @@ class StudyResults:
 
 
 def is_lost(curve: Mapping[int, float]) -> bool:
-    """Tells whether a metric of a run ends with NaN, as that of one that has diverged does."""
+    """Tells whether a metric of a run ends with NaN, because the run diverged."""
     return bool(curve) and math.isnan(curve[max(curve)])
 
 
 def value_of_run(curve: Mapping[int, float], statistic: str, metric: str) -> float:
-    """Returns a statistic of one run as a study counts it: NaN for a run that is lost, whatever it had reached."""
+    """Returns a statistic of one run; NaN for a diverged run, whatever it had reached before."""
     return math.nan if is_lost(curve) else run_statistic(curve, statistic, metric)
 
 
 def write_results(results: StudyResults, folder: Path) -> None:
-    """Writes ``results.csv``, ``curves.csv`` and, where something was tuned, ``tuning.csv``.
+    """Writes ``results.csv``, ``curves.csv`` and, after a tuning, ``tuning.csv``.
 
-    Numbers have seven digits, as many as single precision holds: written again after reading, the files are the same.
+    Numbers have seven digits, as in single precision, so reading and writing the files again changes nothing.
     """
     if not results.runs:
         raise FederatedError(
-            f"Expected runs of the study {results.name} (profile {results.profile}) to report on, found none: run "
+            f"Expected finished runs of the study {results.name} (profile {results.profile}), found none: run "
             "`lightning-fed study` with the same file, `--profile` and `--output` first."
         )
     _write(folder / "results.csv", results.runs, _run_rows(results))
@@ -97,7 +97,7 @@ def write_results(results: StudyResults, folder: Path) -> None:
 
 
 def read_results(folder: Path) -> StudyResults:
-    """Reads what ``write_results`` has written."""
+    """Reads the files of ``write_results``."""
     rows = _read(folder / "results.csv", (*_NAMED, "seed", "fingerprint", "rounds"), _run)
     curves: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
     for key, at, values in _read(folder / "curves.csv", ("seed", "round"), _point):
@@ -122,7 +122,7 @@ def _run_rows(results: StudyResults) -> Iterator[dict[str, str]]:
         row = {"study": results.name, "profile": results.profile, **run.axes, "seed": str(run.seed)}
         row |= {"fingerprint": run.fingerprint, "rounds": str(run.rounds)}
         row |= {_CHOSEN + option: value for option, value in run.chosen.items()}
-        # For readers of the file; whoever reads it back takes them from the curves, as they are written.
+        # These columns are for people; `read_results` takes the values from the curves.
         for metric, curve in run.curves.items():
             written = {at: float(as_text(value)) for at, value in curve.items()}
             row |= {f"{metric} {name}": as_text(value_of_run(written, name, metric)) for name in _STATISTICS}
@@ -145,14 +145,14 @@ def _trial_rows(trials: Iterable[Trial]) -> Iterator[dict[str, str]]:
 
 
 def as_text(value: float) -> str:
-    """Writes a number as the tables have it, with as many digits as single precision holds."""
+    """Writes a number for the tables, with the digits of single precision."""
     return f"{value:.7g}"
 
 
 def _write(path: Path, runs: Iterable[StudyRun | Trial], rows: Iterable[_Row]) -> None:
     rows = list(rows)
     axes = dict.fromkeys(name for run in runs for name in run.axes)
-    # Options that only some runs have still stand before what is measured.
+    # Options that only some runs have also come before the measured columns.
     others = dict.fromkeys(name for row in rows for name in row if name not in _NAMED and name not in axes)
     ordered = sorted(others, key=lambda name: 0 if name in RESERVED else 1 if name.startswith(_CHOSEN) else 2)
     named = [name for name in _NAMED if name in rows[0]]
@@ -162,13 +162,13 @@ def _write(path: Path, runs: Iterable[StudyRun | Trial], rows: Iterable[_Row]) -
 
 
 def _read(path: Path, expected: Sequence[str], make: Callable[[_Row], _T]) -> list[_T]:
-    """Reads whole rows; empty cells stand for nothing."""
+    """Reads complete rows; empty cells are left out."""
     try:
         if path.exists() and not path.is_file():
             raise OSError("it is no file")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FederatedError(f"Expected the results of a study in {path}, which cannot be read ({error}).") from error
+        raise FederatedError(f"Expected the results of a study in {path}, but it cannot be read ({error}).") from error
     try:
         lines = csv.reader(io.StringIO(text, newline=""), strict=True)
         header, *rows = ([no_apostrophe(cell) for cell in line] for line in lines)

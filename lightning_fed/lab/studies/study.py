@@ -1,4 +1,4 @@
-"""What a study is: configurations, axes whose combinations are run over seeds, tuning, and a report."""
+"""The definition of a study: configurations, axes whose combinations run with several seeds, tuning, a report."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -17,21 +17,21 @@ __all__ = [
     "expect_sound", "name_of", "reported_axes", "tuned_per",
 ]  # fmt: skip
 
-# Twice as much is still a number, as the width of a range has to be.
+# The width of a range may be twice as large and must still be finite.
 _LARGEST = 1e300
 
 Name = NewType("Name", str)
-"""The name of a value of an axis; a number or ``true`` stands for itself as text."""
+"""The name of a value of an axis; the name of a number or ``true`` is its text."""
 
 
 def name_of(value: Any) -> Name:
-    """Returns the name of a value as a file has it: ``0.1`` of 0.1, ``true`` of True."""
+    """Returns the name of a value as in a file: ``0.1`` for 0.1, ``true`` for True."""
     return Name(value if isinstance(value, str) else json.dumps(value))
 
 
 @dataclass(frozen=True)
 class AxisValue:
-    """The settings of one value of an axis: configurations, then options; they win over those of earlier axes.
+    """The settings of one value of an axis: configurations, then options. They win over those of earlier axes.
 
     Args:
         configs: Configurations, as `--config` takes them.
@@ -44,12 +44,12 @@ class AxisValue:
 
 @dataclass(frozen=True)
 class Space:
-    """A range of real numbers that samplers other than `grid` draw an option from; whole numbers are listed.
+    """A range of real numbers from which samplers other than `grid` draw an option; list whole numbers instead.
 
     Args:
-        low: Least value.
+        low: Smallest value.
         high: Largest value.
-        log: Whether it is drawn evenly by its logarithm.
+        log: Whether to draw uniformly on a logarithmic scale.
     """
 
     low: float
@@ -58,28 +58,29 @@ class Space:
 
 
 Parameters = dict[str, list[Any] | Space]
-"""Tuned options, each with the values to choose from or a range."""
+"""Tuned options, each with a list of values or a range."""
 
 
 @dataclass(frozen=True)
 class Tune:
-    """What is tuned, by runs of their own before the others: by a validation metric, never a test metric.
+    """The tuning, by runs of its own before the others: by a validation metric, never by a test metric.
 
     Args:
-        parameters: Options, each with its values to choose from, or with a range of `low`, `high` and `log`.
-        by: Further such options for some values of an axis, as in `{rule: {FedProx: {client.mu: [0.01, 0.1]}}}`.
-        metric: Column of metrics.csv of a validation set that decides.
-        statistic: What of its rounds decides, as in `report`.
-        seeds: Seeds of these runs, over which the mean decides.
-        per: Axes for each of whose combinations there is a choice of its own (default: all).
-        at: Values at which the other axes are kept while tuning; over those that are not named the mean decides.
-        sampler: Who proposes values: `grid` all combinations, `tpe` as Optuna's estimator says.
-        trials: Most combinations to try for each choice: of a grid the first ones, all by default.
-        pruner: With `median` stops runs whose best is worse than the median of the others, after a fifth of the rounds.
+        parameters: Options to tune, each with a list of values or a range of `low`, `high` and `log`.
+        by: Further options for some values of an axis, as in `{rule: {FedProx: {client.mu: [0.01, 0.1]}}}`.
+        metric: Column of metrics.csv that decides; it must be of a validation set.
+        statistic: Statistic of this metric over the rounds, as in `report`.
+        seeds: Seeds of the tuning runs; the mean over them decides.
+        per: Axes with a separate choice for each combination of their values (default: all).
+        at: Values of the other axes while tuning. For axes that are not named the mean over all values decides.
+        sampler: How values are proposed: `grid` tries all combinations, `tpe` is Optuna's estimator.
+        trials: Largest number of combinations for each choice; of a grid the first ones (default: all).
+        pruner: With `median`, a run stops if its best value is worse than the median of other trials; it compares
+            after a fifth of the rounds.
         storage: URL of Optuna's database, as `postgresql://user@host/name` (default: a journal in the runs' folder).
-        stages: Lists of tuned options. One after the other each is searched, the others as the stage before has chosen
-            them (default: one stage of all). A choice passes over a stage that has none of its options.
-        start: Values of axes whose choice the first stage of all others starts from, such as `{rule: FedAvg}`.
+        stages: Lists of tuned options, searched one list after the other; the other options keep the choice of the
+            stage before (default: one stage with all options). A choice skips a stage that has none of its options.
+        start: Values of axes; the first stage of all other values starts from their choice, as in `{rule: FedAvg}`.
     """
 
     parameters: Parameters = field(default_factory=dict)
@@ -99,22 +100,22 @@ class Tune:
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported of the runs.
+    """The report on the runs.
 
     Args:
         metric: Column of metrics.csv, or several.
-        statistic: What of its rounds, or several: `best`, `final`, `last 10`, `rounds 171-200` (the mean of those), or
-            `at equal train/loss`, where all that is compared has first fallen to one level of that loss.
-        rows: Axes of the table's rows (default: those that are not columns), also `seed`, `metric` and `statistic`.
-        columns: Axes of its columns.
-        baseline: Values of axes whose runs the others are compared with, paired by seed.
-        published: Figures of a paper beside those of the runs: a `file`; `where`, columns of it that are the same for
-            all cells; and `axes`, the column that each axis is.
-        target: Value of the first metric, an accuracy as a share of 1; a table has the rounds until it is reached.
-        x: Column that curves are drawn over.
-        gain: The smallest gain of interest, where none is published: in the unit of the first metric, an accuracy as a
-            share of 1, below 0 where less is better. A verdict on each difference says whether it is reproduced.
-        learned: What the baseline must have reached for its cells to be compared, in the same unit.
+        statistic: One or several statistics over the rounds: `best`, `final`, `last 10` or `rounds 171-200` (means),
+            or `at equal train/loss`: at each run's first round at a level of that loss that all compared runs reach.
+        rows: Axes of the table's rows (default: all that are not columns); also `seed`, `metric` and `statistic`.
+        columns: Axes of the table's columns.
+        baseline: Values of axes; the other runs are compared with the runs that have these values, paired by seed.
+        published: Published figures next to those of the runs: a `file`; `where`, its columns that have the same value
+            for all cells; and `axes`, the column of each axis.
+        target: Value of the first metric, an accuracy in [0, 1]; a table has the rounds until it is reached.
+        x: Column for the x-axis of curves.
+        gain: The smallest gain of interest if none is published, in the unit of the first metric (an accuracy in
+            [0, 1]), negative if less is better. A verdict on each difference says whether this gain is reproduced.
+        learned: Value that the baseline must have reached for its cells to be compared, in the same unit.
         plateau: Whether a note says how many runs still improve over the last fifth of their rounds.
     """
 
@@ -133,19 +134,19 @@ class Report:
 
 @dataclass(frozen=True)
 class Profile:
-    """A study of another size: what it changes of the file as it stands, which is the profile `full`.
+    """Another size of the study, as changes to the file, which itself is the profile `full`.
 
     Args:
-        why: What it leaves out, and what the comparison keeps.
+        why: What this size leaves out, and what can still be compared.
         configs: Further configurations, which win over those of the study.
         set: Further options, which win over those of the study.
         seeds: Other seeds.
-        axes: Values that are left of some axes.
-        by: Settings for the runs of some values of an axis, which win over all others of that value, as in
+        axes: The values to keep of some axes.
+        by: Settings for some values of an axis, which win over all other settings of the value, as in
             `{epochs: {10: {set: {trainer.local_steps: 100}}}}`.
-        parameters: Other values, or ranges, of some tuned options.
+        parameters: Other values or ranges for some tuned options.
         stages: Other stages of the tuning.
-        start: Another start of its first stage.
+        start: Another start of the first stage.
     """
 
     why: str = ""
@@ -164,20 +165,20 @@ class Study:
     """A comparison: one run for each combination of all axes and each seed.
 
     Args:
-        title: What is asked.
-        name: Name of its folder of runs; that of the file by default.
+        title: The question of the study.
+        name: Name of the folder of its runs (default: name of the file).
         source: Where the experiment is published.
-        open: What the source leaves open, and how it is chosen here.
+        open: Details that the source leaves open, and how you chose them.
         configs: Configurations, as for `--config`: names or paths; later ones win.
         set: Options of every run and their values, as on the command line: `{trainer.max_rounds: 40}`.
-        axes: By name of an axis, by name of a value: its settings. The short form for one option is
+        axes: For each axis, by name, its values by name with their settings. The short form for one option is
             `client rate: {option: model.optimizer.lr, values: [0.01, 0.1]}`.
         without: Combinations that are left out, such as `{rule: FedAvg, client rate: [0.01]}`.
-        seeds: A run for each.
-        tune: What is tuned before.
-        attack: Options of a membership inference attack on the model of each run, `{}` for their defaults; its figures
+        seeds: Seeds; each gives one run of every combination.
+        tune: The tuning before the runs.
+        attack: Options of a membership inference attack on the model of each run, `{}` for their defaults. Its figures
             are columns such as `attack/loss/auc` (default: no attack).
-        report: What is reported.
+        report: The report.
         profiles: Other sizes of the study, by name.
     """
 
@@ -197,7 +198,7 @@ class Study:
 
 
 def apply_profile(study: Study, name: str) -> Study:
-    """Returns the study in another size; ``full`` is the study as it is."""
+    """Returns the study in a profile; ``full`` is the study itself."""
     expect_choice("--profile", name, ["full", *study.profiles])
     if name == "full":
         return study
@@ -244,16 +245,16 @@ def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
 
 
 def all_parameters(tune: Tune) -> list[Parameters]:
-    """Returns what is tuned, and what for some values of axes besides."""
+    """Returns the tuned parameters, then those for single values of axes."""
     return [tune.parameters, *(parameters for values in tune.by.values() for parameters in values.values())]
 
 
 def expect_sound(study: Study) -> None:
-    """Refuses a study that names what it does not have, or is tuned by what it is reported by."""
-    # Names must not lead out of the folder of runs, or add a line to a script or a table.
+    """Refuses a study that names unknown axes, values or options, or that is tuned by a test metric."""
+    # Names must not lead out of the folder of runs, and must not add a line to a script or a table.
     for place, names in (("name", [study.name]), ("profiles", study.profiles)):
         if wrong := [name for name in names if not is_below(name)]:
-            raise FederatedError(f"Expected `{place}` to name a folder below that of `--output`, got {wrong[0]!r}.")
+            raise FederatedError(f"Expected `{place}` to name a folder below `--output`, got {wrong[0]!r}.")
     if wrong := [name for axis in study.axes for name in (axis, *study.axes[axis]) if not name.isprintable()]:
         raise FederatedError(f"Expected `axes` and their values to have names on one line, got {wrong[0]!r}.")
     for axis, values in study.axes.items():
@@ -263,11 +264,11 @@ def expect_sound(study: Study) -> None:
             )
     for place, seeds in (("seeds", study.seeds), ("tune.seeds", study.tune.seeds)):
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise FederatedError(f"Expected `{place}` to be different numbers from 0, at least one, got {seeds}.")
+            raise FederatedError(f"Expected `{place}` to be one or more different integers of at least 0, got {seeds}.")
     if "seed_everything" in study.set:
-        raise FederatedError("Expected `seeds` to say the seeds of runs, got `set.seed_everything`: move it there.")
+        raise FederatedError("Expected the seeds of runs in `seeds`, got `set.seed_everything`: move it there.")
     if "full" in study.profiles:
-        raise FederatedError("Expected `profiles` under names other than full, which is the file as it stands.")
+        raise FederatedError("Expected `profiles` to have names other than full, which is the file itself.")
     for one in study.without:
         _expect_values("without", study, one)
     if study.attack is not None:
@@ -337,7 +338,7 @@ def _expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]
 
 
 def reported_axes(study: Study) -> dict[str, list[str]]:
-    """Returns what the rows and columns of a table can be of, with the names of the values of each."""
+    """Returns the axes that rows and columns of a table can have, with the names of their values."""
     report = study.report
     axes = {axis: list[str](values) for axis, values in study.axes.items()}
     seeds = [str(seed) for seed in study.seeds]
@@ -345,5 +346,5 @@ def reported_axes(study: Study) -> dict[str, list[str]]:
 
 
 def tuned_per(study: Study) -> list[str]:
-    """Returns the axes for each of whose combinations there is a choice of its own, in the order of the file."""
+    """Returns the axes with a separate tuned choice for each combination, in the order of the file."""
     return [axis for axis in study.axes if study.tune.per is None or axis in study.tune.per]

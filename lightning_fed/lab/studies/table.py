@@ -1,4 +1,4 @@
-"""The cells of a study's table: mean over seeds, difference to a baseline, rank, published figure, rounds to target."""
+"""Computes the cells of a study's table: means over seeds, differences to a baseline, ranks, published figures."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,21 +28,21 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class TableCell:
-    """The runs of some values of axes, a metric and a statistic, one run for each seed."""
+    """The runs with given values of the axes, one for each seed, with a metric and a statistic."""
 
     names: dict[str, str]
     runs: tuple[StudyRun, ...]
     values: tuple[float, ...]  # the statistic of each run; NaN where it diverged
-    percent: bool  # whether it is an accuracy in [0, 1], to be shown in percent
+    percent: bool  # whether it is an accuracy in [0, 1], which is shown in percent
     to_target: Summary | None = None  # rounds to the target, over seeds
     difference: PairedDifference | None = None  # to the baseline, over the seeds that both have
-    p_holm: float = math.nan  # of its test, adjusted for all tests of the table
+    p_holm: float = math.nan  # p-value of the difference, adjusted for all tests of the table
     published: Figure | None = None
-    verdict: Verdict | None = None  # on the gain that is published, or of interest
+    verdict: Verdict | None = None  # on the published gain, or the smallest of interest
 
     @property
     def summary(self) -> Summary:
-        """Mean and standard deviation over seeds; how many have a value, where some have none."""
+        """Mean and standard deviation over seeds; if some seeds have no value, the number of those that do."""
         return summarize_found(self.values)
 
     @property
@@ -53,36 +53,36 @@ class TableCell:
 
 @dataclass(frozen=True)
 class StudyTable:
-    """The table of a study: a key of rows or columns has a value for each of their axes.
+    """The table of a study. The key of a row or column has a value for each of its axes.
 
-    Ranks are averages of each row over the columns that all rows have, or of each column over rows, by the first metric
-    and statistic; None where there are less than two.
+    Ranks are by the first metric and statistic: each row's average over the columns that all rows have, or each
+    column's average over rows. They are None for fewer than two.
     """
 
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
     rows: tuple[Key, ...]
     columns: tuple[Key, ...]
-    cells: dict[tuple[Key, Key], TableCell]  # row after row; a combination that was not run has none
-    baseline: tuple[str, ...]  # the axes of both that the baseline is named by
+    cells: dict[tuple[Key, Key], TableCell]  # row by row; a combination without runs has no cell
+    baseline: tuple[str, ...]  # the axes of rows and columns that name the baseline
     ranks: tuple[float, ...] | None
-    notes: tuple[str, ...]  # on what is not there
+    notes: tuple[str, ...]  # on missing results
 
     @property
     def methods_are_columns(self) -> bool:
-        """Whether what is compared stands side by side, as the baseline's axes are all of columns."""
+        """Whether the compared methods are columns, as all axes of the baseline are."""
         return bool(self.baseline) and {*self.baseline} <= {*self.column_axes}
 
 
 def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
-    """Makes the table of a study, in the size of the profile that was run, with the figures that its report names."""
+    """Makes the table of a study, in the profile that was run, with the published figures that its report names."""
     _expect_of_study(study, results)
     results, on_levels = with_levels(study, results)
     row_axes, column_axes = _table_axes(study, results)
     cells = _cells(study, results.runs, row_axes, column_axes)
     if not cells:
         raise FederatedError(
-            "Expected `report.statistic` to be of rounds that were evaluated, got "
+            "Expected `report.statistic` to use evaluated rounds, got "
             f"{', '.join(study.report.statistic)} of runs that end at round {max(run.rounds for run in results.runs)}."
         )
     cells = _compared(cells, study.report.baseline, row_axes, column_axes)
@@ -103,19 +103,19 @@ def _expect_of_study(study: Study, results: StudyResults) -> None:
         unknown = [name for axis, name in run.axes.items() if name not in study.axes.get(axis, ())]
         if unknown or run.axes.keys() != study.axes.keys():
             raise FederatedError(
-                f"Expected the runs of {results.name}, profile {results.profile}, to be on the axes that the study has "
-                f"now, got one on {run.axes}: report on the runs of this file, or give the file that they were made by."
+                f"Expected the runs of {results.name}, profile {results.profile}, to have the axes of the study file, "
+                f"got a run with {run.axes}: report on runs of this file, or give the file that made them."
             )
     measured = {name for run in results.runs for name in run.curves}
-    if not measured & {*study.report.metric}:  # of several a smaller size may lack one, as notes tell
+    if not measured & {*study.report.metric}:  # a profile may lack some of several metrics, as notes say
         expect_known("report.metric", study.report.metric, sorted(measured), "a column that was measured")
 
 
 def _table_axes(study: Study, results: StudyResults) -> tuple[Key, Key]:
-    """Returns the axes of rows and columns: those that are named, and what else tells cells apart.
+    """Returns the axes of rows and columns: the named axes, and all others in which cells differ.
 
-    Of the latter metrics and statistics are columns, others rows, those that the baseline names last: methods stand
-    below each other.
+    Of the others, metrics and statistics become columns, and the rest rows. Axes of the baseline come last, so that
+    methods are below each other.
     """
     report = study.report
     named = {*report.rows, *report.columns}
@@ -151,7 +151,7 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
     first, target = study.report.metric[0], study.report.target
     if target is not None and target > 1 and shares[first]:
         raise FederatedError(
-            f"Expected `report.target` to be a share of 1, as {first} is measured, got {target:g}: write "
+            f"Expected `report.target` in [0, 1], as {first} is measured, got {target:g}: write "
             f"{target / 100:g} for {target:g} %."
         )
     return {
@@ -174,12 +174,12 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, target
 def _compared(
     cells: dict[tuple[Key, Key], TableCell], baseline: Mapping[str, str], row_axes: Key, column_axes: Key
 ) -> dict[tuple[Key, Key], TableCell]:
-    """Compares each cell with that of the baseline, and adjusts the tests for their number."""
+    """Compares each cell with its baseline cell, and adjusts the p-values for the number of tests."""
     compared, tests = dict(cells), dict[tuple[tuple[float, ...], ...], float]()
     for key, other in _pairs(cells, baseline, row_axes, column_axes):
         cell = compared[key] = replace(cells[key], difference=_difference(cells[key], cells[other]))
         assert cell.difference is not None
-        # Equal cells are no test, and the same two cells are one.
+        # Equal cells are not a test, and a pair of cells that occurs twice is one test.
         if cell.difference.std > 0 or cell.difference.p_value < 1:
             tests[cell.values, cells[other].values] = cell.difference.p_value
     adjusted = dict(zip(tests, holm_adjusted([*tests.values()]).tolist(), strict=True))
@@ -192,7 +192,7 @@ def _compared(
 def _pairs(
     cells: Mapping[tuple[Key, Key], TableCell], baseline: Mapping[str, str], row_axes: Key, column_axes: Key
 ) -> Iterator[tuple[tuple[Key, Key], tuple[Key, Key]]]:
-    """Yields the key of each cell that has a baseline other than itself, and that of the baseline."""
+    """Yields the key of each cell with a baseline cell other than itself, and the key of this baseline cell."""
     for key, cell in cells.items():
         other = _key({**cell.names, **baseline}, row_axes, column_axes)
         if other != key and other in cells:
@@ -202,7 +202,7 @@ def _pairs(
 def _judged(
     cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
 ) -> dict[tuple[Key, Key], TableCell]:
-    """Says of each difference what it says of the gain that is published, or else of the smallest of interest."""
+    """Adds a verdict to each difference: on the published gain, or else on the smallest gain of interest."""
     judged, report = dict(cells), study.report
     for key, other in _pairs(cells, report.baseline, row_axes, column_axes):
         cell, baseline = cells[key], cells[other]
@@ -244,7 +244,7 @@ def _ranks(table: StudyTable) -> tuple[float, ...] | None:
     whole = [other for other in others if all((method, other) in cells for method in methods)]
     measures = [tuple(cells[methods[0], other].names[name] for name in ("metric", "statistic")) for other in whole]
     whole = [other for other, measure in zip(whole, measures, strict=True) if measure == measures[0]]
-    # Metrics, or seeds, that are ranked among each other say nothing; of several of one setting the first one counts.
+    # Ranking metrics or seeds against each other is meaningless; of several in one setting only the first counts.
     if len(whole) < 2 or len(methods) < 2 or method_axes & {*_OF_REPORT} or other_axes <= {*_OF_REPORT}:
         return None
     means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])
@@ -255,21 +255,21 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
     notes = []
     expected = len(list(combinations(study))) * len(study.seeds)
     if len(results.runs) < expected:
-        notes.append(f"Results of {len(results.runs):,} of {counted(expected, 'run')} are there.")
+        notes.append(f"Results exist for {len(results.runs):,} of {counted(expected, 'run')}.")
     lost = [run for run in results.runs if any(map(is_lost, run.curves.values()))]
     if lost:
         notes.append(
-            f"{len(lost):,} of {counted(len(results.runs), 'run')} diverged. A mean over the seeds that are left says "
-            "how many they are: it flatters its method, and is not compared."
+            f"{len(lost):,} of {counted(len(results.runs), 'run')} diverged. A mean over the remaining seeds gives "
+            "their number: it flatters its method, and is not compared."
         )
     notes += notes_on_ends(run.rounds for run in results.runs if run not in lost)
     measured = [metric for metric in study.report.metric if any(metric in run.curves for run in results.runs)]
     if absent := [f"`{metric}`" for metric in study.report.metric if metric not in measured]:
-        notes.append(f"None of these runs has measured {', '.join(absent)}.")
+        notes.append(f"No run has measured {', '.join(absent)}.")
     for statistic in study.report.statistic:
         curves = [run.curves.get(metric, {}) for metric in measured for run in results.runs]
         reached = [curve for curve in curves if is_reached(curve, statistic)]
         if len(reached) < len(curves):
-            notes.append(f"`{statistic}` is reached by {len(reached):,} of {counted(len(curves), 'curve')}.")
+            notes.append(f"{len(reached):,} of {counted(len(curves), 'curve')} reach `{statistic}`.")
         notes += notes_on_window(reached, statistic)
     return notes

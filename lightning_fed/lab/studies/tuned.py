@@ -1,4 +1,4 @@
-"""What tuning has tried: a table of the choices, and a chart for each of them."""
+"""The trials of a tuning: a table of the choices, and a chart for each choice."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ __all__ = ["tuned_block", "tuning_charts"]
 
 
 def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
-    """Returns what was chosen by the metric that decides, and what each other value of the trials would have chosen."""
+    """Returns the options chosen by the deciding metric, and those that each other metric would have chosen."""
     axes, names = tuned_per(study), _names(trials)
     lines = [[*axes, *(word for name in names for word in (f"by {name}", name))]]
     for key, attempts in _groups(axes, trials).items():
@@ -24,12 +24,12 @@ def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
         lines.append([*key, *(word for pair in best for word in pair)])
     seeds = len(study.tune.seeds)
     over = "one seed" if seeds == 1 else f"mean over {counted(seeds, 'seed')}"
-    note = f"The runs have what stands first, the choice by {names[0]}, {over}."
+    note = f"The runs use the first choice, by {names[0]}, {over}."
     return without_constants(Block("Tuned options", lines, len(axes), note))
 
 
 def tuning_charts(study: Study, trials: Sequence[Trial]) -> list[str]:
-    """Draws for each choice what decides over the option of which most values were tried, and marks what was chosen."""
+    """Draws for each choice the deciding metric over the option with the most values, and marks the chosen trial."""
     axes, charts, names = tuned_per(study), [], _names(trials)
     for index, (key, attempts) in enumerate(_groups(axes, trials).items()):
         means, chosen = _means(names[0], attempts), _best(names[0], attempts)[0]
@@ -52,7 +52,7 @@ def _names(trials: Sequence[Trial]) -> list[str]:
 
 
 def _groups(axes: Sequence[str], trials: Sequence[Trial]) -> dict[tuple[str, ...], dict[str, list[Trial]]]:
-    """Sorts trials of the last stage, which chooses, by what a choice is made for, then by their options as text."""
+    """Groups the trials of the last stage, which decides, by choice and then by their options as text."""
     groups: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
     keys = [tuple(trial.axes.get(axis, "") for axis in axes) for trial in trials]
     last = dict(sorted(zip(keys, (trial.stage for trial in trials), strict=True)))
@@ -64,7 +64,7 @@ def _groups(axes: Sequence[str], trials: Sequence[Trial]) -> dict[tuple[str, ...
 
 
 def _means(name: str, attempts: Mapping[str, Sequence[Trial]]) -> dict[str, float]:
-    """Returns the mean of a value over all runs of the options that have been tried as often as any."""
+    """Returns the mean of a value for each set of options, but only for those with the full number of runs."""
     most = max(map(len, attempts.values()))
     return {
         options: fmean([trial.values[name] for trial in trials])
@@ -74,7 +74,7 @@ def _means(name: str, attempts: Mapping[str, Sequence[Trial]]) -> dict[str, floa
 
 
 def _best(name: str, attempts: Mapping[str, Sequence[Trial]]) -> tuple[str, str]:
-    """Returns the options whose mean over all their runs is best, the first of equals, and that mean."""
+    """Returns the options with the best mean over all their runs, the first of equal ones, and this mean."""
     if not (values := _means(name, attempts)):
         return "", ""
     choice = (min if lower_is_better(name) else max)(values, key=values.__getitem__)

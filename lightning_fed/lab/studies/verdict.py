@@ -1,4 +1,4 @@
-"""What paired runs say of a claimed gain, and what they could have seen."""
+"""Verdicts of paired runs on a claimed gain, and the gains that they could detect."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Word: TypeAlias = Literal["reproduced", "contradicted", "undecided", "nothing le
 _LEVEL, _POWER = 0.05, 0.8
 # More seeds than anybody runs.
 _MOST = 100_000
-# Of an accuracy; of another metric a share of the baseline's mean.
+# In units of an accuracy in [0, 1]; for another metric shares of the baseline's mean.
 _NEAR, _FLAT = 0.03, 0.005
 
 
@@ -26,9 +26,9 @@ class Verdict:
     """A verdict on one comparison.
 
     Attributes:
-        claimed: The gain g that is claimed, published or the smallest of interest, in the metric's unit.
-        word: ``reproduced`` if the 95 % interval is on the claimed side of 0; ``contradicted`` if it ends before g and
-            the baseline is level with the paper's; ``nothing learned`` if the baseline is below the level gate.
+        claimed: The claimed gain g, published or the smallest of interest, in the metric's unit.
+        word: ``reproduced`` if the 95 % CI is on the claimed side of 0; ``contradicted`` if it ends before g and the
+            baseline matches the paper's; ``nothing learned`` if the baseline has not reached ``report.learned``.
     """
 
     claimed: float
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def power(gain: float, std: float, pairs: int) -> float:
-    """Returns the chance that a two-sided paired t-test at 5 % sees a gain.
+    """Returns the power of a two-sided paired t-test at 5 %: the probability that it detects a gain.
 
     1 - F(t*; n - 1, λ) + F(-t*; n - 1, λ) with F of the noncentral t distribution, λ = |gain| √n / std.
 
@@ -52,7 +52,7 @@ def _power_at(shift: float, pairs: int) -> float:
     from scipy import stats
 
     edge = float(stats.t.ppf(1 - _LEVEL / 2, pairs - 1))
-    # On the far side, of a large shift, scipy has NaN for what is 0.
+    # For a large shift scipy returns NaN for the other tail, which is 0.
     other = float(np.nan_to_num(stats.nct.cdf(-edge, pairs - 1, shift)))
     return float(stats.nct.sf(edge, pairs - 1, shift)) + other
 
@@ -66,12 +66,12 @@ def _shift_for(pairs: int) -> float:
 
 
 def visible_gain(std: float, pairs: int) -> float:
-    """Returns the gain that is seen with 80 % power, see ``power``; NaN for fewer than 2 pairs."""
+    """Returns the gain that is detected with 80 % power, see ``power``; NaN for fewer than 2 pairs."""
     return _shift_for(pairs) * std / math.sqrt(pairs) if pairs > 1 else math.nan
 
 
 def pairs_needed(gain: float, std: float) -> int | None:
-    """Returns the least number of pairs that sees a gain with 80 % power; None if it is over 100,000, or gain is 0."""
+    """Returns the smallest number of pairs that detects a gain with 80 % power; None above 100,000 or for gain 0."""
     if not gain or not math.isfinite(std):
         return None
     low, high = 1, 2
@@ -86,13 +86,13 @@ def pairs_needed(gain: float, std: float) -> int | None:
 
 
 def has_settled(curves: Sequence[Mapping[int, float]], scale: float) -> bool:
-    """Says whether curves have reached their plateau.
+    """Says whether curves have reached a plateau.
 
-    That is where the mean over seeds of the last tenth of the rounds is within 0.5 points of that of the tenth before.
+    They have if the mean over seeds of the last tenth of the rounds is within 0.5 points of that of the tenth before.
 
     Args:
-        curves: By evaluated round, one for each seed.
-        scale: 1 for an accuracy in [0, 1], of another metric its size.
+        curves: Values by evaluated round, one curve for each seed.
+        scale: 1 for an accuracy in [0, 1], for another metric its size.
     """
     at = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     tenth = (at[-1] if at else 0) / 10
@@ -104,13 +104,13 @@ def has_settled(curves: Sequence[Mapping[int, float]], scale: float) -> bool:
 
 
 def verdict_on(difference: PairedDifference, claimed: float, level: bool, learned: bool) -> Verdict | None:
-    """Judges a difference; None where there is none, or no gain is claimed.
+    """Returns the verdict on a difference; None without a difference or a claimed gain.
 
     Args:
-        difference: To the baseline.
-        claimed: The gain that is claimed; below 0 where less is better.
-        level: Whether the baseline is level with the paper's, or both methods have settled.
-        learned: Whether the baseline is above the level gate.
+        difference: The difference to the baseline.
+        claimed: The claimed gain; negative if less is better.
+        level: Whether the baseline matches the paper's, or both methods have reached their plateau.
+        learned: Whether the baseline has reached ``report.learned``.
     """
     low, high = sorted(math.copysign(1, claimed) * end for end in difference.t_interval)
     if not claimed or math.isnan(low) or math.isnan(high):
@@ -123,5 +123,5 @@ def verdict_on(difference: PairedDifference, claimed: float, level: bool, learne
 
 
 def is_near(mean: float, published: float, scale: float) -> bool:
-    """Says whether a baseline is within 3 points of the published one; all in the metric's unit."""
+    """Says whether a baseline is within 3 points of the published one; both in the metric's unit."""
     return abs(mean - published) <= _NEAR * scale
