@@ -55,5 +55,5 @@ def test_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: Calla
     run("aggregator/gma", "quickstart", "--copy", str(tmp_path / "mine"))
     assert (tmp_path / "mine/aggregator/gma.yaml").read_text() == (CONFIGS / "aggregator/gma.yaml").read_text()
     assert len(list((tmp_path / "mine").rglob("*.yaml"))) == len(capsys.readouterr().out.splitlines()) == 2
-    assert "which is there already" in mistake("configs", "quickstart", "--copy", str(tmp_path / "mine"), code=1)
+    assert "exists already" in mistake("configs", "quickstart", "--copy", str(tmp_path / "mine"), code=1)
     assert "got 'nothing'" in mistake("configs", "nothing", code=1)

@@ -150,7 +150,7 @@ def test_nothing_is_linked_on_request(cli: CommandLine) -> None:
 @pytest.mark.parametrize("unlinked", [SILENT, (*FACTS, "--link_data=false")], ids=["data-tell-nothing", "not-linked"])
 def test_what_comes_from_nowhere_is_asked_for(mistake: Callable[..., str], unlinked: tuple[str, ...]) -> None:
     assert mistake("fit", *CLASSIFIER, "--model.backbone=MLP", *unlinked, code=1) == (
-        "Expected a value for `--model.backbone.in_features`, which MLP needs and the data do not tell, got none."
+        "Expected a value for `--model.backbone.in_features`, which MLP needs and the data do not provide, got none."
     )
 
 

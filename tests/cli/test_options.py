@@ -171,7 +171,7 @@ def test_help_of_a_command_explains_options_from_docstrings(capsys):
     assert "--trainer.max_rounds" in out
     assert "Rounds to train;" in out
     assert "lightning_fed.models.ImageClassifier" in out
-    assert "What clients do differently" in out
+    assert "What clients change in local training" in out
     with pytest.raises(SystemExit):
         main(["fit", "--model.help", "Plain"])
     assert "How wide it is." in capsys.readouterr().out

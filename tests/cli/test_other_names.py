@@ -79,7 +79,7 @@ def test_a_group_in_a_file_of_its_own(cli: CommandLine, mistake: Callable[..., s
     assert said == f"Expected `--trainer.tolerance.max_diverged` to be of type float, got 'abc' in {bad}."
     beside = f"trainer: {{tolerance: {good}, on_write_error: continue}}"
     said = mistake("fit", *WORDS, "--config", cli.file("beside.yaml", beside))
-    assert f"Expected `--trainer.on_write_error` in {good}, which is given as `--trainer.tolerance`" in said
+    assert f"Expected `--trainer.on_write_error` in {good}, as `--trainer.tolerance`" in said
     assert cli.config("--trainer.tolerance", good)["trainer"]["tolerance"]["max_diverged"] == 0.3
 
 

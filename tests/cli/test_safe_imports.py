@@ -43,7 +43,7 @@ WORDS = [
 @pytest.mark.parametrize(("words", "option"), quick_first(3, WORDS))
 def test_words(mistake, words, option):
     assert mistake(*BASE, *words) == (
-        f"Expected `--{option}` to name a class of lightning_fed's or one that `--safe_imports` names, got "
+        f"Expected `--{option}` to name a class of lightning_fed or one that `--safe_imports` names, got "
         "'untrusted.Thing'; add it there if you trust it."
     )
 
@@ -131,7 +131,7 @@ def test_the_option_holds_for_all_commands_of_a_process(cli, mistake):
 
 @pytest.mark.parametrize("words", [["--safe_imports"], ["--safe_imports="], ["--safe_imports", "a-b,c"]])
 def test_names_that_are_none(mistake, words):
-    assert mistake("fit", *words).startswith("Expected after `--safe_imports` whole names of classes and functions, ")
+    assert mistake("fit", *words).startswith("Expected after `--safe_imports` full names of classes and functions, ")
 
 
 @pytest.mark.parametrize(

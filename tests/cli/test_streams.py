@@ -73,7 +73,7 @@ def test_names_that_no_file_can_have(capsys):
     with pytest.raises(SystemExit) as ended, exits.mistakes_in_one_sentence():
         Path("a" * 300).stat()
     assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("Expected names of files and folders that can be, got 'aaa")
+    assert capsys.readouterr().err.startswith("Expected a valid name of a file or folder, got 'aaa")
 
 
 @pytest.mark.parametrize("size", quick_first(1, [10**14, 10**18, 10**30]))

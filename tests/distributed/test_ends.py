@@ -24,7 +24,7 @@ def test_a_killed_process_ends_the_first(tmp_path: Path) -> None:
     ended = run("kill 1", tmp_path)
     assert ended.returncode == 4
     assert f"{LOST} process 1 (pid " in ended.stderr
-    assert "killed by SIGKILL) has ended without a word" in ended.stderr
+    assert "killed by SIGKILL) has ended without a message" in ended.stderr
     assert saved_rounds(tmp_path) == [1]
 
 
@@ -35,7 +35,7 @@ def test_a_killed_first_process_ends_the_others(tmp_path: Path) -> None:
         assert ended.stderr is not None
         said = ended.stderr.read()  # until the last process that holds it has ended
     assert ended.returncode == -9
-    assert f"{LOST} process 0 has ended without a word" in said
+    assert f"{LOST} process 0 has ended without a message" in said
     assert saved_rounds(tmp_path) == [1]
 
 

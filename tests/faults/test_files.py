@@ -223,7 +223,7 @@ def test_rows_without_a_checkpoint_are_no_new_run(begun: Path) -> None:
 def test_a_run_that_cannot_be_told_is_no_new_run(begun: Path, text: str | None) -> None:
     facts = begun / "run.json"
     facts.write_text(facts.read_text().replace(read_run(begun).fingerprint[:8], "0" * 8) if text is None else text)
-    with pytest.raises(FederatedError, match=r"run\.json to say which run lies there"):
+    with pytest.raises(FederatedError, match=r"run\.json to describe its run"):
         go_on(begun)
     assert versions(begun.parents[1]) == [begun]
 

@@ -58,7 +58,7 @@ def test_mistakes_are_a_sentence(runs: str, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(FederatedError, match=r"Expected a login .* `wandb login`"):
         command.main([runs])
     _stand_in(monkeypatch, RuntimeError("no such\nproject"))
-    with pytest.raises(FederatedError, match="says: no such project; see to"):
+    with pytest.raises(FederatedError, match="says: no such project; check"):
         command.main([runs, "--entity", "team"])
     with pytest.raises(FederatedError, match=r"Expected `lightning-fed dashboard` with options"):
         command.main(["--nothing"])

@@ -140,7 +140,7 @@ def test_writes_table_and_picture_beside_the_run(attack: Callable[..., str], run
         assert [row[name + end] for name in figures for end in ("", "_low", "_high")] == [1.0] * 12
     assert imread(run / "attack.png").std() > 0
     assert "40 training and as many test samples" in said
-    assert "TPR at 1 % FPR and below are rates without any false positive" in said
+    assert "TPR at 1 % FPR and below allow no false positive at all" in said
     assert "written: " in said
     assert not any(Path.cwd().glob("*.png"))
 
@@ -218,7 +218,7 @@ CLASSIFIER = (
          "Expected data with a test set, whose samples the model has never seen, got none."),
         (["RUN", "--data.test=1"], "Expected at least two training samples and two test samples to compare, got 1."),
         (["RUN", "--samples=1"], "Expected `--samples` to be an integer of at least 2, got 1."),
-        (["RUN", "--shadows=3"], "Expected `--shadows` to be even, for they come in pairs, got 3."),
+        (["RUN", "--shadows=3"], "Expected `--shadows` to be even, as they train in pairs, got 3."),
         (["RUN", "--test_set=clients"],
          "Expected `--test_set` to name one of the test sets (none with a name: leave it out), got clients."),
         (["RUN", "--data.client_test_fraction=0.5"],
@@ -247,7 +247,7 @@ def test_a_checkpoint_without_its_run_needs_a_config(
     config = (run / "config.yaml").rename("other.yaml")
     with pytest.raises(SystemExit):
         main(["attack", "--ckpt_path", str(run)])
-    assert "but there is no such file: give one as" in capsys.readouterr().err
+    assert "but there is none: give one as" in capsys.readouterr().err
     attack("--ckpt_path", str(run), "--config", str(config))
     assert Path("attack.csv").is_file()
 

@@ -95,7 +95,7 @@ def test_an_attack_is_asked_for_by_its_options(tmp_path: Path) -> None:
 def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FederatedError, match=r"Expected `tune.parameters`, or `tune.by`, to name options"):
         load(tmp_path, "{title: T, tune: {sampler: tpe, trials: 3}}")
-    with pytest.raises(FederatedError, match="Expected `profiles` under names other than full"):
+    with pytest.raises(FederatedError, match="Expected `profiles` to have names other than full"):
         load(tmp_path, "{title: T, profiles: {full: {why: all}}}")
 
 
@@ -104,7 +104,7 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
     [
         ("title: Rates", "titel: Rates", "There is no key `titel`, .*; did you mean `title`"),
         *(
-            ("title: Rates", f"title: Rates\nname: {name}", "Expected `name` to name a folder below that of `--output`")
+            ("title: Rates", f"title: Rates\nname: {name}", "Expected `name` to name a folder below `--output`")
             for name in ('"a\\n#SBATCH --wrap=x"', "a/../../b", "/tmp/a", '""')
         ),
         ("  cpu:", "  ../../cpu:", "Expected `profiles` to name a folder below"),
@@ -129,7 +129,7 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
         ("title: Rates", "title: 3", "Expected `title` to be text, got 3"),
         ("seeds: [0, 1]", "seeds: [a]", r"Expected `seeds\[0\]` to be an integer, got 'a'"),
         ("seeds: [0, 1]", "seeds: 3", "Expected `seeds` to be a list, got 3"),
-        ("seeds: [0, 1]", "seeds: [1, 1]", "Expected `seeds` to be different numbers"),
+        ("seeds: [0, 1]", "seeds: [1, 1]", "Expected `seeds` to be one or more different"),
         ("FedAvg: {}", "FedAvg: {sett: {}}", "There is no key `axes.rule.FedAvg.sett`, .*mean `axes.rule.FedAvg.set`"),
         ("FedAvg: {}", "FedAvg:", "Expected `axes.rule.FedAvg` to be a mapping, got null"),
         ("rate: {option: ", "seed: {option: ", "Expected `axes` to have values, under names other than .*'seed'"),
@@ -167,7 +167,7 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
         ("rows: [rule]", "statistic: [best, best]", "Expected `report.statistic` to name each once"),
         ("rows: [rule]", "metric: rate", "Expected `axes` to have values, under names other than .*'rate'"),
         ("values: [0.001, 0.01, 1e-4]", "values: [0.1, 1e-1]", "Expected `axes.rate.values` to be different values"),
-        ("{trainer.max_rounds: 40}", "{seed_everything: 5}", "Expected `seeds` to say the seeds of runs"),
+        ("{trainer.max_rounds: 40}", "{seed_everything: 5}", "Expected the seeds of runs in `seeds`, got"),
         ("[{rule: FedAvg,", "[{rule: [FedAvg, GMA]}, {rule: FedAvg,", "Expected `without` to leave some combinations"),
         ("[0.1, 1.0]", "[0.1, 0.1]", "list values of 'aggregator.lr', at least one and each once, got .0.1, 0.1"),
         ("per: [rule]", "trials: 0\n  per: [rule]", "Expected `tune.trials` to be an integer of at least 1, got 0"),
@@ -193,7 +193,7 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
                 ("{sample: 9}", "There is no key `attack.sample`, .*did you mean `attack.samples`"),
                 ("{samples: all}", "Expected `attack.samples` to be an integer, got 'all'"),
                 ("{samples: 1}", "Expected `attack.samples` to be an integer of at least 2, got 1"),
-                ("{shadows: 3}", "Expected `attack.shadows` to be even, for they come in pairs, got 3"),
+                ("{shadows: 3}", "Expected `attack.shadows` to be even, as they train in pairs, got 3"),
                 ("loss", "Expected `attack` to be a mapping, got 'loss'"),
             )
         ),

@@ -70,8 +70,8 @@ def test_of_one_run_in_two_folders_the_newest_counts(cells: list[Cell], tmp_path
         if at < 2:
             train(tmp_path / "b", cell, more=0.01 * at)
     said = (report("a"), report("a", "b"), capsys.readouterr().out)[2]
-    assert "2 runs are in several folders with one fingerprint: the finished one that is newest counts, 2 of b." in said
-    assert "1 run of them has other numbers in one folder than in another: FedAvg, 0.01, seed 1 (b, a)." in said
+    assert "2 runs are in several folders with the same fingerprint: the newest finished one counts, 2 of b." in said
+    assert "For 1 run the results differ between folders, although the fingerprint is the same: FedAvg, 0.01" in said
     # The second run is FedAvg's at 0.01 of seed 1: 0.5 + 0.01 + 0.02 + 0.05, and the 0.01 of b.
     assert b",5,0.59,0.59," in Path("joined/results.csv").read_bytes().splitlines()[2]
 
@@ -94,10 +94,10 @@ def test_what_is_not_of_the_study_is_said(cells: list[Cell], tmp_path: Path, cap
     Path("empty").mkdir()
     report("old", "empty", "a")
     said = capsys.readouterr().out
-    assert "old holds 1 run with unknown fingerprints, of another version of the study, which is left out." in said
-    assert "empty holds nothing of the study rates (profile full)." in said
-    assert "Of 8 runs 7 are there." in said or "7 of 8 runs are there" in said
-    with pytest.raises(FederatedError, match="Expected runs of the study rates .* found none"):
+    assert "old holds 1 run of another version of the study, with unknown fingerprints, which is left out." in said
+    assert "empty has no results of the study rates (profile full)." in said
+    assert "Results exist for 7 of 8 runs." in said
+    with pytest.raises(FederatedError, match="Expected finished runs of the study rates .* found none"):
         report("empty", "old")
 
 

@@ -145,7 +145,7 @@ def test_figures_of_an_attack_that_cannot_be_read_are_told(tmp_path: Path, damag
 
 def test_the_model_of_more_rounds_than_a_run_is_to_have_is_not_attacked(tmp_path: Path) -> None:
     run = train(tmp_path, cells_of(attacked(tmp_path))[0])
-    said = "Expected a model of 2 rounds to attack, but that of .* has been trained for 3: give the study another"
+    said = "Expected a model of 2 rounds to attack, but .* has been trained for 3: give the study another"
     with pytest.raises(FederatedError, match=said):
         worker._attack(AttackOptions(), run, SimpleNamespace(round=3, max_rounds=2))  # type: ignore[arg-type]
 

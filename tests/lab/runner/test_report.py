@@ -66,7 +66,7 @@ def test_tables_are_drawn_from_runs_and_again_from_their_csvs(file: str, tmp_pat
     assert "| GMA | last 10 | 64.52 ± 0.71\\*\\*\\* | 66.02 |" in out
     assert "| GMA | last 10 | 87.00 [-22.48] | 88.40 [-22.38] |" in out
     assert "| final | 0.1 | +4.00 |  |  |  | 1 |" in out
-    assert "Results of 7 of 8 runs are there." in out
+    assert "Results exist for 7 of 8 runs." in out
     assert "\nwritten: runs/studies/rates/table.md, runs/studies/rates/table.csv, " in out
     assert {path.name for path in root.glob("*.*") if path.is_file()} == {*DRAWN, "results.csv", "curves.csv"}
     with (root / "curves.csv").open() as lines:
@@ -115,8 +115,8 @@ def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:
     root = "runs/studies/rates"
     for words, sentence in (
         (["--study", file, "--profile", "x"], "Expected `--profile` to be one of full, cpu, got 'x'"),
-        (["--study", file, "elsewhere"], "Expected runs of the study rates .*found none: run `lightning-fed study`"),
-        (["--study", file, "--from", root, "--profile", "cpu"], "Expected `--profile` to be full, which runs/"),
+        (["--study", file, "elsewhere"], "Expected finished runs of the study rates .*found none: run `lightning-fed study`"),
+        (["--study", file, "--from", root, "--profile", "cpu"], "Expected `--profile` to be full, as in runs/"),
         (["--study", "quickstart", "--from", root], "Expected `--study` to be rates, which runs/.*'quickstart'"),
         (["--study", file, "--from", "elsewhere"], "Expected the results of a study in elsewhere/results.csv"),
         (["--study"], "Expected `lightning-fed report --study FILE` with options"),
@@ -125,7 +125,7 @@ def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:
         with pytest.raises(FederatedError, match=sentence):
             main(words)
     (tmp_path / file).write_text(STUDY.replace("GMA", "FedGMA"))
-    with pytest.raises(FederatedError, match="Expected the runs of rates, profile full, to be on the axes"):
+    with pytest.raises(FederatedError, match="Expected the runs of rates, profile full, to have the axes"):
         main(["--study", file, "--from", root])
 
 

@@ -117,7 +117,7 @@ def test_a_run_that_fails_loses_nothing_else(tmp_path: Path) -> None:
     assert "Expected `--trainer.clients_per_round`" in log.read_text()
     assert "2 runs are missing, 2 rounds: about 0:00:0" in run(tmp_path, "--dry_run")
     said = run(tmp_path, "--dry_run", output="none")
-    assert re.search("not known, as the first run failed: .*Expected `--trainer.clients_per_round`", said), said
+    assert re.search("unknown, as the first run failed: .*Expected `--trainer.clients_per_round`", said), said
     assert "log.txt" not in said  # it is removed
 
 
@@ -204,7 +204,7 @@ def test_each_model_is_attacked_and_its_figures_are_those_of_the_run(tmp_path: P
     (tmp_path / "t.yaml").write_text(text.replace("max_rounds: 2", "max_rounds: 1"))
     assert "2 runs failed" in run(tmp_path, code=1)
     log = (folders[0].parent / "log.txt").read_text()
-    assert "Expected a model of 1 rounds to attack, but that of" in log
+    assert "Expected a model of 1 rounds to attack, but " in log
 
 
 def report(folder: Path) -> str:
@@ -240,7 +240,7 @@ def test_what_keeps_no_result_or_finds_no_choice_is_a_failure(tmp_path: Path) ->
     (tmp_path / "t.yaml").write_text(text.replace("set: {", "set: {data.val_fraction: 0.2, ") + tuned)
     said = run(tmp_path, code=1, output="lost")
     assert "2 runs are left out, as every trial of their options has failed or diverged." in said
-    assert "2 runs failed; start again to train them once more.\n" in said
+    assert "2 runs failed; start the command again to retry.\n" in said
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_an_axis_that_is_set_back_ends_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(aside.replace("axes: {rule:", f"axes: {{{rate}, rule:"))
     (said,) = run(tmp_path, code=1).splitlines()[-1:]
     assert (
-        "Expected the values of `rate` to set runs apart, but rate 0.1, rule FedAvg, seed 0 comes to the same" in said
+        "Expected different values of `rate` to give different runs, but rate 0.1, rule FedAvg, seed 0 has the same" in said
     )
     assert "as rate 0.5, rule FedAvg, seed 0: move" in said
     assert not (tmp_path / "runs").exists()

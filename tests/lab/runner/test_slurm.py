@@ -77,7 +77,7 @@ def test_one_array_is_submitted_with_a_share_for_each_task(
         assert task.start.args[0] == [*words, "--launcher=local", "--slurm=", "--jobs=1", f"--shard={at + 1}/3"]
     said = capsys.readouterr().out
     assert "Submitted 3 tasks" in said
-    assert "4 runs are not done; start again to train them once more, or see\n  runs/t/slurm/*_log.out" in said
+    assert "4 runs are not done; start the command again to retry, or see\n  runs/t/slurm/*_log.out" in said
 
 
 def test_shares_whose_runs_are_done_and_a_job_in_the_queue_are_not_submitted_again(
@@ -90,7 +90,7 @@ def test_shares_whose_runs_are_done_and_a_job_in_the_queue_are_not_submitted_aga
     script = (tmp_path / "submitted").read_text()
     assert script.count("#!/bin/bash") == 1
     assert "--array" not in script
-    assert "No further tasks are submitted" in capsys.readouterr().out
+    assert "No new tasks are submitted" in capsys.readouterr().out
     (task,) = [submitit.SlurmJob(tmp_path / "runs/t/slurm", "7").submission().function]
     assert task.start.args[0][-1] == "--shard=2/2"
     monkeypatch.setattr(command, "done_run", lambda root, cell: root)
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_the_waiting_alone(
         (["--slurm", "time=1,partition=a\n#SBATCH --nodes=9"], "Expected `--slurm` on one line"),
         (["--slurm", "time=1", "--output", "a\nb"], "Expected `--output` on one line"),
         (["--slurm", "time=1,time=2"], "Expected `--slurm` to give each key once, got 'time' twice"),
-        (["--slurm", "time=1", "--shard", "1/2"], "Expected `--shard` without `--launcher slurm`"),
+        (["--slurm", "time=1", "--shard", "1/2"], "Expected no `--shard` with `--launcher slurm`"),
         (["--slurm", "time=1", "--launcher", "local"], "Expected `--launcher slurm` with `--slurm time=1`"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_mistake(cluster: object, tmp_path: Path, words: list[str], said: str)
 
 def test_what_slurm_says_is_passed_on(cluster: Callable[[str, str], None], tmp_path: Path) -> None:
     cluster("sbatch", 'echo "sbatch: error: no such partition" >&2; exit 1')
-    with pytest.raises(FederatedError, match="Expected SLURM to take the job, but it says: sbatch: error: no such"):
+    with pytest.raises(FederatedError, match="Expected SLURM to accept the job, but it says: sbatch: error: no such"):
         study("--slurm", "time=1")
     cluster("squeue", 'echo "squeue: error: no controller" >&2; exit 1')
     with pytest.raises(FederatedError, match="Expected SLURM to answer `squeue`, but it says: squeue: error: no"):
@@ -141,7 +141,7 @@ def test_what_slurm_says_is_passed_on(cluster: Callable[[str, str], None], tmp_p
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FederatedError, match="from which jobs are submitted to SLURM, but it has no sbatch"):
+    with pytest.raises(FederatedError, match="that can submit jobs to SLURM, but it has no sbatch"):
         make_executor(tmp_path, "time=1")
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(FederatedError, match="pip install 'lightning_fed.study.'"):
@@ -150,11 +150,11 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_dry_run_says_what_would_be_submitted(cluster: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert study("--jobs", "2", "--slurm", "time=1", "--dry_run") == 0
-    assert "4 runs are missing, for which 2 tasks would be submitted, with time=1." in capsys.readouterr().out
+    assert "4 runs are missing: 2 tasks would be submitted for them with time=1." in capsys.readouterr().out
     assert study("--slurm", "time=1", "--dry_run", "--only", "rule=GMA,seed=0") == 0
     said = capsys.readouterr().out
     assert "T: 1 run in " in said
-    assert "1 run is missing, for which 1 task would be submitted, with time=1." in said
+    assert "1 run is missing: 1 task would be submitted for them with time=1." in said
 
 
 def environment(path: Path, code: int) -> int:

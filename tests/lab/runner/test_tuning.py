@@ -189,7 +189,7 @@ def test_other_samplers_draw_from_ranges(tmp_path: Path) -> None:
     assert choice is not None
     assert choice.options["lr"] == max(attempt.options["lr"] for attempt in group.asked())
     endless = Study("T", "t", tune=Tune(parameters={"lr": Space(0.01, 1)}, sampler="tpe"))
-    with pytest.raises(FederatedError, match="Expected `tune.trials` with ranges"):
+    with pytest.raises(FederatedError, match="Expected `tune.trials`, as ranges have no last"):
         tune(groups_of(endless, cells_of(endless), tmp_path / "other"), trainer(tmp_path, best_at), 1)
 
 
@@ -399,7 +399,7 @@ def test_who_starts_from_another_is_in_its_share_and_tunes_it_too(tmp_path: Path
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"stages": [["mu"], ["lr"]]}, r"Expected `tune.stages` to have all that is tuned, got no stage with 'wd'"),
+        ({"stages": [["mu"], ["lr"]]}, r"Expected `tune.stages` to have all tuned options, got no stage with 'wd'"),
         ({"stages": [["mu", "x"], ["lr", "wd"]]}, r"Expected `tune.stages` to name tuned options .*got 'x'"),
         ({"stages": []}, r"Expected `tune.stages` with `tune.start`"),
     ],

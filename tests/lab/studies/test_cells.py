@@ -69,5 +69,5 @@ def test_patterns_that_choose_nothing(only: str, said: str) -> None:
 def test_two_runs_in_one_folder_are_refused() -> None:
     """As they would be where capital letters are small ones too."""
     study = Study("T", axes={"c": {"a": AxisValue(), "A": AxisValue()}})
-    with pytest.raises(FederatedError, match="but that of c A, seed 0 is that of c a, seed 0: name the values of"):
+    with pytest.raises(FederatedError, match="but c A, seed 0 and c a, seed 0 would share one: name the values of"):
         cells_of(study)

@@ -56,7 +56,7 @@ Left open by the source:
 | FedAvg | 80.65 ± 0.92 | 70.65 ± 0.92 | 2.00 |
 | FedAvg, masked | 81.65 ± 0.92\\*\\*\\* | 71.65 ± 0.92\\*\\*\\* | 1.00 |
 
-\\*, \\*\\*, \\*\\*\\*: other than rule FedAvg at the level 0.05, 0.01, 0.001 after Holm.
+\\*, \\*\\*, \\*\\*\\*: different from rule FedAvg at the level 0.05, 0.01, 0.001 after Holm.
 
 ## Difference to rule FedAvg, percentage points
 

@@ -42,7 +42,7 @@ def values(runs: tuple, **report: object) -> tuple[dict[str, tuple[float, ...]],
 def test_each_seed_is_read_where_all_of_its_runs_have_fallen_to_one_level() -> None:
     found, notes = values(RUNS)
     assert found == {"FedAvg": (0.5, 0.6), "GMA": (0.6, 0.65)}
-    assert notes[-1] == f"`{AT}` reads `test/acc` at rounds 2 to 4 of the runs."
+    assert notes[-1] == f"`{AT}` takes `test/acc` at rounds 2 to 4 of the runs."
     table = study_table(study(), StudyResults("t", "full", RUNS))
     (difference,) = [cell.difference for cell in table.cells.values() if cell.difference]
     assert difference.mean == pytest.approx((0.1 + 0.05) / 2)
@@ -66,7 +66,7 @@ def test_a_run_without_a_level_is_said_and_lowers_that_of_no_other(lost: dict[in
     assert found["GMA"][0] == 0.6
     assert math.isnan(found["GMA"][1])
     why = "they diverged, or no round has both `train/loss` and `test/acc`"
-    assert f"1 of 4 runs cannot be read at equal `train/loss`: {why}." in notes
+    assert f"1 of 4 runs have no value at equal `train/loss`: {why}." in notes
 
 
 def test_mistakes_name_what_there_is() -> None:

@@ -68,19 +68,19 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("published", "sentence"),
     [
-        ({"where": {}}, "Expected `report.published` to name a `file` with figures, got none."),
+        ({"where": {}}, "Expected `report.published` to name a `file` of figures, got none."),
         ({"file": "gma_table11"}, "Expected `report.published.file` to be one of cgw_table1, .*, got 'gma_table11'."),
         ({"file": "gma_table8", "rows": []}, r"`report.published` to name its keys \(file, where, axes\), got 'rows'."),
         ({"file": "gma_table8", "where": {"clients": 10}}, r"where` to name columns of the file \(num_clients"),
         ({"file": "gma_table8", "where": {"num_clients": 11}}, "published.where.num_clients` to be one of 10, 50"),
-        ({"file": "gma_table8", "where": [1]}, "Expected `report.published.where` to be names"),
+        ({"file": "gma_table8", "where": [1]}, "Expected `report.published.where` to be a mapping"),
         ({"file": "gma_table10", "axes": {"rate": "client_lr"}}, r"published.axes` to name axes of the study \(client"),
         ({"file": "gma_table10", "axes": {"rule": "method"}}, r"axes.rule` to name columns of the file \(server_lr"),
         ({"file": "gma_table10", "axes": {"rule": {"GMA": {}}}}, r"to name values of 'rule' \(FedAvg, .*got 'GMA'"),
-        ({"file": "gma_table10", "axes": {"rule": {"FedAvg": "avg"}}}, "to be names with what they mean, got 'avg'"),
+        ({"file": "gma_table10", "axes": {"rule": {"FedAvg": "avg"}}}, "to be a mapping from columns to values, got 'avg'"),
         ({"file": "gma_table10", "axes": {"rule": {"FedAvg": {"aggregation": "x"}}}}, "to be one of avg, gma, got 'x'"),
-        ({"file": "gma_table10", "axes": {"rule": "aggregation"}}, "to mean figures of gma_table10, found none"),
-        ({"file": "gma_table10", "axes": RATES}, "mean one figure of GMA, Table 10 .*got 2 that differ in aggregation"),
+        ({"file": "gma_table10", "axes": {"rule": "aggregation"}}, "to select figures of gma_table10, got none"),
+        ({"file": "gma_table10", "axes": RATES}, "select one figure of GMA, Table 10 .*got 2 that differ in aggregation"),
     ],
 )  # fmt: skip
 def test_what_names_nothing_is_refused(published: Mapping[str, Any], sentence: str) -> None:

@@ -73,14 +73,14 @@ def test_without_tuning_there_is_no_table_of_it(folder: Path) -> None:
 
 
 def test_no_runs_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FederatedError, match=r"^Expected runs of the study empty \(profile cpu\).*found none: run"):
+    with pytest.raises(FederatedError, match=r"^Expected finished runs of the study empty \(profile cpu\).*found none: run"):
         write_results(StudyResults("empty", "cpu", ()), tmp_path)
 
 
 @pytest.mark.parametrize("name", FILES[:2])
 def test_a_missing_file_is_one_sentence(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(FederatedError, match=rf"^Expected the results of a study in .*{name}, which cannot be read"):
+    with pytest.raises(FederatedError, match=rf"^Expected the results of a study in .*{name}, but it cannot be read"):
         read_results(folder)
 
 

@@ -93,7 +93,7 @@ def test_a_target_is_of_the_first_metric_and_reached_by_no_run_that_is_lost() ->
     assert {cell.names["metric"] for cell in table.cells.values() if cell.to_target} == {"test/acc"}
     lost = results({("FedAvg", "mnist"): {0: 0.9, 1: math.nan}})
     assert next(iter(study_table(study(target=0.1), lost).cells.values())).to_target.found == 1
-    with pytest.raises(FederatedError, match=r"Expected `report.target` to be a share .*got 80: write 0.8 for 80 %"):
+    with pytest.raises(FederatedError, match=r"Expected `report.target` in \[0, 1\], .*got 80: write 0.8 for 80 %"):
         study_table(study(target=80), results(VALUES))
 
 
@@ -187,8 +187,8 @@ def test_notes_say_what_is_not_there() -> None:
         study(statistic=["last 10"]), StudyResults("two_rules", "full", (shorter, *runs[1:3], *runs[4:]))
     )
     assert table.notes == (
-        "Results of 11 of 12 runs are there.",
-        "The runs end at different rounds, 8 to 9: each counts as far as it goes.",
+        "Results exist for 11 of 12 runs.",
+        "The runs end at different rounds, 8 to 9: each counts up to its own end.",
         "`last 10` is the mean of those of its rounds that were evaluated: up to 7 were not.",
     )
 
@@ -196,7 +196,7 @@ def test_notes_say_what_is_not_there() -> None:
 def test_of_several_metrics_one_may_be_of_other_runs() -> None:
     table = study_table(study(metric=["test/f1", "test/acc"]), some_results_of_three())
     assert {cell.names["metric"] for cell in table.cells.values()} == {"test/acc"}
-    assert table.notes == ("None of these runs has measured `test/f1`.",)
+    assert table.notes == ("No run has measured `test/f1`.",)
 
 
 def test_a_window_that_no_run_reaches_has_no_cells() -> None:
@@ -205,8 +205,8 @@ def test_a_window_that_no_run_reaches_has_no_cells() -> None:
         (("FedAvg",), ("FedAvg, masked",)),
         (("mnist", "final"), ("fmnist", "final")),
     )
-    assert table.notes == ("`rounds 50-60` is reached by 0 of 12 curves.",)
-    with pytest.raises(FederatedError, match=r"evaluated, got rounds 50-60 of runs that end at round 9\.$"):
+    assert table.notes == ("0 of 12 curves reach `rounds 50-60`.",)
+    with pytest.raises(FederatedError, match=r"evaluated rounds, got rounds 50-60 of runs that end at round 9\.$"):
         study_table(study(statistic=["rounds 50-60"]), some_results_of_three())
 
 
@@ -218,7 +218,7 @@ def test_a_window_that_no_run_reaches_has_no_cells() -> None:
             "FedAvg",
             r"`report.metric` to name a column that was measured \(test/acc, val/loss\)",
         ),
-        ({}, "FedProx", "Expected the runs of two_rules, profile full, to be on the axes that the study has now"),
+        ({}, "FedProx", "Expected the runs of two_rules, profile full, to have the axes of the study file"),
     ],
 )
 def test_results_of_another_study_are_refused(report: dict[str, list[str]], rule: str, sentence: str) -> None:
