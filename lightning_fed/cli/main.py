@@ -116,7 +116,7 @@ def _named(path: str) -> Any:
     is_below = isinstance(locate(path.rpartition(".")[0]) if found is not None and "." in path else None, type)
     if is_below or not (callable(found) and hasattr(found, "__qualname__")):
         expected = "full names of classes and functions, as in `torch.optim.SGD,my_file.MyModel`"
-        exit_with(f"Expected after `--safe_imports` {expected}, got {path!r}, which is no importable class or function.", 2)
+        exit_with(f"Expected after `--safe_imports` {expected}, got {path!r}, which is none that can be imported.", 2)
     return found
 
 

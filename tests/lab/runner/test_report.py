@@ -115,9 +115,9 @@ def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:
     root = "runs/studies/rates"
     for words, sentence in (
         (["--study", file, "--profile", "x"], "Expected `--profile` to be one of full, cpu, got 'x'"),
-        (["--study", file, "elsewhere"], "Expected finished runs of the study rates .*found none: run `lightning-fed study`"),
+        (["--study", file, "elsewhere"], "Expected finished runs of the study rates .*found none: run `lightning-fed"),
         (["--study", file, "--from", root, "--profile", "cpu"], "Expected `--profile` to be full, as in runs/"),
-        (["--study", "quickstart", "--from", root], "Expected `--study` to be rates, which runs/.*'quickstart'"),
+        (["--study", "quickstart", "--from", root], "Expected `--study` to be rates, as in runs/.*'quickstart'"),
         (["--study", file, "--from", "elsewhere"], "Expected the results of a study in elsewhere/results.csv"),
         (["--study"], "Expected `lightning-fed report --study FILE` with options"),
         (["--study", file, "--format", "doc"], "Expected `lightning-fed report --study FILE` with options .*'doc'"),

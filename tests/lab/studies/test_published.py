@@ -77,10 +77,10 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"file": "gma_table10", "axes": {"rate": "client_lr"}}, r"published.axes` to name axes of the study \(client"),
         ({"file": "gma_table10", "axes": {"rule": "method"}}, r"axes.rule` to name columns of the file \(server_lr"),
         ({"file": "gma_table10", "axes": {"rule": {"GMA": {}}}}, r"to name values of 'rule' \(FedAvg, .*got 'GMA'"),
-        ({"file": "gma_table10", "axes": {"rule": {"FedAvg": "avg"}}}, "to be a mapping from columns to values, got 'avg'"),
+        ({"file": "gma_table10", "axes": {"rule": {"FedAvg": "avg"}}}, "a mapping from columns to values, got 'avg'"),
         ({"file": "gma_table10", "axes": {"rule": {"FedAvg": {"aggregation": "x"}}}}, "to be one of avg, gma, got 'x'"),
         ({"file": "gma_table10", "axes": {"rule": "aggregation"}}, "to select figures of gma_table10, got none"),
-        ({"file": "gma_table10", "axes": RATES}, "select one figure of GMA, Table 10 .*got 2 that differ in aggregation"),
+        ({"file": "gma_table10", "axes": RATES}, "one figure of GMA, Table 10 .*got 2 that differ in aggregation"),
     ],
 )  # fmt: skip
 def test_what_names_nothing_is_refused(published: Mapping[str, Any], sentence: str) -> None:

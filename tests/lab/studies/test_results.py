@@ -73,7 +73,7 @@ def test_without_tuning_there_is_no_table_of_it(folder: Path) -> None:
 
 
 def test_no_runs_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FederatedError, match=r"^Expected finished runs of the study empty \(profile cpu\).*found none: run"):
+    with pytest.raises(FederatedError, match=r"^Expected finished runs of the study empty \(profile cpu\).*found none"):
         write_results(StudyResults("empty", "cpu", ()), tmp_path)
 
 
