@@ -12,7 +12,7 @@ from lightning_fed.aggregators.conflicts import (
     PCGrad,
     SignMajority,
 )
-from lightning_fed.aggregators.fairness import AFL, TERM, LossWeightingAggregator, QFedAvg
+from lightning_fed.aggregators.fairness import AFL, TERM, FedDGGA, LossWeightingAggregator, QFedAvg
 from lightning_fed.aggregators.fedavg import FedAvg, FedNova
 from lightning_fed.aggregators.fedavgm import FedACG, FedAvgM
 from lightning_fed.aggregators.feddyn import FedDynServer
@@ -41,6 +41,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedDGGA",
     "FedDynServer",
     "FedExP",
     "FedFV",

@@ -37,7 +37,11 @@ class Aggregator(FederatedCallback, ABC):
         needs: What the rule needs of the cohort.
         gradient_at: Where g_i is taken, if the rule needs gradients: ``start`` and ``end`` of local training, over the
             client's full data, or ``last_step``, the last minibatch's.
+        losses_at: Where f_i is taken, if the rule needs ``Need.LOSSES``: at w (``start``), or at w_i (``end``).
+        losses_over: Whether it is over the client's training samples (``train``), or over those that the data hold out
+            of it for validation (``held_out``).
         mask_refusal: Why no mask can go over the rule, None if one can.
+        vectors_down: Vectors of length d that a client gets in a round for the rule, besides the model.
         min_clients: The fewest clients in a round that the rule works with.
         weightings: What ``weighting`` may be.
         weighs_updates: Whether the p_i enter the step; where they do not, they are the weights of buffers alone.
@@ -45,7 +49,10 @@ class Aggregator(FederatedCallback, ABC):
 
     needs: Need = Need.MEAN
     gradient_at: Literal["start", "end", "last_step"] = "start"
+    losses_at: Literal["start", "end"] = "start"
+    losses_over: Literal["train", "held_out"] = "train"
     mask_refusal: str | None = None
+    vectors_down: int = 0
     min_clients: int = 1
     weightings: tuple[str, ...] = ("samples", "uniform")
     weighs_updates: bool = True
@@ -108,6 +115,11 @@ class Aggregator(FederatedCallback, ABC):
     def all_needs(self) -> Need:
         """What the rule and its mask need together."""
         return self.needs | (self.mask.needs if self.mask is not None else Need.NOTHING)
+
+    @property
+    def reads_start_losses(self) -> bool:
+        """Whether it needs f_i(w) over training samples, which a gradient taken there gives too."""
+        return Need.LOSSES in self.all_needs and (self.losses_at, self.losses_over) == ("start", "train")
 
     @property
     def label(self) -> str:

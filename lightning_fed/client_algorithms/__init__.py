@@ -5,6 +5,7 @@ from lightning_fed.client_algorithms.fedcm import FedCM
 from lightning_fed.client_algorithms.feddyn import FedDyn
 from lightning_fed.client_algorithms.fedga import FedGA
 from lightning_fed.client_algorithms.fedprox import FedProx
+from lightning_fed.client_algorithms.mime import MimeLite
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 
@@ -17,5 +18,6 @@ __all__ = [
     "FedProx",
     "GradAlign",
     "LinearScaling",
+    "MimeLite",
     "StatelessSCAFFOLD",
 ]

@@ -38,6 +38,7 @@ class ClientAlgorithm(FederatedCallback):
         server_half: The aggregator that it goes with alone, None if it goes with any.
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
         vectors_up: The same for those that it sends.
+        sends_gradient: Whether a client sends its gradient at w too, unless an exchange has it.
         lanes: While several clients train at once: how many at most, and whose vectors ``scratch`` returns.
     """
 
@@ -50,6 +51,7 @@ class ClientAlgorithm(FederatedCallback):
     server_half: type[Aggregator] | None = None
     vectors_down: int = 0
     vectors_up: int = 0
+    sends_gradient: bool = False
     lanes: tuple[int, int | slice] | None = None
 
     @property

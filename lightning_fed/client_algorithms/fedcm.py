@@ -14,10 +14,54 @@ from lightning_fed.errors import expect_number
 from lightning_fed.functional.fednova import optimizer_distance
 from lightning_fed.functional.local import difference
 
-__all__ = ["FedCM"]
+__all__ = ["FedCM", "MomentumAlgorithm"]
 
 
-class FedCM(ClientAlgorithm):
+class MomentumAlgorithm(ClientAlgorithm):
+    """The base of algorithms whose local steps follow a vector m of all clients, fixed during a round.
+
+    Attributes:
+        momentum: m, shape (d,), None before the first round.
+    """
+
+    stacks = True
+    scales_gradient = True
+    momentum: Tensor | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forgets m of a former ``fit``."""
+        if stage == "fit":
+            self.momentum = None
+
+    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
+        """Gets m ready, which changes only when the round is over."""
+        if self.momentum is None:
+            self.momentum = torch.zeros_like(trainer.weights)
+        self.momentum = self.momentum.to(trainer.weights)
+        self._sum = LongSum(torch.zeros_like(self.momentum))
+
+    def mix(self, trainer: TrainerLike, own: float, common: float) -> None:
+        """Makes of the gradient own * g + common * m; nothing is done where the gradient's share is 1."""
+        assert self.momentum is not None
+        if own < 1:
+            trainer.vector.scale_gradient(own)
+            trainer.vector.add_to_gradient(self.momentum, alpha=common)
+
+    def mean(self, trainer: TrainerLike, update: ReducedUpdate) -> Tensor | None:
+        """Returns what was added to ``_sum`` over the weights of the clients of all processes; None without weight."""
+        total, whole = trainer.reduce_sum(self._sum.close()), sum(map(trainer.update_weight, update.clients))
+        return total.div_(whole) if whole else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns m."""
+        return {} if self.momentum is None else {"momentum": self.momentum.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.momentum = state_dict.get("momentum")
+
+
+class FedCM(MomentumAlgorithm):
     """Makes of every local gradient g <- α g + (1 - α) m, m the mean direction of the last round's local steps.
 
     Xu, Wang, Wang, Yao, "FedCM: Federated Learning with Client-level Momentum", 2021, arXiv:2106.10874, Algorithm 1.
@@ -28,26 +72,15 @@ class FedCM(ClientAlgorithm):
 
     Args:
         alpha: α in (0, 1]. The paper takes 0.1.
-
-    Attributes:
-        momentum: m, shape (d,), None before the first round.
     """
 
-    stacks = True
     needs_distance = True
     adds_linear_term = True
-    scales_gradient = True
     vectors_down = 1
 
     def __init__(self, alpha: float = 0.1) -> None:
         expect_number("--client.alpha", alpha, above=0, most=1, of="FedCM")
         self.alpha = alpha
-        self.momentum: Tensor | None = None
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets m of a former ``fit``."""
-        if stage == "fit":
-            self.momentum = None
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses any client optimizer but SGD, whose distance is known, and a client's own linear term beside it."""
@@ -55,19 +88,9 @@ class FedCM(ClientAlgorithm):
         self.expect_no_linear_term(trainer, "whose terms would become part of m as if they were the clients' gradients")
         optimizer_distance(trainer.optimizers[0], [], asked_by="--client")
 
-    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Gets m ready, which changes only when the round is over."""
-        if self.momentum is None:
-            self.momentum = torch.zeros_like(trainer.weights)
-        self.momentum = self.momentum.to(trainer.weights)
-        self._sum = LongSum(torch.zeros_like(self.momentum))
-
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Scales the gradient, then adds the momentum."""
-        assert self.momentum is not None
-        if self.alpha < 1:
-            trainer.vector.scale_gradient(self.alpha)
-            trainer.vector.add_to_gradient(self.momentum, alpha=1 - self.alpha)
+        self.mix(trainer, self.alpha, 1 - self.alpha)
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Adds -δ_i / a_i, weighted: what local steps moved, whatever others have made of the update since."""
@@ -75,15 +98,6 @@ class FedCM(ClientAlgorithm):
         self._sum.add(moved, -trainer.update_weight(update.client) / update.distance)
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Makes of the round's steps the next m, over the clients of all processes."""
-        total = trainer.reduce_sum(self._sum.close())
-        if whole := sum(trainer.update_weight(client) for client in update.clients):
-            self.momentum = total.div_(whole)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns m."""
-        return {} if self.momentum is None else {"momentum": self.momentum.clone()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        self.momentum = state_dict.get("momentum")
+        """Makes of the round's steps the next m."""
+        if (mean := self.mean(trainer, update)) is not None:
+            self.momentum = mean

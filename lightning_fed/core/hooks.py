@@ -155,8 +155,8 @@ class FederatedCallback(Callback):
             their classes' names, whatever the order of the list, and before other callbacks' hook of this name runs.
         scales_gradient: Whether ``on_before_optimizer_step`` scales the gradient of the loss: such a hook comes before
             all that add a term. Only one client algorithm of a run can.
-        needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; no gradients
-            and no losses.
+        needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; gradients
+            and losses only if that asks for them too.
     """
 
     stacks: bool = False

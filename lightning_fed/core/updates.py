@@ -68,8 +68,8 @@ class Update:
             algorithm asks for it.
         gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
             ``delta`` and reused like it; None unless asked for.
-        loss: f_i, the client's mean loss where g_i was taken, or at w for ``Need.LOSSES``, shape (); None unless asked
-            for.
+        loss: f_i, the client's mean loss where g_i was taken, or for ``Need.LOSSES`` where the aggregator's
+            ``losses_at`` says, shape (); None unless asked for.
         bytes_up: What δ_i takes on its way to the server: d numbers of the model's, unless a payload says otherwise.
     """
 
@@ -121,6 +121,13 @@ class StartGradients(Protocol):
     def losses(self) -> Tensor:
         """Their f_i, shape (n,); see ``rows``."""
 
+    def losses_now(self, clients: tuple[Client, ...]) -> Tensor:
+        """Computes f_i of clients of the round at the global model as it is now, shape (n,), float64, on the CPU.
+
+        For a rule with ``Need.LOSSES``, over what its ``losses_over`` says, by forward passes whose samples count.
+        Called by all processes, in a hook that is called once a round; after the server's step it is f_i(w⁺).
+        """
+
     def look_at(self, clients: tuple[Client, ...], out: Tensor) -> None:
         """Computes g_i of any clients into ``out``, shape (n, d), for a diagnostic; it is not counted as cost."""
 
@@ -129,7 +136,7 @@ class Need(Flag):
     """What an aggregator or a mask asks the loop to reduce over the cohort.
 
     All are running (d,) vectors but ``UPDATES`` and ``GRADIENTS``, which keep a whole (n, d) matrix, and ``LOSSES``:
-    f_i(w) of each client, a number, by a forward pass over its data before it trains.
+    f_i of each client, a number, by a forward pass where the aggregator's ``losses_at`` and ``losses_over`` say.
     """
 
     NOTHING = 0
@@ -175,7 +182,7 @@ class ReducedUpdate:
         updates: δ_i, shape (n, d), for ``Need.UPDATES``.
         gradients: g_i, shape (n, d), for ``Need.GRADIENTS``.
         losses: f_i, the client's mean loss where g_i was taken, shape (n,), float64, on the CPU, for
-            ``Need.GRADIENTS``, or at w for ``Need.LOSSES``.
+            ``Need.GRADIENTS``, or where ``losses_at`` says for ``Need.LOSSES``.
         buffers: The reduced buffers by name (floating: weighted mean in double precision, integer: maximum); empty
             unless averaged.
     """

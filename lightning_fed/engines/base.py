@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.sources import BatchSource
 from lightning_fed.distributed.assignment import Assignment
 from lightning_fed.distributed.logs import logged_here, logging_alone, merge_logged
 from lightning_fed.distributed.reducer import SharedReducer
@@ -70,6 +73,9 @@ class Engine(ABC):
         self.full_gradient = FullGradient(state, self.options, self._gradients_over())
         self.start_gradients = ComputedStartGradients(state, aggregator, self.hooks, self.full_gradient)
         state.start_gradients = self.start_gradients
+        if Need.LOSSES in aggregator.all_needs and not aggregator.reads_start_losses:
+            held_out = self._held_out() if aggregator.losses_over == "held_out" else None
+            self.start_gradients.own_losses = FullGradient(state, self.options, held_out=held_out)
         asked = bool(aggregator.all_needs & Need.ANY_GRADIENT)
         self.gradient_at = aggregator.gradient_at if asked else None
         if self.gradient_at not in (None, "start") and self.start_gradients.wants_losses:
@@ -83,6 +89,23 @@ class Engine(ABC):
         by_aggregator = Need.NORMALIZED_MEAN in aggregator.all_needs
         self.needs_distance = by_aggregator or any(algorithm.needs_distance for algorithm in self.algorithms)
         self.distance_option = "--aggregator" if by_aggregator else "--client"
+
+    def _held_out(self) -> BatchSource:
+        """Returns the batches of what the data hold out of each client; refuses data where one that trains has none."""
+        data, rule = self.hooks.trainer.datamodule, type(self.aggregator).__name__
+        if not isinstance(data, FederatedDataModule):
+            raise FederatedError(
+                f"Expected a FederatedDataModule for {rule}, which reads losses over held-out samples, got "
+                f"{type(data).__name__}: wrap it as `source`, or set `--aggregator.losses_over train`."
+            )
+        source = data.held_out_source("val").to(self.state.vector.device)
+        lacking = np.flatnonzero((np.asarray(self.state.source.sizes) > 0) & (np.asarray(source.sizes) == 0))
+        if len(lacking):
+            raise FederatedError(
+                f"Expected held-out samples of every client for {rule}, got none of client {lacking[0]} and "
+                f"{len(lacking) - 1} others: raise `--data.val_fraction`, or set `--aggregator.losses_over train`."
+            )
+        return source
 
     def _gradients_over(self) -> Literal["data", "batch"]:
         """Returns over which samples gradients at w are taken; refuses parts that want different samples."""
@@ -220,32 +243,45 @@ class Engine(ABC):
 
     def _take_gradient(self, update: Update) -> bool:
         """Adds the gradient and the loss that the aggregator asks for; False if the client is left out for them."""
-        client = update.client
-        if self.start_gradients.wants_losses:
-            update.loss = self.start_gradients.loss
+        client, start = update.client, self.start_gradients
+        if self.gradient_at == "start":
+            update.gradient, update.loss = start.gradient, start.loss
+        elif self.gradient is not None:
+            update.gradient = self.gradient
+            if self.gradient_at == "end":
+                update.loss = self._end_gradient(client, self.gradient)
+        if start.wants_losses or start.own_losses is not None:
+            update.loss = start.loss if start.own_losses is None else self._own_loss(client, start.own_losses)
             if self.divergence.found(client, update.loss):
                 return False
-        if self.gradient_at is None:
-            return True
-        if self.gradient_at == "start":
-            update.gradient, update.loss = self.start_gradients.gradient, self.start_gradients.loss
-            return True
-        assert self.gradient is not None
-        update.gradient = self.gradient
-        if self.gradient_at == "end":
-            update.loss = self._end_gradient(client, self.gradient)
-        return not (self.sums_gradients and self.divergence.found(client, self.gradient))
+        elsewhere = self.gradient is not None and self.sums_gradients
+        return not (elsewhere and self.divergence.found(client, self.gradient))
 
     def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""
-        state, weights = self.state, self.state.vector.data
         self.end_samples += client.num_samples
+        return self._at_end(self.full_gradient, client, out)
+
+    def _at_end(self, gradient: FullGradient, client: Client, out: Tensor | None) -> Tensor:
+        state, weights = self.state, self.state.vector.data
         if state.origin is self.start:
-            return self.full_gradient.compute(client, out)
+            return gradient.compute(client, out)
         end, displaced = weights.clone(), (state.origin != self.start).any()  # one of 0 must leave no rounding
         weights.copy_(torch.where(displaced, end - state.origin + self.start, end))
-        loss = self.full_gradient.compute(client, out)
+        loss = gradient.compute(client, out)
         weights.copy_(end)
+        return loss
+
+    def _own_loss(self, client: Client, losses: FullGradient) -> Tensor:
+        """Computes f_i by a pass of its own, at w or where the client ended; the module stays the trained one."""
+        state = self.state
+        self.end_samples += losses.count(client)
+        if self.aggregator.losses_at == "end":
+            return self._at_end(losses, client, None)
+        weights, buffers = state.vector.data.clone(), state.buffers.live.copy()
+        loss = losses.compute_at_start((client,), None)[0]
+        state.vector.data.copy_(weights)
+        state.buffers.live.load(buffers)
         return loss
 
     def _distance(self, options: list[tuple[float, float]]) -> float:

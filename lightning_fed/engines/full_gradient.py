@@ -15,9 +15,11 @@ from lightning_fed.core.seeding import Purpose, generator_for, seed_everywhere, 
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import accepts
+from lightning_fed.data.sources import BatchSource
 from lightning_fed.engines.client_batches import explained_batches, read_batches, send_orders
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import without_trace
+from lightning_fed.errors import FederatedError
 
 __all__ = ["FullGradient"]
 
@@ -37,12 +39,21 @@ class FullGradient:
         options: ``full_gradients.mode`` says whether the module is in eval mode, ``full_gradients.batch_size`` how many
             samples go through it at once.
         over: ``batch`` for f_i over only the first batch of the client's local steps, with the same augmentation.
+        held_out: Batches of the clients' other samples, for f_i over these.
     """
 
-    def __init__(self, state: TrainState, options: LocalOptions, over: Literal["data", "batch"] = "data") -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        options: LocalOptions,
+        over: Literal["data", "batch"] = "data",
+        held_out: BatchSource | None = None,
+    ) -> None:
         self.state, self.options, self.module, self.transfer = state, options, state.module, state.transfer
-        self.over = over
+        self.over, self.held_out = over, held_out
         self.source = state.source if over == "batch" else getattr(state.source, "unaugmented", state.source)
+        if held_out is not None:
+            self.source = held_out
         given = None if over == "batch" else options.full_gradients.batch_size
         self.size = given or self.source.batch_size
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
@@ -63,7 +74,7 @@ class FullGradient:
         if out is not None:
             vector.zero_grad()
             out.zero_()
-        with self._unnoticed((client,)), torch.set_grad_enabled(out is not None):
+        with self._unnoticed((client,)), torch.set_grad_enabled(out is not None), self._explained(out is None):
             state.client = client
             seed_everywhere(seed)
             loss = self._accumulate(client, seed, out)
@@ -76,6 +87,8 @@ class FullGradient:
 
     def count(self, client: Client) -> int:
         """Returns how many samples of a client f_i is over."""
+        if self.held_out is not None:
+            return int(self.held_out.sizes[client.id])
         return min(client.num_samples, self.size) if self.over == "batch" else client.num_samples
 
     def compute_at_start(self, clients: tuple[Client, ...], out: Tensor | None) -> Tensor:
@@ -113,6 +126,20 @@ class FullGradient:
             yield
         if moved := state.buffers.take_in_moved():
             state.buffers.live.load({**state.buffers.live.copy(), **moved})
+
+    @contextmanager
+    def _explained(self, forward_alone: bool) -> Iterator[None]:
+        """Says what to change where a pass without gradients meets a step that takes some itself."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not (forward_alone and "does not require grad" in str(error)):
+                raise
+            raise FederatedError(
+                f"Expected `training_step` of {type(self.module).__name__} to give its loss without gradients, as an "
+                "aggregator reads losses by forward passes alone, got one that takes gradients itself: put "
+                "what does into `with torch.enable_grad():`, or change `--aggregator`."
+            ) from error
 
     def _accumulate(self, client: Client, seed: int, out: Tensor | None) -> Tensor:
         """Leaves Σ of the batches' gradients in the live gradient and ``out`` together; returns the loss."""

@@ -27,7 +27,7 @@ def asks_for_full_gradients(callback: Callback) -> bool:
     if not isinstance(callback, Aggregator):
         return False
     by_gradient = bool(callback.all_needs & Need.ANY_GRADIENT) and callback.gradient_at != "last_step"
-    return by_gradient or Need.LOSSES in callback.all_needs
+    return by_gradient or callback.reads_start_losses
 
 
 class ComputedStartGradients:
@@ -44,8 +44,9 @@ class ComputedStartGradients:
         method_level: The most that an algorithm asks for; diagnostics do not count.
         exchanged: Whether an algorithm, not only a diagnostic, had the cohort's gradients exchanged in this round.
         samples: Samples whose gradient, or loss alone, was computed in this round for an algorithm.
-        wants_losses: Whether the aggregator asks for f_i(w).
+        wants_losses: Whether the aggregator asks for f_i(w) over training samples.
         losses_alone: Whether f_i(w) needs its own pass in this round, because no part asks for gradients at w.
+        own_losses: Computes f_i for the aggregator where that is not f_i(w) over training samples, else None.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class ComputedStartGradients:
         self.level: StartGradient = "none"
         self.method_level: StartGradient = "none"
         self.exchanged, self.samples = False, 0
-        self.wants_losses, self.losses_alone = Need.LOSSES in aggregator.all_needs, False
+        self.wants_losses, self.losses_alone = aggregator.reads_start_losses, False
+        self.own_losses: FullGradient | None = None
+        self._here: frozenset[int] = frozenset()
         self.clients: tuple[Client, ...] = ()
         none = state.weights.new_empty(0)
         self.gradient = self.loss = self.mean = self._losses = none
@@ -105,6 +108,7 @@ class ComputedStartGradients:
             ‖g_i‖ + f_i for each client of ``own``, shape (k,): not finite where the gradient cannot be used. None if no
             algorithm asks for the cohort's: a diagnostic leaves no client out.
         """
+        self._here = frozenset(client.id for client in own)
         self.level = self._level(cohort.round, (Callback,))
         self.method_level = self._level(cohort.round, (ClientAlgorithm, Aggregator))
         self.exchanged = self.method_level == "cohort"
@@ -136,6 +140,17 @@ class ComputedStartGradients:
     def compute_losses(self, clients: tuple[Client, ...]) -> Tensor:
         """Computes the losses at w of some clients, shape (n,), without gradients."""
         return self.full_gradient.compute_at_start(clients, None)
+
+    def losses_now(self, clients: tuple[Client, ...]) -> Tensor:
+        """Computes f_i of clients of the round at the global model as it is now, shape (n,); see ``StartGradients``."""
+        computes = self.own_losses or self.full_gradient
+        self.samples += sum(map(computes.count, clients))
+        here = tuple(client for client in clients if client.id in self._here)
+        found = zip((client.id for client in here), computes.compute_at_start(here, None).tolist(), strict=True)
+        self.state.load_global_model()
+        everyone = self.processes.exchange(dict(found), "losses")
+        losses = {client: loss for part in everyone for client, loss in part.items()}
+        return torch.tensor([losses[client.id] for client in clients], dtype=torch.float64)
 
     def look_at(self, clients: tuple[Client, ...], out: Tensor) -> None:
         """Computes the gradients at w of any clients, shape (n, d), without counting them."""

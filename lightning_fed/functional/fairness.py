@@ -5,10 +5,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["project_onto_simplex", "qfedavg_weights", "term_weights"]
+__all__ = ["adjusted_weights", "project_onto_simplex", "qfedavg_weights", "term_weights"]
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
+# Gaps that differ by no more than this share of the largest are equal.
+_EQUAL = 1e-12
 # Smaller losses count as this one, because powers can be below 0.
 _LEAST = 1e-10
 
@@ -47,6 +49,26 @@ def term_weights(losses: Array, shares: Array, t: float) -> Array:
     powers = shares * np.exp(tilts - tilts.max())
     weights: Array = powers / powers.sum()
     return weights
+
+
+def adjusted_weights(shares: Array, gaps: Array, step: float) -> Array:
+    """Moves weights towards clients of a greater gap (Zhang et al., CVPR 2023, generalization adjustment).
+
+    a_i ∝ max(a_i + d (G_i - Ḡ) / max_j |G_j - Ḡ|, 0), summing to 1; Ḡ is the mean of the gaps, without which gaps that
+    are all positive would raise every weight. d = 0, and gaps that are equal to rounding, leave all weights as they
+    are.
+
+    Args:
+        shares: a_i, shape (n,), summing to 1.
+        gaps: G_i, shape (n,), finite.
+        step: d, at least 0.
+    """
+    away = gaps - gaps.mean()
+    largest = np.abs(away).max()
+    if not step or largest <= _EQUAL * np.abs(gaps).max():
+        return shares
+    moved: Array = np.maximum(shares + step * away / largest, 0.0)
+    return moved / moved.sum()
 
 
 def project_onto_simplex(point: Array) -> Array:

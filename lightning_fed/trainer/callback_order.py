@@ -12,7 +12,7 @@ from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fed.callbacks.payload import Payload, payloads_of
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.core.hooks import ONCE_A_ROUND, is_stock
+from lightning_fed.core.hooks import ONCE_A_ROUND, FederatedCallback, is_stock
 from lightning_fed.core.updates import Need
 from lightning_fed.core.user_code import lightning_class
 from lightning_fed.errors import FederatedError
@@ -74,6 +74,7 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
             names = " and ".join(type(cb).__name__ for cb in found)
             raise FederatedError(f"Expected one {kind}, got {names}: give only one of them, in {option}.")
     _expect_mean_under_noise(payloads_of(others), aggregators[0])
+    _expect_served_needs([*algorithms, *others], aggregators[0])
     return [*algorithms, *others, *aggregators, *checkpoints]
 
 
@@ -121,6 +122,18 @@ def _expect_one_of_each(algorithms: list[ClientAlgorithm]) -> None:
             f"Expected one client algorithm that scales the gradient, as the second would scale the first one's term "
             f"too, got {' and '.join(scaling)}: leave one out of `--client`."
         )
+
+
+def _expect_served_needs(callbacks: list[Callback], aggregator: Aggregator) -> None:
+    """Refuses a callback that reads gradients or losses of the reduced update which nobody computes."""
+    for callback in callbacks:
+        needs = callback.needs if isinstance(callback, FederatedCallback) else Need.NOTHING
+        if missing := needs & (Need.ANY_GRADIENT | Need.LOSSES) & ~aggregator.all_needs:
+            name, rule = type(callback).__name__, type(aggregator).__name__
+            raise FederatedError(
+                f"Expected `needs` of {name} to hold no gradients and no losses but those that {rule} asks for too, "
+                f"got {missing}: ask for them by its `start_gradients`, or change `--aggregator`."
+            )
 
 
 def _expect_mean_under_noise(payloads: list[Payload], aggregator: Aggregator) -> None:

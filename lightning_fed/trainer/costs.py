@@ -15,14 +15,15 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
     that methods send besides have the model's length d; buffers travel with the model if they are averaged. An exchange
     before training (gradients up, their mean down) is a communication round of its own, however many methods use it.
     Reductions, losses and counts are scalars and not counted. ``gradients`` are samples whose gradient was computed, or
-    their loss alone for a rule that asks for the clients' losses at the global model.
+    their loss alone for a rule that asks for the clients' losses.
     """
     aggregator = trainer.aggregator
     algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
-    exchanges, sends_gradient = int(engine.start_gradients.exchanged), bool(aggregator.all_needs & Need.ANY_GRADIENT)
-    if exchanges and aggregator.gradient_at == "start":
-        sends_gradient = False  # the exchange has it already
-    down = 1 + sum(algorithm.vectors_down for algorithm in algorithms)
+    exchanges, by_rule = int(engine.start_gradients.exchanged), bool(aggregator.all_needs & Need.ANY_GRADIENT)
+    at_start = any(algorithm.sends_gradient for algorithm in algorithms)
+    at_start |= by_rule and aggregator.gradient_at == "start"
+    sends_gradient = (at_start and not exchanges) + (by_rule and aggregator.gradient_at != "start")
+    down = 1 + aggregator.vectors_down + sum(algorithm.vectors_down for algorithm in algorithms)
     up = sends_gradient + sum(algorithm.vectors_up for algorithm in algorithms)
     vector = trainer.vector.numel * trainer.vector.data.element_size()
     buffers = trainer.buffers.num_bytes if trainer.buffers.policy == "average" else 0

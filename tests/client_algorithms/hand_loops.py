@@ -166,6 +166,22 @@ class FedCMByHand(FedProxByHand):
         return super().server(steps)
 
 
+class MimeLiteByHand(FedAvgByHand):
+    """Karimireddy et al., Algorithm 1 without the control variate, with SGDm: statistics that clients use alone."""
+
+    def __init__(self, *args: Any, beta: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.beta, self.scale = beta, 1 - beta
+        self.m = np.zeros_like(self.w)
+
+    def term(self, i: int, moved: np.ndarray) -> np.ndarray:
+        return self.beta * self.m
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        self.m = self.beta * self.m + (1 - self.beta) * self.mean_gradient()
+        return super().server(steps)
+
+
 class ScaffoldByHand(FedAvgByHand):
     """Karimireddy et al., Algorithm 1; N counts the clients with samples, weights are the aggregator's."""
 

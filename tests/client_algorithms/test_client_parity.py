@@ -19,6 +19,7 @@ from lightning_fed.client_algorithms import (
     FedProx,
     GradAlign,
     LinearScaling,
+    MimeLite,
     StatelessSCAFFOLD,
 )
 from tests.client_algorithms import hand_loops as hand
@@ -58,6 +59,7 @@ CASES = {
     "SCAFFOLD II": Case(SCAFFOLD, partial(hand.ScaffoldByHand, option="II")),
     "StatelessSCAFFOLD": Case(StatelessSCAFFOLD, hand.StatelessByHand),
     "FedCM": Case(partial(FedCM, 0.3), partial(hand.FedCMByHand, alpha=0.3)),
+    "MimeLite": Case(partial(MimeLite, 0.6), partial(hand.MimeLiteByHand, beta=0.6), optimizers=ALL),
     "FedGA start": Case(partial(FedGA, 0.3), partial(hand.FedGAByHand, beta=0.3), optimizers=ALL),
     "FedGA step": Case(partial(FedGA, 0.3, "step"), partial(hand.FedGAByHand, beta=0.3, form="step")),
     "FedGA global": Case(

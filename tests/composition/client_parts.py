@@ -12,6 +12,7 @@ from lightning_fed.client_algorithms import (
     FedProx,
     GradAlign,
     LinearScaling,
+    MimeLite,
     StatelessSCAFFOLD,
 )
 
@@ -43,6 +44,7 @@ ALONE = {
     "SCAFFOLD I": Local(lambda: [SCAFFOLD("I")]),
     "StatelessSCAFFOLD": Local(lambda: [StatelessSCAFFOLD()]),
     "FedCM": Local(lambda: [FedCM(0.3)]),
+    "MimeLite": Local(lambda: [MimeLite(0.5)]),
     "FedGA": Local(lambda: [FedGA(0.5)]),
     "GradAlign": Local(lambda: [GradAlign(0.5)], ("none on all data",), full_batch=True),
     "LinearScaling": Local(lambda: [LinearScaling()], ("none on all data",), uniform=True, full_batch=True),
@@ -57,6 +59,7 @@ TOGETHER = {
     "FedProx on stateless": Local(lambda: [StatelessSCAFFOLD(), FedProx(2.0)], ("StatelessSCAFFOLD", "FedProx")),
     "FedProx on FedCM": Local(lambda: [FedCM(0.3), FedProx(2.0)], ("FedCM", "FedProx")),
     "FedGA on FedCM": Local(lambda: [FedCM(0.3), FedGA(0.5)], ("FedCM", "FedGA")),
+    "FedProx on MimeLite": Local(lambda: [MimeLite(0.5), FedProx(2.0)], ("MimeLite", "FedProx")),
     "all three": Local(
         lambda: [SCAFFOLD(), FedProx(2.0), FedGA(0.5)], ("FedProx on SCAFFOLD", "FedGA on SCAFFOLD", "FedGA on FedProx")
     ),
@@ -80,6 +83,7 @@ CLIENT_LIMITS = {
     "FedProx at 0": Local(lambda: [FedProx(0.0)]),
     "FedProx as FedDyn": Local(lambda: [FedProx(0.1)], rule="FedDynServer"),
     "FedCM at 1": Local(lambda: [FedCM(1.0)]),
+    "MimeLite at 0": Local(lambda: [MimeLite(0.0)]),
     "FedGA at 0": Local(lambda: [FedGA(0.0)]),
     "FedGA step at 0": Local(lambda: [FedGA(0.0, form="step")]),
     "FedGA global at 0": Local(lambda: [FedGA(0.0, measure_from="global")]),

@@ -75,6 +75,7 @@ RULES = {
     "QFedAvg": Rule(aggregators.QFedAvg),
     "TERM": Rule(aggregators.TERM),
     "AFL": Rule(aggregators.AFL, memoryless=True),
+    "FedDGGA": Rule(partial(aggregators.FedDGGA, losses_over="train"), memoryless=True),
 }
 MASKED = [name for name in RULES if getattr(aggregators, name).mask_refusal is None]
 UNMASKED = [name for name in RULES if name not in MASKED]
@@ -117,6 +118,7 @@ SPECIAL = {
     "QFedAvg at 0": Rule(partial(aggregators.QFedAvg, q=0.0)),
     "TERM at 0": Rule(partial(aggregators.TERM, t=0.0)),
     "AFL at 0": Rule(partial(aggregators.AFL, gamma=0.0)),
+    "FedDGGA at 0": Rule(partial(aggregators.FedDGGA, step_size=0.0, losses_over="train")),
     "FedFV at 1": Rule(partial(aggregators.FedFV, alpha=1.0, tau=0)),
     "CGW at 0": Rule(partial(aggregators.CGW, alpha=0.0)),
     "FedGMA at 0": Rule(partial(aggregators.FedGMA, server_lr=0.0)),

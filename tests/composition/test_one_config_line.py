@@ -30,6 +30,7 @@ def test_trains_a_round(
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     words = [f"--aggregator={rule}", f"--aggregator.weighting={RULES[rule].weightings[-1]}"]
     words += ["--trainer.clients_per_round=1.0"] if rule == "AFL" else []  # which refuses a cohort that is drawn
+    words += ["--data.val_split=per_client"] if rule == "FedDGGA" else []  # which reads losses over held-out samples
     words += [f"--aggregator.buffers={buffers}", *(f"--aggregator.mask={word}" for word in mask[:1]), *mask[1:]]
     quiet = ["--trainer.max_rounds=1", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
     cli = FederatedCLI(["fit", f"--config={QUICKSTART}", *words, *quiet, "--trainer.enable_progress_bar=false"])

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from lightning_fed import FederatedError, Need
-from lightning_fed.aggregators import FedAvg
+from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer, Need
+from lightning_fed.aggregators import TERM, FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, GradAlign
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.division import DivisionOptions
 from lightning_fed.engines.vectorized.step import StackedStep
-from tests.engines.test_full_gradient import ENGINES, Collecting, Net, _fit, _tensors
+from tests.engines.test_full_gradient import ENGINES, Collecting, Linear, Net, _fit, _tensors
+from tests.parts import BySizes
 
 LOSSES = Need.MEAN | Need.LOSSES
 
@@ -134,3 +138,143 @@ def test_losses_over_other_samples_than_gradients_are_refused(tmp_path: Path) ->
 def test_losses_at_w_beside_gradients_elsewhere_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FederatedError, match=r"Expected `gradient_at` start of Collecting, .* got end"):
         _fit(tmp_path, Collecting(LOSSES | Need.GRADIENTS, "end"))
+
+
+class Elsewhere(Collecting):
+    """Asks for losses at another point, or over other samples."""
+
+    def __init__(self, at: Any, over: Any) -> None:
+        super().__init__(LOSSES, "start")
+        self.losses_at, self.losses_over = at, over
+        self.now: list[Tensor] = []
+        self.after: list[Tensor] = []
+
+    def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.after.append(trainer.weights.clone())
+        self.now.append(trainer.start_gradients.losses_now(update.clients))
+        assert torch.equal(trainer.vector.data, trainer.weights), "the module is the global model again"
+
+
+class Holding(FederatedDataModule):
+    """Of the 50 samples in order clients get 20, 20 and 10, of which every fifth is held out."""
+
+    def __init__(self) -> None:
+        super().__init__(TensorDataset(*_tensors()), BySizes(20, 20, 10), num_clients=3, batch_size=6)
+        self.held_out = DivisionOptions(0.2, "per_client")
+
+
+class Plain(Linear):
+    """Without decay, dropout and BatchNorm."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Ends(FederatedCallback):
+    """Keeps where each client ends."""
+
+    stacks = True
+
+    def __init__(self) -> None:
+        self.found: list[Tensor] = []
+
+    def on_client_entered(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.found.append(trainer.vector.data.clone())
+
+
+def quiet_trainer(folder: Path, *callbacks: Any, **options: Any) -> FederatedTrainer:
+    return FederatedTrainer(
+        accelerator="cpu", callbacks=list(callbacks), logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, default_root_dir=str(folder), **{"max_rounds": 2, **options},
+    )  # fmt: skip
+
+
+POINTS = list(product(["start", "end"], ["train", "held_out"]))
+
+
+@pytest.mark.parametrize(("at", "over"), POINTS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", [Plain, Net])
+def test_losses_are_where_and_over_what_the_rule_says(
+    kind: Any, at: Any, over: Any, engine: Any, tmp_path: Path
+) -> None:
+    """In double precision that of a model made anew; and training goes on as if nobody had asked."""
+    aggregator, ends = Elsewhere(at, over), Ends()
+    runs = []
+    for rule in (aggregator, FedAvg()):
+        torch.manual_seed(0)
+        net, data = kind(), Holding()
+        trainer = quiet_trainer(tmp_path, rule, ends, engine=engine, precision="64-true")
+        trainer.fit(net, data)
+        runs.append(trainer)
+    assert torch.equal(runs[0].weights, runs[1].weights)
+    assert runs[0].logged_metrics["seen"] == runs[1].logged_metrics["seen"]
+    split = data.split if over == "train" else data._divide().held_out_split("val")
+    count = int(split.sizes.sum())
+    once = runs[1].totals["samples"] + count * 4
+    assert runs[0].totals["gradients"] == once, "a pass for each round, and one after it"
+    if kind is Net:  # what BatchNorm keeps is another for each
+        return
+    for number, update in enumerate(aggregator.given):
+        for i in range(3):
+            rows = split.index[split.offsets[i] : split.offsets[i + 1]]
+            start = aggregator.before[number] if at == "start" else ends.found[3 * number + i]
+            for weights, found in ((start, update.losses), (aggregator.after[number], aggregator.now[number])):
+                made = Plain().double()
+                torch.nn.utils.vector_to_parameters(weights, made.parameters())
+                x, y = (tensor[rows] for tensor in _tensors())
+                loss = torch.nn.functional.cross_entropy(made.layers(x.double()), y)
+                torch.testing.assert_close(found[i], loss.detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_losses_over_other_samples_do_not_mix_with_gradients_at_w(engine: Any, tmp_path: Path) -> None:
+    """SCAFFOLD's are over training samples; and gradients that end elsewhere go beside them."""
+    alone, beside = Elsewhere("start", "held_out"), Elsewhere("start", "held_out")
+    for rule, others in ((alone, []), (beside, [SCAFFOLD("I")])):
+        torch.manual_seed(0)
+        quiet_trainer(tmp_path, rule, *others, engine=engine, max_rounds=1).fit(PlainLosses(), Holding())
+    assert torch.equal(alone.given[0].losses, beside.given[0].losses)
+    both = Elsewhere("end", "train")
+    both.needs, both.gradient_at = LOSSES | Need.GRADIENTS, "end"
+    torch.manual_seed(0)
+    quiet_trainer(tmp_path, both, engine=engine, max_rounds=1).fit(PlainLosses(), Holding())
+    assert len(both.given[0].gradients) == 3
+
+
+class Asks(FederatedCallback):
+    """Reads losses of the reduced update."""
+
+    needs = Need.LOSSES
+
+
+def test_a_callback_gets_losses_only_beside_a_rule_that_asks_too(tmp_path: Path) -> None:
+    with pytest.raises(
+        FederatedError, match=r"`needs` of Asks .* that FedAvg asks for too, got .*LOSSES.*--aggregator"
+    ):
+        quiet_trainer(tmp_path, FedAvg(), Asks())
+    quiet_trainer(tmp_path, TERM(), Asks())
+
+
+class Inward(Net):
+    """Takes a gradient of its own in each step."""
+
+    recorded = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        with torch.set_grad_enabled(self.recorded or torch.is_grad_enabled()):
+            loss = super().training_step(batch, batch_idx)
+            (inner,) = torch.autograd.grad(loss, [self.layers[0].weight], create_graph=True)
+            return loss + inner.square().sum()
+
+
+def test_a_step_that_takes_gradients_itself_is_told_how_to(tmp_path: Path) -> None:
+    with pytest.raises(FederatedError, match=r"`training_step` of Inward to give .* `with torch.enable_grad\(\):`"):
+        _fit(tmp_path, collecting(), 1, Inward)
+
+    class Recorded(Inward):
+        recorded = True
+
+    aggregator = collecting()
+    _fit(tmp_path, aggregator, 1, Recorded)
+    assert aggregator.given[0].losses.isfinite().all()

@@ -333,6 +333,25 @@ def afl(each: Round, server: Server, gamma: float) -> Array:
     return LR * server.before(each.mean(each.deltas, mixture))
 
 
+def losses_after(each: Round) -> Array:
+    """f_i at the model after the round."""
+    return losses_of(each)[::-1] + np.linspace(0.0, 0.5, len(each.losses))
+
+
+def feddg_ga(each: Round, server: Server, d: float) -> Array:
+    """The weight of a client grows with what the step costs it, by less in each of three rounds."""
+    a = server.memory.get("a", server.counts / server.counts.sum())
+    number = int(server.memory.get("round", np.array(0)))
+    gaps = losses_after(each) - losses_of(each)
+    away = [gap - fsum(gaps) / len(gaps) for gap in gaps]
+    widest = max(map(abs, away))
+    moved = [
+        max(0.0, x + d * (1 - number / 3) * (gap / widest if widest else 0)) for x, gap in zip(a, away, strict=True)
+    ]
+    server.memory.update(a=np.array(moved) / fsum(moved), round=np.array(number + 1))
+    return LR * server.before(each.mean(each.deltas, a))
+
+
 def geometric_median(each: Round, server: Server, smoothing: float) -> Array:
     """Weiszfeld's iteration until nothing moves, from another start than the mean."""
     rows, center = each.deltas, each.deltas.min(axis=0) - 1.0

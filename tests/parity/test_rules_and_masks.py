@@ -119,6 +119,7 @@ RULES = {
     ),
     "TERM": Case(partial(aggregators.TERM, 0.7), partial(by_hand.term, t=0.7), before=False),
     "AFL": Case(partial(aggregators.AFL, 0.3), partial(by_hand.afl, gamma=0.3), memoryless=True),
+    "FedDGGA": Case(partial(aggregators.FedDGGA, 0.3), partial(by_hand.feddg_ga, d=0.3), memoryless=True),
     "GeometricMedian": ROBUST(
         partial(aggregators.GeometricMedian, iterations=100_000, tolerance=1e-14, smoothing=0.05),
         partial(by_hand.geometric_median, smoothing=0.05), weighs=True, rtol=1e-8,
@@ -158,6 +159,7 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
     weights, logged = torch.tensor(w), {}
     vector = SimpleNamespace(parameters=weights.split(rounds[0].tensors))
     trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=SEED, reduce_sum=lambda tensor: tensor)
+    trainer.max_rounds = len(rounds)
     module: Any = SimpleNamespace(log=logged.__setitem__, log_dict=logged.update)
     reducer = RoundReducer(weights, aggregator.all_needs, rounds[0].registered)
     delta, gradient = torch.empty_like(weights), torch.empty_like(weights)
@@ -176,8 +178,11 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
             aggregator.on_client_end(trainer, module, update)
             reducer.add(update, average_buffers=False)
             aggregator.on_client_entered(trainer, module, update)
+        reduced, after = reducer.reduce(number), torch.tensor(by_hand.losses_after(each))
+        trainer.start_gradients = SimpleNamespace(losses_now=lambda clients, after=after: after)
         with torch.no_grad():
-            aggregator.step(trainer, module, reducer.reduce(number))
+            aggregator.step(trainer, module, reduced)
+            aggregator.on_after_server_step(trainer, module, reduced)
         path.append(weights.numpy().copy())
     return path, logged
 

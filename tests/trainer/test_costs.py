@@ -10,7 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.aggregators import AFL, CGW, TERM, CoordinateMedian, FedAvg, FedAvgM, FedDynServer, FedGMA, QFedAvg
+from lightning_fed.aggregators import (
+    AFL,
+    CGW,
+    TERM,
+    CoordinateMedian,
+    FedAvg,
+    FedAvgM,
+    FedDGGA,
+    FedDynServer,
+    FedGMA,
+    QFedAvg,
+)
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
     ClientAlgorithm,
@@ -20,6 +31,7 @@ from lightning_fed.client_algorithms import (
     FedProx,
     GradAlign,
     LinearScaling,
+    MimeLite,
     StatelessSCAFFOLD,
 )
 from lightning_fed.core.hooks import FederatedCallback
@@ -64,6 +76,12 @@ TABLE: dict[str, Row] = {
     "FedDyn": (lambda: [FedDyn(), FedDynServer()], 1, 1, 1, 0),
     # m goes down with the model.
     "FedCM": (lambda: [FedCM()], 1, 2, 1, 0),
+    # m goes down with the model, g_i up with the update, unless an exchange has it.
+    "MimeLite": (lambda: [MimeLite()], 1, 2, 2, 1),
+    "MimeLite at 0": (lambda: [MimeLite(0.0)], 1, 1, 1, 0),
+    "MimeLite, FedGMA": (lambda: [MimeLite(), FedGMA()], 1, 2, 2, 1),
+    "MimeLite, FedGMA end": (lambda: [MimeLite(), FedGMA(gradient_at="end")], 1, 2, 3, 2),
+    "FedGA on MimeLite": (lambda: [MimeLite(), FedGA()], 2, 3, 2, 1),
     # c goes down with the model, the change of c_i up with the update.
     "SCAFFOLD": (lambda: [SCAFFOLD()], 1, 2, 2, 0),
     "SCAFFOLD I": (lambda: [SCAFFOLD("I")], 1, 2, 2, 1),
@@ -81,6 +99,9 @@ TABLE: dict[str, Row] = {
     # A loss at w is a number, by a pass over the data unless one for gradients is there.
     "QFedAvg": (lambda: [QFedAvg()], 1, 1, 1, 1),
     "AFL": (lambda: [AFL()], 1, 1, 1, 1),
+    # Losses at w_i and at the new model, which all clients get for their next round anyway.
+    "FedDGGA": (lambda: [FedDGGA(losses_over="train")], 1, 1, 1, 2),
+    "FedDGGA at 0": (lambda: [FedDGGA(0.0, losses_over="train")], 1, 1, 1, 1),
     "SCAFFOLD I, TERM": (lambda: [SCAFFOLD("I"), TERM()], 1, 2, 2, 1),
     "FedGA, TERM": (lambda: [FedGA(), TERM()], 2, 2, 2, 1),
     # Sums; an exchange and a gradient at w are there once.

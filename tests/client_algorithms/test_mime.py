@@ -1,0 +1,130 @@
+"""MimeLite: the server's momentum is used by clients and changed by their full gradients alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fed.aggregators import FedAvg
+from lightning_fed.client_algorithms import SCAFFOLD, FedCM, FedProx, MimeLite
+from lightning_fed.errors import FederatedError
+from tests.client_algorithms import hand_loops as hand
+from tests.client_algorithms.client_runs import fit
+from tests.client_algorithms.known_clients import Quadratic
+from tests.parts import Classifier, federated_data, federated_trainer
+
+ROUNDS: dict[str, Any] = {"max_rounds": 3, "local_epochs": 2}
+
+
+class BesideFedProx(hand.MimeLiteByHand):
+    """(1 - β) g + β m + μ (w_i - w)."""
+
+    def term(self, i: int, moved: np.ndarray) -> np.ndarray:
+        return super().term(i, moved) + 0.7 * moved
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_beside_fedprox_it_is_scale_add_clip_step(clip: Any) -> None:
+    problem = Quadratic()
+    tape = fit(problem, FedAvg(), MimeLite(0.6), FedProx(0.7), gradient_clip_val=clip, **ROUNDS)
+    loop = BesideFedProx(problem, beta=0.6, clip=clip)
+    for batches, found in zip(tape.batches, tape.weights, strict=True):
+        np.testing.assert_allclose(found, loop.run(batches), rtol=1e-10, atol=1e-12)
+
+
+class Changes(hand.MimeLiteByHand):
+    """Clients move the momentum in their own steps."""
+
+    def train(self, i: int, start: np.ndarray, batches: list[np.ndarray]) -> np.ndarray:
+        w, m = start, self.m
+        for rows in batches:
+            m = self.beta * m + (1 - self.beta) * self.problem.gradient(w, rows)
+            w = w - 0.1 * m
+        return w
+
+
+class Sums(hand.MimeLiteByHand):
+    """The momentum is of what clients moved, as in FedCM, not of gradients at w."""
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        moved = sum(p * (self.w - self.ends[i]) / self.distance(i, steps[i]) for i, p in self.p.items())
+        former = self.m
+        w = super().server(steps)
+        self.m = self.beta * former + (1 - self.beta) * moved
+        return w
+
+
+@pytest.mark.parametrize("kind", [Changes, Sums])
+def test_a_mistake_lets_local_steps_change_the_momentum(kind: type[hand.MimeLiteByHand]) -> None:
+    problem = Quadratic()
+    tape = fit(problem, FedAvg(), MimeLite(0.6), **ROUNDS)
+    right, wrong = (make(problem, beta=0.6) for make in (hand.MimeLiteByHand, kind))
+    for batches, found in zip(tape.batches, tape.weights, strict=True):
+        np.testing.assert_allclose(found, right.run(batches), rtol=1e-10, atol=1e-12)
+        mistaken = wrong.run(batches)
+    assert np.abs(mistaken - found).max() > 1e-3
+
+
+def test_the_momentum_is_over_the_clients_of_the_round_and_uses_their_weights() -> None:
+    problem, made = Quadratic(), MimeLite(0.6)
+    fit(problem, FedAvg(), made, cohorts=((0, 3),), max_rounds=1)
+    expected = 0.4 * (6 * problem.full(problem.start, 0) + 8 * problem.full(problem.start, 3)) / 14
+    assert made.momentum is not None
+    np.testing.assert_allclose(made.momentum, expected, rtol=1e-12)
+
+
+def trained(folder: Path, *algorithms: Any, **options: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    trainer = federated_trainer(folder, *algorithms, **{"max_rounds": 3, **options})
+    trainer.fit(Classifier(), federated_data(6, 24, 10))
+    return trainer.weights
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_at_0_it_is_fedavg_to_the_bit_and_engines_agree_else(engine: Any, tmp_path: Path) -> None:
+    plain = trained(tmp_path, engine=engine)
+    assert torch.equal(trained(tmp_path, MimeLite(0.0), engine=engine), plain)
+    found = trained(tmp_path, MimeLite(0.6), engine=engine)
+    torch.testing.assert_close(found, trained(tmp_path, MimeLite(0.6), engine="sequential"), rtol=1e-5, atol=1e-6)
+    assert (found - plain).abs().max() > 1e-3
+
+
+def test_chunks_and_neighbours_change_nothing(tmp_path: Path) -> None:
+    """Chunks add up the same gradients; SCAFFOLD with gradients at w, and a list in another order, share them."""
+    whole, ones = (trained(tmp_path, MimeLite(0.6), engine="vectorized", chunk_size=size) for size in (3, 1))
+    torch.testing.assert_close(whole, ones, rtol=1e-5, atol=1e-6)
+    one, other = (
+        trained(tmp_path, *parts) for parts in ([MimeLite(0.6), SCAFFOLD("I")], [SCAFFOLD("I"), MimeLite(0.6)])
+    )
+    assert torch.equal(one, other)
+    assert (one - trained(tmp_path, MimeLite(0.6))).abs().max() > 1e-3
+
+
+def test_the_momentum_is_saved_and_a_resumed_run_goes_on_with_it(tmp_path: Path) -> None:
+    def run(name: str, rounds: int) -> Any:
+        torch.manual_seed(0)
+        made = MimeLite(0.6)
+        trainer = federated_trainer(tmp_path / name, made, max_rounds=rounds, enable_checkpointing=True)
+        trainer.fit(Classifier(), federated_data(6, 24, 10), ckpt_path="last")
+        return trainer, made
+
+    whole, wanted = run("whole", 4)
+    run("parts", 2)
+    parts, found = run("parts", 4)
+    assert parts.resumed
+    assert torch.equal(parts.weights, whole.weights)
+    assert torch.equal(found.momentum, wanted.momentum)
+    assert found.momentum.any()
+
+
+def test_another_that_scales_is_refused() -> None:
+    with pytest.raises(FederatedError, match=r"one client algorithm that scales .* got MimeLite and FedCM"):
+        fit(Quadratic(), FedAvg(), MimeLite(), FedCM())
+
+
+@pytest.mark.parametrize("beta", [1.0, -0.1, float("nan")])
+def test_bad_arguments_name_the_option(beta: float) -> None:
+    with pytest.raises(FederatedError, match=r"`--client\.beta` of MimeLite"):
+        MimeLite(beta)
