@@ -1,5 +1,6 @@
 """FedCM: local steps along a mean of the client's gradient and the last round's direction."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from lightning_fed.functional.local import difference
 __all__ = ["FedCM", "MomentumAlgorithm"]
 
 
-class MomentumAlgorithm(ClientAlgorithm):
+class MomentumAlgorithm(ClientAlgorithm, ABC):
     """The base of algorithms whose local steps follow a vector m of all clients, fixed during a round.
 
     Attributes:
@@ -39,6 +40,10 @@ class MomentumAlgorithm(ClientAlgorithm):
             self.momentum = torch.zeros_like(trainer.weights)
         self.momentum = self.momentum.to(trainer.weights)
         self._sum = LongSum(torch.zeros_like(self.momentum))
+
+    @abstractmethod
+    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Adds what the next m is made of to ``_sum``, weighted."""
 
     def mix(self, trainer: TrainerLike, own: float, common: float) -> None:
         """Makes of the gradient own * g + common * m; nothing is done where the gradient's share is 1."""

@@ -254,8 +254,9 @@ class Engine(ABC):
             update.loss = start.loss if start.own_losses is None else self._own_loss(client, start.own_losses)
             if self.divergence.found(client, update.loss):
                 return False
-        elsewhere = self.gradient is not None and self.sums_gradients
-        return not (elsewhere and self.divergence.found(client, self.gradient))
+        if self.gradient is None or not self.sums_gradients:
+            return True
+        return not self.divergence.found(client, self.gradient)
 
     def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""

@@ -67,8 +67,9 @@ def adjusted_weights(shares: Array, gaps: Array, step: float) -> Array:
     largest = np.abs(away).max()
     if not step or largest <= _EQUAL * np.abs(gaps).max():
         return shares
-    moved: Array = np.maximum(shares + step * away / largest, 0.0)
-    return moved / moved.sum()
+    moved = np.maximum(shares + step * away / largest, 0.0)
+    weights: Array = moved / moved.sum()
+    return weights
 
 
 def project_onto_simplex(point: Array) -> Array:
