@@ -18,13 +18,13 @@ __all__ = ["SpuriousMNIST"]
 
 _CLASSES = 10
 # Streams of Purpose.SKEW, by the argument ``round``, apart from those of feature skews.
-_ROWS, _TRAIN, _TEST = 16, 17, 18
+_ROWS, _TRAIN, _TEST, _SHUFFLED = 16, 17, 18, 19
 
 
 class SpuriousMNIST(MNIST):
     """MNIST as vectors of 784 pixels, with misleading features that a vote of the clients' signs can detect.
 
-    Training images are dealt at random, the same number to each client. Three disturbances are off by default:
+    Training images are dealt at random, the same number to each client. Four disturbances are off by default:
 
     - Signatures: clients form groups of ``shared``, and each group has a block of 10 further inputs. A sample of class
       y sets input y of its group's block to ``strength``. This tells the label only within the group: not more than
@@ -33,6 +33,7 @@ class SpuriousMNIST(MNIST):
       data of Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021.
     - Noise: further inputs drawn from a standard normal distribution, on which clients agree only by chance.
     - Flipped labels: a share of the clients, the first ones, trains on the labels 9 - y.
+    - Shuffled labels: a share of the clients, the first ones, trains on its own labels in another order.
 
     All of it depends only on the split's seed. The files are those of ``MNIST``.
 
@@ -45,6 +46,7 @@ class SpuriousMNIST(MNIST):
         noise: Number of noise inputs.
         flipped: Share of the clients that train on flipped labels, in [0, 1].
         partitioner: How samples are split; the default gives each client the samples made for it.
+        shuffled: Share of the clients that train on shuffled labels, in [0, 1].
         **kwargs: Every other option of ``MNIST``.
     """
 
@@ -57,6 +59,7 @@ class SpuriousMNIST(MNIST):
         decoys: bool = False,
         noise: int = 0,
         flipped: float = 0.0,
+        shuffled: float = 0.0,
         partitioner: Partitioner = ByUser(),  # noqa: B008 - holds no state
         **kwargs: Any,
     ) -> None:
@@ -65,18 +68,20 @@ class SpuriousMNIST(MNIST):
         expect_number("--data.samples_per_client", samples_per_client, least=1, most=most)
         expect_count("--data.noise", noise, least=0)
         expect_number("--data.flipped", flipped, least=0, most=1)
+        expect_number("--data.shuffled", shuffled, least=0, most=1)
         if shared is not None and (shared < 1 or num_clients % shared):
             raise FederatedError(
                 f"Expected `--data.shared` to be null or a divisor of the {num_clients} clients, got {shared!r}."
             )
         self.count, self.samples_per_client = num_clients, samples_per_client
         self.shared, self.strength, self.decoys = shared, strength, decoys
-        self.noise, self.flipped = noise, flipped
+        self.noise, self.flipped, self.shuffled = noise, flipped, shuffled
 
     def identity(self) -> list[str]:
         """Adds the options, as size and labels may be the same for other ones."""
         spoiled = (self.samples_per_client, self.shared, self.strength, self.decoys, self.noise, self.flipped)
-        return [*super().identity(), *map(str, spoiled)]
+        shuffled = [f"shuffled {self.shuffled}"] if self.shuffled else []  # splits without keep their name
+        return [*super().identity(), *map(str, spoiled), *shuffled]
 
     def load_datasets(self) -> Datasets:
         """Reads both parts, and adds the misleading features."""
@@ -89,7 +94,12 @@ class SpuriousMNIST(MNIST):
         draw = numpy_generator_for(self._seed(), Purpose.SKEW, _TRAIN)
         inputs = self._inputs(images, labels, groups, draw)
         few = torch.from_numpy(users < round(self.flipped * self.count))
-        train = TensorDataset(inputs, torch.where(few, _CLASSES - 1 - labels, labels))
+        given = torch.where(few, _CLASSES - 1 - labels, labels)
+        draw = numpy_generator_for(self._seed(), Purpose.SKEW, _SHUFFLED)
+        for client in range(round(self.shuffled * self.count)):
+            own = np.flatnonzero(users == client)
+            given[own] = given[draw.permutation(own)]
+        train = TensorDataset(inputs, given)
         return Datasets(train, test=self._tests(test_images, test_labels), class_names=self.names(), users=users)
 
     def _tests(self, images: Tensor, labels: Tensor) -> AnyDataset | dict[str, AnyDataset]:

@@ -116,6 +116,18 @@ def test_noise_is_standard_normal_and_flips_hit_the_first_clients_alone() -> Non
     assert torch.equal(y, TRAIN[1])
 
 
+def test_shuffled_labels_are_those_of_the_first_clients_in_another_order() -> None:
+    data, clean = made(shuffled=0.5, shared=1), made(shared=1)
+    for client in range(4):
+        (x, y), (there, truth) = of_client(data, client), of_client(clean, client)
+        assert torch.equal(x, there), "signatures too, which know the truth"
+        assert torch.equal(y, truth) == (client >= 2)
+        assert torch.equal(y.sort().values, truth.sort().values)
+        assert (y == truth).float().mean() < 0.4 or client >= 2
+    flipped = made(shuffled=0.25, flipped=0.25)
+    assert torch.equal(of_client(flipped, 0)[1].sort().values, (9 - of_client(clean, 0)[1]).sort().values)
+
+
 def _joined(data: SpuriousMNIST) -> tuple[Tensor, Tensor]:
     loader: Any = data.test_dataloader()
     x, y = zip(*loader, strict=True)
@@ -130,9 +142,9 @@ def test_all_of_it_depends_on_the_seed_and_the_options_alone() -> None:
     assert torch.equal(y, of_client(same, 1)[1])
     assert not torch.equal(x, of_client(other, 1)[0])
     hashes = {
-        made(**change).split_hash for change in ({}, {"shared": 1}, {"shared": 2}, {"noise": 1}, {"flipped": 0.25})
+        made(**change).split_hash for change in ({}, {"shared": 1}, {"shared": 2}, {"noise": 1}, {"flipped": 0.25}, {"shuffled": 0.25})
     }
-    assert len(hashes) == 5
+    assert len(hashes) == 6
 
 
 @pytest.mark.parametrize(
@@ -142,6 +154,7 @@ def test_all_of_it_depends_on_the_seed_and_the_options_alone() -> None:
         ({"shared": 0}, r"^Expected `--data.shared` to be null or a divisor of the 4 clients, got 0\.$"),
         ({"samples_per_client": 15_001}, r"^Expected `--data.samples_per_client` to be .*15,?000.*got 15,?001"),
         ({"flipped": 1.5}, r"^Expected `--data.flipped` to be .*got 1\.5"),
+        ({"shuffled": -0.5}, r"^Expected `--data.shuffled` to be .*got -0\.5"),
         ({"noise": -1}, r"^Expected `--data.noise` to be .*got -1"),
     ],
 )
