@@ -17,7 +17,7 @@ from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
-from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA, FedNova
+from lightning_fed.aggregators import FedAdam, FedAvg, FedDGGA, FedGMA, FedNova
 from lightning_fed.callbacks import ClipUpdates
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
@@ -28,6 +28,7 @@ from lightning_fed.callbacks.diagnostics import (
 )
 from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedGA
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.division import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork
 from tests.callbacks.test_payload import Noise, TopK
@@ -277,6 +278,15 @@ class Tape(FederatedCallback):
         self.batches.setdefault((trainer.round, trainer.client.id), []).append(batch[0].clone())
 
 
+def held_out(devices: int, folder: Path) -> Result:
+    """Each process evaluates those that it has trained, which keep their buffers, on what is held out of them."""
+    data = make_data("unequal")
+    data.held_out = DivisionOptions(0.25, "per_client")
+    rule = FedDGGA(0.3, buffers="local")
+    result = fit(devices, rule, data=data, clients_per_round=4)
+    return {**result, "adjusted": rule.adjusted}
+
+
 def taped(devices: int, folder: Path) -> Result:
     tape = Tape()
     result = fit(devices, tape, clients_per_round=4, local_epochs=2)
@@ -477,6 +487,7 @@ def grid(cases: list[tuple[str, str, str]]) -> dict[str, Case]:
 
 CASES: dict[str, Case] = {
     **grid(PARITY),
+    "held out": held_out,
     **{
         f"vectorized | {client} | {rule}": partial(compose, client=client, rule=rule, engine="vectorized", chunk_size=2)
         for client, rule in (
@@ -484,6 +495,7 @@ CASES: dict[str, Case] = {
             ("all three", "CGW"),
             ("SCAFFOLD I", "FedNova"),
             ("none", "QFedAvg"),
+            ("MimeLite", "FedDGGA"),
             ("FedDyn", "FedDynServer"),
         )
     },
