@@ -199,15 +199,16 @@ def test_losses_are_where_and_over_what_the_rule_says(
     kind: Any, at: Any, over: Any, engine: Any, tmp_path: Path
 ) -> None:
     """In double precision that of a model made anew; and training goes on as if nobody had asked."""
-    aggregator, ends = Elsewhere(at, over), Ends()
+    aggregator, ends, plain_ends = Elsewhere(at, over), Ends(), Ends()
     runs = []
-    for rule in (aggregator, FedAvg()):
+    for rule, keeps in ((aggregator, ends), (FedAvg(), plain_ends)):
         torch.manual_seed(0)
         net, data = kind(), Holding()
-        trainer = quiet_trainer(tmp_path, rule, ends, engine=engine, precision="64-true")
+        trainer = quiet_trainer(tmp_path, rule, keeps, engine=engine, precision="64-true")
         trainer.fit(net, data)
         runs.append(trainer)
     assert torch.equal(runs[0].weights, runs[1].weights)
+    assert torch.equal(torch.stack(ends.found), torch.stack(plain_ends.found)), "the client's model when it has entered"
     assert runs[0].logged_metrics["seen"] == runs[1].logged_metrics["seen"]
     split = data.split if over == "train" else data._divide().held_out_split("val")
     count = int(split.sizes.sum())
@@ -225,6 +226,20 @@ def test_losses_are_where_and_over_what_the_rule_says(
                 x, y = (tensor[rows] for tensor in _tensors())
                 loss = torch.nn.functional.cross_entropy(made.layers(x.double()), y)
                 torch.testing.assert_close(found[i], loss.detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_clients_that_keep_their_buffers_leave_none_of_them_in_the_model(tmp_path: Path) -> None:
+    seen = []
+
+    class Looking(Elsewhere):
+        def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
+            super().on_after_server_step(trainer, pl_module, update)
+            seen.append(pl_module.layers[1].running_mean.clone())
+
+    aggregator = Looking("end", "held_out")
+    aggregator.buffers = "local"
+    quiet_trainer(tmp_path, aggregator).fit(Net(), Holding())
+    assert not torch.stack(seen).any(), "the global model keeps its initial ones"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
