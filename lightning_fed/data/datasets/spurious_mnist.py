@@ -45,8 +45,8 @@ class SpuriousMNIST(MNIST):
         decoys: Whether one random input of each foreign block is set as well, so that no vote on it is zero.
         noise: Number of noise inputs.
         flipped: Share of the clients that train on flipped labels, in [0, 1].
-        partitioner: How samples are split; the default gives each client the samples made for it.
         shuffled: Share of the clients that train on shuffled labels, in [0, 1].
+        partitioner: How samples are split; the default gives each client the samples made for it.
         **kwargs: Every other option of ``MNIST``.
     """
 

@@ -141,9 +141,10 @@ def test_all_of_it_depends_on_the_seed_and_the_options_alone() -> None:
     assert torch.equal(x, of_client(same, 1)[0])
     assert torch.equal(y, of_client(same, 1)[1])
     assert not torch.equal(x, of_client(other, 1)[0])
-    hashes = {
-        made(**change).split_hash for change in ({}, {"shared": 1}, {"shared": 2}, {"noise": 1}, {"flipped": 0.25}, {"shuffled": 0.25})
-    }
+    changes: tuple[dict[str, Any], ...] = (
+        {}, {"shared": 1}, {"shared": 2}, {"noise": 1}, {"flipped": 0.25}, {"shuffled": 0.25},
+    )  # fmt: skip
+    hashes = {made(**change).split_hash for change in changes}
     assert len(hashes) == 6
 
 
