@@ -5,19 +5,35 @@ from lightning_fed.client_algorithms.fedcm import FedCM
 from lightning_fed.client_algorithms.feddyn import FedDyn
 from lightning_fed.client_algorithms.fedga import FedGA
 from lightning_fed.client_algorithms.fedprox import FedProx
+from lightning_fed.client_algorithms.losses import (
+    MOON,
+    FedIIR,
+    FedLC,
+    FedNTD,
+    FedRS,
+    LogitAdjustment,
+    LossAlgorithm,
+)
 from lightning_fed.client_algorithms.mime import MimeLite
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 
 __all__ = [
+    "MOON",
     "SCAFFOLD",
     "ClientAlgorithm",
     "FedCM",
     "FedDyn",
     "FedGA",
+    "FedIIR",
+    "FedLC",
+    "FedNTD",
     "FedProx",
+    "FedRS",
     "GradAlign",
     "LinearScaling",
     "MimeLite",
+    "LogitAdjustment",
+    "LossAlgorithm",
     "StatelessSCAFFOLD",
 ]

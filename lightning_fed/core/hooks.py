@@ -123,6 +123,10 @@ class TrainerLike(Protocol):
     """Whether a client's weight in the server's step depends on its samples."""
     callbacks: list[Callback]
     """All callbacks, in the order in which they are called."""
+    lightning_module: Any
+    """The module."""
+    datamodule: Any
+    """The data module; one that knows class labels has ``labels``, ``num_classes`` and the ``split`` over clients."""
     progress_bar_metrics: dict[str, float]
     """The newest value of every metric logged with ``prog_bar``."""
     seed: int

@@ -1,6 +1,7 @@
 """One local optimizer step, as Lightning's automatic optimization would take it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import LBFGS
 
+from lightning_fed.client_algorithms.losses import ClientLosses
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import outside_graphs
 from lightning_fed.core.train_state import LocalOptions, TrainState
@@ -50,6 +52,9 @@ class LocalStep:
         if options.compile_mode:
             recorder.log = outside_graphs(recorder.log)  # type: ignore[method-assign]  # shared by all clients
             self.training_step = torch.compile(module.training_step, mode=options.compile_mode)
+        self.client_losses = ClientLosses.of(state, options, hooks.callbacks)
+        if self.client_losses is not None:
+            self.training_step = partial(self.client_losses.step, self.training_step)
         self.accumulate = options.accumulate_grad_batches
         if self.accumulate > 1 and isinstance(self.optimizer, LBFGS):
             raise FederatedError(
@@ -171,6 +176,9 @@ class LocalStep:
             return None, None
         loss = loss_of(output, self.module)
         self.recorder.log_default("train/loss", loss)
+        if self.client_losses is not None:
+            with self.precision.forward_context():
+                loss = self.client_losses.total(loss, batch, self.recorder)
         self.taken = True
         if self.accumulate > 1:
             loss = loss / self.accumulate

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.client_algorithms.losses import LossAlgorithm
 from lightning_fed.core.hooks import FederatedCallback, HookCaller
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Need
@@ -141,6 +142,8 @@ def _needs_gradients(callback: Any) -> str:
             return _BY_DISTANCE
         if type(callback).on_before_optimizer_step is not FederatedCallback.on_before_optimizer_step:
             return "adds to the gradient of each local step"
+        if isinstance(callback, LossAlgorithm):
+            return "changes the loss before the backward pass"
         if callback.displaces:
             return "moves the point where gradients are taken"
     return ""

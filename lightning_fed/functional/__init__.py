@@ -21,6 +21,13 @@ from lightning_fed.functional.geometry import (
     squared_distances,
 )
 from lightning_fed.functional.local import control_variate, difference, linear_scaling_shift
+from lightning_fed.functional.losses import (
+    calibration_margins,
+    contrastive_loss,
+    log_priors,
+    not_true_divergence,
+    restricted_factors,
+)
 from lightning_fed.functional.masks import (
     agreement,
     coin_flip_votes,
@@ -54,8 +61,10 @@ __all__ = [
     "agreement",
     "bulyan",
     "cagrad_weights",
+    "calibration_margins",
     "coin_flip_votes",
     "combine_rows",
+    "contrastive_loss",
     "control_variate",
     "coordinate_median",
     "corrective_weights",
@@ -75,13 +84,16 @@ __all__ = [
     "krum_select",
     "least_norm",
     "linear_scaling_shift",
+    "log_priors",
     "magnitude_agreement",
     "magnitude_agreement_mask",
     "mgda_weights",
+    "not_true_divergence",
     "optimizer_distance",
     "pcgrad_weights",
     "project_onto_simplex",
     "qfedavg_weights",
+    "restricted_factors",
     "sand_mask",
     "sgd_distance",
     "sign_agreement_mask",

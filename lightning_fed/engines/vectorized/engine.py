@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fed.client_algorithms.losses import ClientLosses
 from lightning_fed.core.devices import to_device
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
@@ -41,6 +42,7 @@ class VectorizedEngine(Engine):
         if self.state.vector.device.type == "cpu":
             keep_freed_memory()
         self.step = StackedStep(self.state, self.options.engine == "auto")
+        self.step.client_losses = self.client_losses = ClientLosses.of(self.state, self.options, self.algorithms)
         self.stacked_gradient: StackedFullGradient | None = None
         if stack_full_gradients and self.full_gradient.over == "data":
             self.stacked_gradient = StackedFullGradient(self.state, self.options, self.step, chunk_size)
@@ -141,12 +143,20 @@ class VectorizedEngine(Engine):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             out = (lanes.gradients if run.first else lanes.further_gradients)[run.lanes]
-            logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out)
+            own = self._own_of(run.lanes)
+            logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out, own)
             if not run.first:
                 lanes.gradients[run.lanes].add_(out)
             log.add(run.lanes, logged, totals)
         if self.options.accumulate_grad_batches > 1:
             lanes.gradients[: lanes.active].div_(self.options.accumulate_grad_batches)
+
+    def _own_of(self, lanes: slice) -> list[dict[str, Tensor]]:
+        """Returns what loss algorithms keep for the clients of some lanes; nothing if there are none."""
+        if self.client_losses is None:
+            return []
+        with self.lanes.of(lanes, self.algorithms):
+            return self.client_losses.own()
 
     def _edit_gradients(self) -> None:
         """Lets client algorithms edit the gradients of all active lanes, then clips: scale, add, clip, step."""

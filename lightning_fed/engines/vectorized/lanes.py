@@ -196,9 +196,9 @@ class Lanes:
             self._measured = True
         return deltas
 
-    def of(self, lane: int, algorithms: Sequence[ClientAlgorithm]) -> AbstractContextManager[None]:
-        """Makes a block within which client algorithms work on the vectors of one client."""
-        return _rows(algorithms, self.capacity, lane)
+    def of(self, lanes: int | slice, algorithms: Sequence[ClientAlgorithm]) -> AbstractContextManager[None]:
+        """Makes a block within which client algorithms work on the vectors of one client, or of some."""
+        return _rows(algorithms, self.capacity, lanes)
 
     @contextmanager
     def stacked(self, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from lightning_fed.client_algorithms.losses import ClientLosses
 from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.recorder import MetricRecorder, recording
@@ -34,7 +35,8 @@ class StackedStep:
 
     Attributes:
         reads_batch_idx: Whether the training step may depend on the batch's number within its epoch.
-        losses: The clients' losses in the last call, shape (n,).
+        losses: The clients' losses in the last call, shape (n,), as ``training_step`` returned them.
+        client_losses: Changes the losses of clients whose ``own`` tensors are given; None if no algorithm does.
     """
 
     def __init__(self, state: TrainState, unasked: bool) -> None:
@@ -49,6 +51,7 @@ class StackedStep:
         self.starts = [place.start for place in self.vector.places().values()]
         self.recorder, self.touched = MetricRecorder(), set[str]()
         self.losses = self.vector.data.new_empty(0)
+        self.client_losses: ClientLosses | None = None
         self._call: tuple[tuple[str, ...], TreeSpec, int]  # names of buffers, what the batch is, its number
         self._replaced: tuple[str, ...]
         self._gradients = grad_and_value(self._loss, has_aux=True)
@@ -56,8 +59,9 @@ class StackedStep:
         self._stacked_losses = vmap(self._flat_loss, randomness="different")
 
     def __call__(
-        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor | None
-    ) -> tuple[dict[str, LoggedValue], dict[str, Tensor]]:
+        self, weights: Tensor, buffers: dict[str, Tensor], batch: Any, batch_idx: int, size: int, out: Tensor | None,
+        own: Any = (),
+    ) -> tuple[dict[str, LoggedValue], dict[str, Tensor]]:  # fmt: skip
         """Computes gradients.
 
         Args:
@@ -67,6 +71,7 @@ class StackedStep:
             batch_idx: Number of the batch within its epoch.
             size: b.
             out: Receives the gradients, shape (n, d); None for ``losses`` alone, without a backward pass.
+            own: Tensors of each client for ``client_losses``, shape (n, ...); empty for the module's own loss.
 
         Returns:
             What was logged by name, and its totals for each client, shape (n,).
@@ -78,7 +83,7 @@ class StackedStep:
         self.recorder.batch_size = size
         self.touched.clear()
         with recording(self.module, self.recorder), self._restoring(), torch.set_grad_enabled(out is not None):
-            leaves, spec = tree_flatten(batch)
+            leaves, spec = tree_flatten((batch, own))
             self._call = tuple(buffers), spec, batch_idx
             compute = self._stacked_losses if out is None else self._stacked
             found = compute(*self._pieces(weights), *buffers.values(), *leaves)
@@ -116,18 +121,19 @@ class StackedStep:
 
     def _flat_gradients(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The gradients and loss of one client, and what ``_loss`` returns besides: vmap is slow with trees."""
-        gradients, (loss, further) = self._gradients(inputs[: len(self.starts)], *inputs[len(self.starts) :])
-        return (*gradients, loss, *further)
+        gradients, (_, found) = self._gradients(inputs[: len(self.starts)], *inputs[len(self.starts) :])
+        return (*gradients, *found)
 
     def _flat_loss(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The loss of one client, and what ``_loss`` returns besides."""
-        loss, further = self._loss(inputs[: len(self.starts)], *inputs[len(self.starts) :])
-        return (loss, *further)
+        return self._loss(inputs[: len(self.starts)], *inputs[len(self.starts) :])[1]
 
     def _loss(self, pieces: tuple[Tensor, ...], *rest: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss of one client; the totals of what it logged and the buffers that it replaced."""
+        """What is differentiated for one client; its loss, totals of what it logged, and buffers that it replaced."""
         names, spec, batch_idx = self._call
-        buffers, batch = dict(zip(names, rest, strict=False)), tree_unflatten(rest[len(names) :], spec)
+        buffers, (batch, own) = dict(zip(names, rest, strict=False)), tree_unflatten(rest[len(names) :], spec)
+        changed, step = self.client_losses if own else None, self.module.training_step
+        step = step if changed is None else partial(changed.step, step, own=own)
         for name, places, value in zip(self.vector.names, self.parameter_places, pieces, strict=True):
             if torch.is_grad_enabled():
                 value.register_hook(lambda _, name=name: self.touched.add(name))  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -137,17 +143,20 @@ class StackedStep:
             for owner, key in (self.buffer_places[name], *self.further_places.get(name, ())):
                 owner._buffers[key] = value
         with self.precision.forward_context():  # autocast does not cover the backward pass
-            output = self.module.training_step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
-        if output is None:
-            raise CannotStack("its `training_step` returns None for a batch, which many clients at once cannot skip")
-        loss = loss_of(output, self.module)
+            output = step(*((batch, batch_idx) if self.takes_batch_idx else (batch,)))
+            if output is None:
+                raise CannotStack("its `training_step` returns None for a batch, which many at once cannot skip")
+            loss = loss_of(output, self.module)
+            loss = total = loss.reshape(()) if loss.ndim else loss
+            if changed is not None:
+                total = changed.total(loss, batch, self.recorder, own)
         if self.recorder.metrics:
             raise CannotStack("it logs torchmetrics objects in `training_step`, whose state vmap cannot keep apart")
         totals = [torch.as_tensor(series.total) for series in self.recorder.series.values()]
         live = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
         replaced = {name: b.detach() for name, b in live.items() if b is not None and b is not buffers[name]}
         self._replaced = tuple(replaced)
-        return loss.reshape(()) if loss.ndim else loss, (*totals, *replaced.values())
+        return total, (loss, *totals, *replaced.values())
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
