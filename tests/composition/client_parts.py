@@ -4,14 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_fed.client_algorithms import (
+    MOON,
     SCAFFOLD,
     ClientAlgorithm,
     FedCM,
     FedDyn,
     FedGA,
+    FedIIR,
+    FedLC,
+    FedNTD,
     FedProx,
+    FedRS,
     GradAlign,
     LinearScaling,
+    LogitAdjustment,
     MimeLite,
     StatelessSCAFFOLD,
 )
@@ -49,6 +55,12 @@ ALONE = {
     "GradAlign": Local(lambda: [GradAlign(0.5)], ("none on all data",), full_batch=True),
     "LinearScaling": Local(lambda: [LinearScaling()], ("none on all data",), uniform=True, full_batch=True),
     "FedDyn": Local(lambda: [FedDyn()], rule="FedDynServer"),
+    "FedLC": Local(lambda: [FedLC(absent=0.5)]),
+    "LogitAdjustment": Local(lambda: [LogitAdjustment(absent=0.5)]),
+    "FedRS": Local(lambda: [FedRS(0.0)]),
+    "MOON": Local(lambda: [MOON(5.0)]),
+    "FedNTD": Local(lambda: [FedNTD(3.0)]),
+    "FedIIR": Local(lambda: [FedIIR(1.0, ema=0.5)]),
 }
 TOGETHER = {
     "FedGA on FedProx": Local(lambda: [FedProx(2.0), FedGA(0.5)], ("FedProx", "FedGA")),
@@ -64,6 +76,10 @@ TOGETHER = {
         lambda: [SCAFFOLD(), FedProx(2.0), FedGA(0.5)], ("FedProx on SCAFFOLD", "FedGA on SCAFFOLD", "FedGA on FedProx")
     ),
     "FedGA on FedDyn": Local(lambda: [FedDyn(), FedGA(0.5)], ("FedDyn", "FedGA"), "FedDynServer"),
+    "FedProx on FedLC": Local(lambda: [FedLC(absent=0.5), FedProx(2.0)], ("FedLC", "FedProx")),
+    "MOON on adjustment": Local(lambda: [LogitAdjustment(absent=0.5), MOON(5.0)], ("LogitAdjustment", "MOON")),
+    "FedNTD on FedRS": Local(lambda: [FedRS(0.0), FedNTD(3.0)], ("FedRS", "FedNTD")),
+    "FedIIR on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedIIR(1.0, ema=0.5)], ("SCAFFOLD", "FedIIR")),
     "FedProx on FedDyn": Local(lambda: [FedDyn(), FedProx(2.0)], ("FedDyn", "FedProx"), "FedDynServer"),
 }
 CLIENTS = {**ALONE, **TOGETHER}
@@ -84,6 +100,12 @@ CLIENT_LIMITS = {
     "FedProx as FedDyn": Local(lambda: [FedProx(0.1)], rule="FedDynServer"),
     "FedCM at 1": Local(lambda: [FedCM(1.0)]),
     "MimeLite at 0": Local(lambda: [MimeLite(0.0)]),
+    "FedLC at 0": Local(lambda: [FedLC(0.0)]),
+    "LogitAdjustment at 0": Local(lambda: [LogitAdjustment(0.0)]),
+    "FedRS at 1": Local(lambda: [FedRS(1.0)]),
+    "MOON at 0": Local(lambda: [MOON(0.0)]),
+    "FedNTD at 0": Local(lambda: [FedNTD(0.0)]),
+    "FedIIR at 0": Local(lambda: [FedIIR(0.0)]),
     "FedGA at 0": Local(lambda: [FedGA(0.0)]),
     "FedGA step at 0": Local(lambda: [FedGA(0.0, form="step")]),
     "FedGA global at 0": Local(lambda: [FedGA(0.0, measure_from="global")]),

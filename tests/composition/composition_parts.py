@@ -138,11 +138,15 @@ class Net(LightningModule):
         self.head = nn.Linear(6, 3)
         self.register_buffer("center", torch.zeros(6))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
+    def forward(self, x: Tensor) -> Tensor:
         hidden = self.layers(x)
         self.center.lerp_(hidden.detach().mean(0), 0.3)
-        return cross_entropy(self.head(hidden - self.center), y)
+        scores: Tensor = self.head(hidden - self.center)
+        return scores
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return cross_entropy(self(x), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)

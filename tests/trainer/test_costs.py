@@ -28,6 +28,8 @@ from lightning_fed.client_algorithms import (
     FedCM,
     FedDyn,
     FedGA,
+    FedIIR,
+    FedLC,
     FedProx,
     GradAlign,
     LinearScaling,
@@ -82,6 +84,9 @@ TABLE: dict[str, Row] = {
     "MimeLite, FedGMA": (lambda: [MimeLite(), FedGMA()], 1, 2, 2, 1),
     "MimeLite, FedGMA end": (lambda: [MimeLite(), FedGMA(gradient_at="end")], 1, 2, 3, 2),
     "FedGA on MimeLite": (lambda: [MimeLite(), FedGA()], 2, 3, 2, 1),
+    # What a client knows itself costs nothing.
+    "FedLC": (lambda: [FedLC()], 1, 1, 1, 0),
+    "FedIIR": (lambda: [FedIIR()], 2, 2, 2, 1),
     # c goes down with the model, the change of c_i up with the update.
     "SCAFFOLD": (lambda: [SCAFFOLD()], 1, 2, 2, 0),
     "SCAFFOLD I": (lambda: [SCAFFOLD("I")], 1, 2, 2, 1),

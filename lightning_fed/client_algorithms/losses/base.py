@@ -1,5 +1,7 @@
 """The base of client algorithms that change the loss of each local step before its backward pass."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
@@ -60,7 +62,8 @@ class LossAlgorithm(ClientAlgorithm):
     def expect_labels(self, trainer: TrainerLike) -> None:
         """Refuses data whose clients' labels are not known; call it in ``check`` to use ``class_counts``."""
         data = trainer.datamodule
-        self._labels, self._classes = getattr(data, "labels", None), getattr(data, "num_classes", None)
+        self._labels: Any = getattr(data, "labels", None)
+        self._classes: Any = getattr(data, "num_classes", None)
         if self._labels is None or self._classes is None:
             raise FederatedError(
                 f"Expected class labels for {type(self).__name__}, which counts those of each client, but "

@@ -93,7 +93,8 @@ def feature_layer(module: nn.Module, name: str | None) -> nn.Module:
         raise FederatedError(
             f"Expected `--client.layer` to name a layer of {type(module).__name__}, got {name!r}: it has {known}."
         )
-    return layers[name]
+    layer: nn.Module = layers[name]
+    return layer
 
 
 def last_linear(module: nn.Module) -> nn.Module | None:

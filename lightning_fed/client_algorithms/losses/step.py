@@ -124,7 +124,8 @@ class ClientLosses:
 
 def _view(vector: Tensor, parameter: Tensor) -> Tensor:
     """Views a part of a flat vector as a parameter of the same memory order; of a tensor under vmap too."""
-    order = sorted(range(parameter.ndim), key=lambda dim: -parameter.stride(dim))
+    strides = parameter.stride()
+    order = sorted(range(parameter.ndim), key=lambda dim: -strides[dim])
     shape = [parameter.shape[dim] for dim in order]
     return vector.view(shape).permute([order.index(dim) for dim in range(parameter.ndim)])
 
