@@ -42,6 +42,7 @@ VANISHING = [
     "StatelessSCAFFOLD",
     "GradAlign",
     "LinearScaling",
+    "FedRS",  # the one that is drawn has samples of every class
     *(name for name in CLIENTS if "FedGA" in name),
     "all three",
 ]

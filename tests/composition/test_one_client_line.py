@@ -26,6 +26,12 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=FedCM", "--client.alpha=0.3"), ["FedCM"], {"alpha": 0.3}),
     (("--client=MimeLite", "--client.beta=0.5"), ["MimeLite"], {"beta": 0.5}),
     (("--client=FedDyn", "--aggregator=FedDynServer", "--aggregator.alpha=0.3"), ["FedDyn"], {"pull": 0.3}),
+    (("--client=FedLC", "--client.tau=0.5"), ["FedLC"], {"tau": 0.5, "absent": 0.0}),
+    (("--client=LogitAdjustment", "--client.absent=0.5"), ["LogitAdjustment"], {"tau": 1.0, "absent": 0.5}),
+    (("--client=FedRS", "--client.alpha=0.2"), ["FedRS"], {"alpha": 0.2}),
+    (("--client=MOON", "--client.mu=5"), ["MOON"], {"mu": 5.0, "temperature": 0.5}),
+    (("--client=FedNTD", "--model.optimizer=Adam"), ["FedNTD"], {"beta": 1.0}),
+    (("--client=FedIIR", "--client.gamma=0.01"), ["FedIIR"], {"gamma": 0.01, "ema": 0.95}),
     (("--client+=FedProx", "--client.mu=.3", "--client+=FedGA", "--client.beta=.1"), ["FedProx", "FedGA"], {"mu": 0.3}),
     (("--client=[SCAFFOLD, FedGA]", "--aggregator=Krum"), ["SCAFFOLD", "FedGA"], {"option": "II"}),
 ]

@@ -12,6 +12,8 @@ LINES = {
     "SCAFFOLD": ("--client=SCAFFOLD",),
     "SCAFFOLD I": ("--client=SCAFFOLD", "--client.option=I"),
     "FedDyn": ("--client=FedDyn", "--aggregator=FedDynServer"),
+    "MOON": ("--client=MOON", "--trainer.client_states=disk"),
+    "FedIIR": ("--client=FedIIR", "--client.gamma=0.1"),
     "FedGA on SCAFFOLD": ("--client+=SCAFFOLD", "--client+=FedGA", "--client.beta={1: 0.3, 3: 0.1}"),
 }
 
