@@ -43,11 +43,21 @@ def trained_alike(
     agree(*found, rtol=rtol)
 
 
+COMPARES = [name for name in EVERY_CLIENT if name.startswith("MOON") and name != "MOON at 0"]  # features of layers
 METHODS = [(rule, client) for rule, client in product(RULES, EVERY_CLIENT) if goes(rule, client)]
 
 
 @pytest.mark.parametrize(
-    ("model", "rule", "client"), graded(((model, *method) for model in MODELS for method in METHODS), quick=24)
+    ("model", "rule", "client"),
+    graded(
+        (
+            (model, *method)
+            for model in MODELS
+            for method in METHODS
+            if model != "LogisticRegression" or method[1] not in COMPARES
+        ),
+        quick=24,
+    ),
 )
 def test_every_method_trains_every_model_alike(model: str, rule: str, client: str, tmp_path: Path) -> None:
     trained_alike(tmp_path, model, rule, client)

@@ -168,6 +168,7 @@ def test_options_and_references_exist(page: Path) -> None:
     # In prose `trainer.NAME` is an option, a property, an attribute of the live trainer, or the file.
     named = set(re.findall(r"(?<![\w.-])trainer\.(\w+)", prose(page)))
     live = {"aggregator", "should_stop", "vector", "weights", "origin", "displacement", "start_gradients", "py"}
+    live |= {"datamodule", "lightning_module"}
     assert {each for each in named - known - live if not hasattr(FederatedTrainer, each)} == set()
     assert [reference for reference in references(page) if locate(reference) is None] == []
 

@@ -41,6 +41,8 @@ class MOON(LossAlgorithm):
     def check(self, trainer: TrainerLike) -> None:
         """Refuses a model without features that training moves."""
         super().check(trainer)
+        if not self.active:
+            return
         own = {id(p) for p in feature_layer(trainer.lightning_module, self.layer).parameters()}
         if all(id(p) in own for p in trainer.vector.parameters):
             raise FederatedError(
