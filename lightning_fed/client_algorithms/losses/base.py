@@ -29,6 +29,8 @@ class LossAlgorithm(ClientAlgorithm):
 
     layer: str | None = None
     _names: tuple[str, ...] = ()
+    _labels: Any = None
+    _classes: Any = None
 
     @property
     def active(self) -> bool:
@@ -51,6 +53,12 @@ class LossAlgorithm(ClientAlgorithm):
         """Keeps what ``prepare`` returns for the client's steps."""
         found = self.prepare(trainer, client) if self.active else {}
         for name, value in found.items():
+            if not isinstance(value, Tensor) or value.ndim != 1:
+                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise FederatedError(
+                    f"Expected `prepare` of {type(self).__name__} to return vectors by name, got {name!r} of {got}: "
+                    "flatten what has more dimensions, and make a number a vector of length 1."
+                )
             self.scratch(name, value).copy_(value)
         self._names = tuple(found)
 
@@ -60,10 +68,9 @@ class LossAlgorithm(ClientAlgorithm):
         return {name: vectors[name] if self.lanes is None else vectors[name][self.lanes[1]] for name in self._names}
 
     def expect_labels(self, trainer: TrainerLike) -> None:
-        """Refuses data whose clients' labels are not known; call it in ``check`` to use ``class_counts``."""
+        """Refuses data whose clients' labels are not known, as ``class_counts`` does: in ``check`` it is earlier."""
         data = trainer.datamodule
-        self._labels: Any = getattr(data, "labels", None)
-        self._classes: Any = getattr(data, "num_classes", None)
+        self._labels, self._classes = getattr(data, "labels", None), getattr(data, "num_classes", None)
         if self._labels is None or self._classes is None:
             raise FederatedError(
                 f"Expected class labels for {type(self).__name__}, which counts those of each client, but "
@@ -73,6 +80,8 @@ class LossAlgorithm(ClientAlgorithm):
 
     def class_counts(self, trainer: TrainerLike, client: Client) -> Tensor:
         """Counts the client's own training labels, after the split: shape (C,), in the global vector's dtype."""
+        if self._labels is None:
+            self.expect_labels(trainer)
         split = trainer.datamodule.split
         rows = split.index[split.offsets[client.id] : split.offsets[client.id + 1]]
         return torch.from_numpy(np.bincount(self._labels[rows], minlength=self._classes)).to(trainer.weights)

@@ -8,7 +8,21 @@ from torch import Tensor, nn
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["LossCall", "ModelPass", "feature_layer", "last_linear"]
+__all__ = ["Features", "LossCall", "ModelPass", "feature_layer", "last_linear"]
+
+
+class Features(dict[str | None, Tensor]):
+    """The inputs of layers by their names; a layer that a call does not reach is refused when it is asked for."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __missing__(self, name: str | None) -> Tensor:
+        feature_layer(self.module, name)
+        raise FederatedError(
+            f"Expected `self(x)` of {type(self.module).__name__} to call the layer whose input counts as the features, "
+            "but it does not: name another one as `--client.layer`."
+        )
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_fed.client_algorithms.losses.base import LossAlgorithm
-from lightning_fed.client_algorithms.losses.call import LossCall, ModelPass, feature_layer, last_linear
+from lightning_fed.client_algorithms.losses.call import Features, LossCall, ModelPass, feature_layer, last_linear
 from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.errors import FederatedError
@@ -87,13 +88,14 @@ class ClientLosses:
     @contextmanager
     def _hooked(self, on_output: Callable[..., Any]) -> Iterator[dict[str | None, Tensor]]:
         """Has calls of the module noted within the block; yields where the features of the last one are."""
-        features: dict[str | None, Tensor] = {}
+        features = Features(self.module)
 
-        def note(name: str | None, _: nn.Module, args: tuple[Any, ...]) -> None:
-            features[name] = args[0]
+        def note(name: str | None, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            features[name] = args[0] if args else next(iter(kwargs.values()))
 
         handles = [self.module.register_forward_hook(on_output, with_kwargs=True)]
-        handles += [layer.register_forward_pre_hook(partial(note, name)) for name, layer in self.layers.items()]
+        for name, layer in self.layers.items():
+            handles.append(layer.register_forward_pre_hook(partial(note, name), with_kwargs=True))
         try:
             yield features
         finally:
@@ -104,7 +106,7 @@ class ClientLosses:
         self, own: list[dict[str, Tensor]], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         """Takes note of a call of the module, and returns its output as the algorithms change it."""
-        self._calls.append(LossCall(output, dict(self._features), args, kwargs))
+        self._calls.append(LossCall(output, copy(self._features), args, kwargs))
         for one, mine in zip(self.algorithms, own, strict=True):
             output = one.logits(output, mine)
         return output

@@ -167,6 +167,12 @@ def test_with_fedprox_and_with_gma(engine: str) -> None:
     assert differ(found, [masked.run(each) for each in batches()]) < 1e-12
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_order_of_a_list_changes_no_bit(engine: str) -> None:
+    made = [FedIIR(0.5), FedRS(0.5), FedNTD(1.0), FedLC(0.7, 0.5), MOON(3.0)]
+    assert differ(fit_weights(*made, engine=engine), fit_weights(*reversed(made), engine=engine)) == 0
+
+
 class Smoothed(Scored):
     smoothing = 0.1
 
@@ -315,6 +321,36 @@ class Headless(Scored):
         self.body, self.head = nn.Bilinear(3, 3, 5).double(), nn.Bilinear(5, 5, CLASSES).double()
 
 
+class Spare(Scored):
+    """Assigns a linear layer after the head that no call reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2).double()
+
+
+class FrozenHead(Scored):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.requires_grad_(False)
+
+
+class Numbered(LossAlgorithm):
+    def prepare(self, trainer: Any, client: Any) -> dict[str, Tensor]:
+        return {"strength": torch.ones(())}
+
+    def term(self, call: Any, own: dict[str, Tensor]) -> Tensor:
+        return own["strength"] * call.loss
+
+
+class Counting(LossAlgorithm):
+    def prepare(self, trainer: Any, client: Any) -> dict[str, Tensor]:
+        return {"counts": self.class_counts(trainer, client)}
+
+    def term(self, call: Any, own: dict[str, Tensor]) -> Tensor:
+        return own["counts"].sum() * call.loss
+
+
 class Vector(LossAlgorithm):
     def term(self, call: Any, own: dict[str, Tensor]) -> Tensor:
         return torch.zeros(2)
@@ -329,6 +365,10 @@ REFUSED: list[tuple[LossAlgorithm, type[Scored], dict[str, Any], str]] = [
     (MOON(layer="neck"), Scored, {}, r"`--client.layer` to name a layer of Scored, got 'neck': it has body, head\."),
     (MOON(), Headless, {}, r"Headless to have a linear layer.*`--client.layer`"),
     (FedIIR(layer="none"), Scored, {}, r"`--client.layer` to name a layer"),
+    (MOON(), Spare, {}, r"`self\(x\)` of Spare to call the layer .*`--client.layer`"),
+    (FedIIR(), Spare, {}, r"loss to depend on the layer .*FedIIR.*`--client.layer`"),
+    (FedIIR(), FrozenHead, {}, r"FedIIR compares to be trained.*`--client.layer`"),
+    (Numbered(), Scored, {}, r"`prepare` of Numbered to return vectors by name, got 'strength' of shape \(\)"),
     (FedRS(), Few, {}, r"scores \(B, C\) of the 4 classes .* FedRS, got shape \(\d, 2\)"),
     (Vector(), Scored, {}, r"`term` of Vector to return a scalar tensor, got a tensor of shape \(2,\)"),
 ]
@@ -342,8 +382,10 @@ def test_what_cannot_work_is_one_sentence(algorithm: Any, kind: Any, options: di
 
 def test_data_without_labels_are_refused() -> None:
     inputs = hand.make_samples()[0]
-    with pytest.raises(FederatedError, match=r"^Expected class labels for FedLC.*FederatedDataModule.*`targets`"):
-        fit(FedLC(), data=scored_data(inputs, inputs))
+    for algorithm in (FedLC(), Counting()):
+        name = type(algorithm).__name__
+        with pytest.raises(FederatedError, match=rf"^Expected class labels for {name}.*FederatedDataModule.*`targets`"):
+            fit(algorithm, data=scored_data(inputs, inputs))
 
 
 class Reversed(Scored):
