@@ -47,9 +47,14 @@ class ClientLosses:
             )
         return cls(state, active) if active else None
 
-    def own(self) -> list[dict[str, Tensor]]:
-        """Returns what each algorithm keeps for the client that trains, or for those whose lanes are active."""
-        return [one.own() for one in self.algorithms]
+    def own(self, count: int | None = None) -> list[dict[str, Tensor]]:
+        """Returns what each algorithm keeps for the client that trains, and w; of ``count`` lanes a row for each.
+
+        w too, though it is one: under vmap in-place sums, such as those of an LSTM, take no shared weights.
+        """
+        weights = self.state.weights
+        shared = {"weights": weights if count is None else weights.expand(count, -1)}
+        return [*(one.own() for one in self.algorithms), shared]
 
     def step(self, training_step: Callable[..., Any], *args: Any, own: list[dict[str, Tensor]] | None = None) -> Any:
         """Calls ``training_step`` with scores as the algorithms want them; returns what it returns."""
@@ -66,9 +71,10 @@ class ClientLosses:
         if not any(self.adds):
             return loss
         (call,) = self._calls
-        call.loss, call.batch, call.weights, call.losses = loss.reshape(()), batch, self.state.weights, self
-        pairs = zip(self.algorithms, self.own() if own is None else own, self.adds, strict=True)
-        terms = [_scalar(one, one.term(call, mine)) for one, mine, adds in pairs if adds]
+        *mine, shared = self.own() if own is None else own
+        call.loss, call.batch, call.weights, call.losses = loss.reshape(()), batch, shared["weights"], self
+        pairs = zip(self.algorithms, mine, self.adds, strict=True)
+        terms = [_scalar(one, one.term(call, kept)) for one, kept, adds in pairs if adds]
         self._calls = []
         term = sum(terms[1:], start=terms[0])
         recorder.log_default("train/term", term)
@@ -107,7 +113,7 @@ class ClientLosses:
     ) -> Any:
         """Takes note of a call of the module, and returns its output as the algorithms change it."""
         self._calls.append(LossCall(output, copy(self._features), args, kwargs))
-        for one, mine in zip(self.algorithms, own, strict=True):
+        for one, mine in zip(self.algorithms, own, strict=False):  # w comes last
             output = one.logits(output, mine)
         return output
 

@@ -156,7 +156,7 @@ class VectorizedEngine(Engine):
         if self.client_losses is None:
             return []
         with self.lanes.of(lanes, self.algorithms):
-            return self.client_losses.own()
+            return self.client_losses.own(lanes.stop - lanes.start)
 
     def _edit_gradients(self) -> None:
         """Lets client algorithms edit the gradients of all active lanes, then clips: scale, add, clip, step."""
