@@ -33,6 +33,7 @@ class LocalStep:
 
     Attributes:
         last_gradient: If set to a (d,) vector, receives each step's raw gradient, before terms are added and clipping.
+        client_losses: Changes the loss before the backward pass; None if no client algorithm does.
         taken: Whether the last ``step`` moved the weights: it does not if ``training_step`` skipped the whole window.
     """
 
@@ -53,8 +54,6 @@ class LocalStep:
             recorder.log = outside_graphs(recorder.log)  # type: ignore[method-assign]  # shared by all clients
             self.training_step = torch.compile(module.training_step, mode=options.compile_mode)
         self.client_losses = ClientLosses.of(state, options, hooks.callbacks)
-        if self.client_losses is not None:
-            self.training_step = partial(self.client_losses.step, self.training_step)
         self.accumulate = options.accumulate_grad_batches
         if self.accumulate > 1 and isinstance(self.optimizer, LBFGS):
             raise FederatedError(
@@ -166,19 +165,21 @@ class LocalStep:
         if first:
             self.taken = False
         args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
+        changes, step = self.client_losses, self.training_step
+        step = step if changes is None else partial(changes.step, step)
         if self.plain_forward:
-            output = self.training_step(*args)
+            output = step(*args)
         else:
             with self.precision.forward_context():
-                output = self.training_step(*args)
+                output = step(*args)
         if output is None:
             self._skip(batch_idx, first)
             return None, None
         loss = loss_of(output, self.module)
         self.recorder.log_default("train/loss", loss)
-        if self.client_losses is not None:
+        if changes is not None:
             with self.precision.forward_context():
-                loss = self.client_losses.total(loss, batch, self.recorder)
+                loss = changes.total(loss, batch, self.recorder)
         self.taken = True
         if self.accumulate > 1:
             loss = loss / self.accumulate

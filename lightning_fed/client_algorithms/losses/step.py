@@ -68,14 +68,14 @@ class ClientLosses:
     ) -> Tensor:
         """Adds the algorithms' terms to the loss of the last ``step``, and records their sum as ``train/term``."""
         self._expect_calls()
+        (call, *_), self._calls = self._calls, []  # nothing of a step is held until the next
+        self._features = Features(self.module)
         if not any(self.adds):
             return loss
-        (call,) = self._calls
         *mine, shared = self.own() if own is None else own
         call.loss, call.batch, call.weights, call.losses = loss.reshape(()), batch, shared["weights"], self
         pairs = zip(self.algorithms, mine, self.adds, strict=True)
         terms = [_scalar(one, one.term(call, kept)) for one, kept, adds in pairs if adds]
-        self._calls = []
         term = sum(terms[1:], start=terms[0])
         recorder.log_default("train/term", term)
         return loss + term
