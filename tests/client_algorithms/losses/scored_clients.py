@@ -22,7 +22,7 @@ ROUNDS = len(COHORTS)
 SHAPES = {"body.weight": (5, 3), "body.bias": (5,), "head.weight": (CLASSES, 5), "head.bias": (CLASSES,)}
 
 
-class Scored(LightningModule):
+class ScoredModule(LightningModule):
     """A hidden layer and a head, in double precision; ``smoothing`` is that of its cross-entropy."""
 
     smoothing = 0.0
@@ -56,7 +56,7 @@ def scored_data(*tensors: Tensor, sizes: tuple[int, ...] = SIZES) -> FederatedDa
     return FederatedDataModule(data, BySizes(*sizes), num_clients=len(sizes), batch_size=BATCH)
 
 
-class Batches(FederatedCallback):
+class RowTape(FederatedCallback):
     """Records the rows that each client trains on, by round, and w after it."""
 
     def __init__(self) -> None:
@@ -86,7 +86,9 @@ def fit(*callbacks: Any, module: LightningModule | None = None, data: Any = None
     given = {"precision": "64-true", "max_rounds": ROUNDS, "local_epochs": 2, **drawn, **options}
     ckpt_path = given.pop("ckpt_path", None)
     trainer = make_trainer(*callbacks, **given)
-    trainer.fit(Scored() if module is None else module, scored_data() if data is None else data, ckpt_path=ckpt_path)
+    trainer.fit(
+        ScoredModule() if module is None else module, scored_data() if data is None else data, ckpt_path=ckpt_path
+    )
     return trainer
 
 
@@ -134,7 +136,7 @@ class ByHand:
 
     def __init__(self) -> None:
         self.inputs, self.labels = make_samples()
-        self.w = torch.cat([p.detach().flatten() for p in Scored().parameters()])
+        self.w = torch.cat([p.detach().flatten() for p in ScoredModule().parameters()])
         self.ends: dict[int, Tensor] = {}
         self.round = 0
 

@@ -19,7 +19,7 @@ from lightning_fed.client_algorithms import (
     LossAlgorithm,
 )
 from tests.client_algorithms.losses import scored_clients as hand
-from tests.client_algorithms.losses.scored_clients import COHORTS, SIZES, Batches, fit, fit_weights
+from tests.client_algorithms.losses.scored_clients import COHORTS, SIZES, RowTape, fit, fit_weights
 
 CASES: dict[str, tuple[Callable[[], LossAlgorithm], Callable[[], hand.ByHand]]] = {
     "FedLC": (lambda: FedLC(0.7), lambda: hand.CalibratedByHand(0.7)),
@@ -37,7 +37,7 @@ CLEAR = 1e-3
 
 @cache
 def batches() -> list[dict[int, list[list[int]]]]:
-    tape = Batches()
+    tape = RowTape()
     fit(tape)
     return tape.rounds
 

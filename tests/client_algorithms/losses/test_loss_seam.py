@@ -15,13 +15,13 @@ from lightning_fed.client_algorithms import MOON, FedIIR, FedLC, FedNTD, FedProx
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
 from tests.client_algorithms.losses import scored_clients as hand
-from tests.client_algorithms.losses.scored_clients import CLASSES, SIZES, Scored, fit, fit_weights, scored_data
+from tests.client_algorithms.losses.scored_clients import CLASSES, SIZES, ScoredModule, fit, fit_weights, scored_data
 from tests.client_algorithms.losses.test_loss_parity import ENGINES, batches, differ
 
 ALL = {"sampler": None, "clients_per_round": 1.0}
 
 
-class Busy(Scored):
+class Busy(ScoredModule):
     """Everything that a second pass could disturb: BatchNorm, dropout, a running centre."""
 
     dropout = 0.4
@@ -105,7 +105,7 @@ class Convolved(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Normed(Scored):
+class NormedModule(ScoredModule):
     """BatchNorm, which normalises by the batch at other weights too."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Normed(Scored):
         return scores
 
 
-@pytest.mark.parametrize("kind", [Scored, Normed, Calm, Convolved])
+@pytest.mark.parametrize("kind", [ScoredModule, NormedModule, Calm, Convolved])
 def test_at_the_live_weights_the_module_gives_what_the_step_gave(kind: Any) -> None:
     looks = AtLive()
     fit(looks, module=kind(), max_rounds=1)
@@ -185,7 +185,7 @@ def test_the_order_of_a_list_changes_no_bit(engine: str) -> None:
     assert differ(fit_weights(*made, engine=engine), fit_weights(*reversed(made), engine=engine)) == 0
 
 
-class Smoothed(Scored):
+class Smoothed(ScoredModule):
     smoothing = 0.1
 
 
@@ -247,7 +247,7 @@ def test_accumulated_batches_are_one_batch(algorithm: LossAlgorithm, engine: str
     assert differ(found[0], found[2]) > 1e-4
 
 
-class SearchingScored(Scored):
+class SearchingScored(ScoredModule):
     def configure_optimizers(self) -> Any:
         return torch.optim.LBFGS(self.parameters(), lr=1.0, max_iter=5, line_search_fn="strong_wolfe")
 
@@ -277,7 +277,7 @@ def test_a_line_search_sees_the_term() -> None:
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_narrow_precision_is_near(precision: str, engine: str) -> None:
     algorithms = FedLC(0.7), MOON(3.0), FedNTD(1.0), FedIIR(0.5)
-    module, options = Scored().float(), {"max_rounds": 2, "engine": engine}
+    module, options = ScoredModule().float(), {"max_rounds": 2, "engine": engine}
     inputs, labels = hand.make_samples()
     narrow = fit_weights(
         *algorithms, module=module, data=scored_data(inputs.float(), labels), precision=precision, **options
@@ -300,41 +300,41 @@ def test_a_killed_run_goes_on_with_the_last_models_and_the_mean_gradient(tmp_pat
     assert torch.equal(found.mean, wanted.mean)
 
 
-class Apart(Scored):
+class Apart(ScoredModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return cross_entropy(self.head(torch.tanh(self.body(batch[0]))), batch[1])
 
 
-class Twice(Scored):
+class CallsTwice(ScoredModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return cross_entropy(self(batch[0]) + self(batch[0]), batch[1])
 
 
-class OneLayerScored(Scored):
+class OneLayerScored(ScoredModule):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Identity(), nn.Linear(3, CLASSES).double()
 
 
-class ByHandSteps(Scored):
+class ByHandSteps(ScoredModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
 
 
-class Few(Scored):
+class Few(ScoredModule):
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(5, 2).double()
 
 
-class Headless(Scored):
+class Headless(ScoredModule):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Bilinear(3, 3, 5).double(), nn.Bilinear(5, 5, CLASSES).double()
 
 
-class Spare(Scored):
+class Spare(ScoredModule):
     """Assigns a linear layer after the head that no call reaches."""
 
     def __init__(self) -> None:
@@ -342,7 +342,7 @@ class Spare(Scored):
         self.spare = nn.Linear(2, 2).double()
 
 
-class FrozenHead(Scored):
+class FrozenHead(ScoredModule):
     def __init__(self) -> None:
         super().__init__()
         self.head.requires_grad_(False)
@@ -356,7 +356,7 @@ class Numbered(LossAlgorithm):
         return own["strength"] * call.loss
 
 
-class Counting(LossAlgorithm):
+class CountingLoss(LossAlgorithm):
     def prepare(self, trainer: Any, client: Any) -> dict[str, Tensor]:
         return {"counts": self.class_counts(trainer, client)}
 
@@ -369,21 +369,26 @@ class Vector(LossAlgorithm):
         return torch.zeros(2)
 
 
-REFUSED: list[tuple[LossAlgorithm, type[Scored], dict[str, Any], str]] = [
+REFUSED: list[tuple[LossAlgorithm, type[ScoredModule], dict[str, Any], str]] = [
     (FedLC(), Apart, {}, r"`training_step` of Apart to call `self\(x\)` for FedLC, .* 0 times: .*`forward`"),
-    (MOON(), Twice, {}, r"`self\(x\)` once for MOON, .* does so 2 times"),
-    (FedLC(), Scored, {"compile": True}, r"not compiled for FedLC.*`--trainer.compile`"),
+    (MOON(), CallsTwice, {}, r"`self\(x\)` once for MOON, .* does so 2 times"),
+    (FedLC(), ScoredModule, {"compile": True}, r"not compiled for FedLC.*`--trainer.compile`"),
     (MOON(), ByHandSteps, {}, r"automatic optimization.*MOON changes the loss before the backward pass"),
     (MOON(), OneLayerScored, {}, r"train layers before .*`--client.layer`"),
-    (MOON(layer="neck"), Scored, {}, r"`--client.layer` to name a layer of Scored, got 'neck': it has body, head\."),
+    (
+        MOON(layer="neck"),
+        ScoredModule,
+        {},
+        r"`--client.layer` to name a layer of ScoredModule, got 'neck': it has body, head\.",
+    ),
     (MOON(), Headless, {}, r"Headless to have a linear layer.*`--client.layer`"),
-    (FedIIR(layer="none"), Scored, {}, r"`--client.layer` to name a layer"),
+    (FedIIR(layer="none"), ScoredModule, {}, r"`--client.layer` to name a layer"),
     (MOON(), Spare, {}, r"`self\(x\)` of Spare to call the layer .*`--client.layer`"),
     (FedIIR(), Spare, {}, r"loss to depend on the layer .*FedIIR.*`--client.layer`"),
     (FedIIR(), FrozenHead, {}, r"FedIIR compares to be trained.*`--client.layer`"),
-    (Numbered(), Scored, {}, r"`prepare` of Numbered to return vectors by name, got 'strength' of shape \(\)"),
+    (Numbered(), ScoredModule, {}, r"`prepare` of Numbered to return vectors by name, got 'strength' of shape \(\)"),
     (FedRS(), Few, {}, r"scores \(B, C\) of the 4 classes .* FedRS, got shape \(\d, 2\)"),
-    (Vector(), Scored, {}, r"`term` of Vector to return a scalar tensor, got a tensor of shape \(2,\)"),
+    (Vector(), ScoredModule, {}, r"`term` of Vector to return a scalar tensor, got a tensor of shape \(2,\)"),
 ]
 
 
@@ -395,13 +400,13 @@ def test_what_cannot_work_is_one_sentence(algorithm: Any, kind: Any, options: di
 
 def test_data_without_labels_are_refused() -> None:
     inputs = hand.make_samples()[0]
-    for algorithm in (FedLC(), Counting()):
+    for algorithm in (FedLC(), CountingLoss()):
         name = type(algorithm).__name__
         with pytest.raises(FederatedError, match=rf"^Expected class labels for {name}.*FederatedDataModule.*`targets`"):
             fit(algorithm, data=scored_data(inputs, inputs))
 
 
-class Reversed(Scored):
+class Reversed(ScoredModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return cross_entropy(self(batch[1]), batch[0])
 
