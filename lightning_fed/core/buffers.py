@@ -157,6 +157,12 @@ class GlobalBuffers:
         self._of_client: dict[int, dict[str, Tensor]] = {}
         self.unsent: set[str] = set()
 
+    def aside(self) -> "GlobalBuffers":
+        """Returns others, of the module as it is and of what clients keep, for training of which nothing stays here."""
+        other = GlobalBuffers(self._module, self.policy, self.frozen._trained)
+        other._of_client = self._of_client
+        return other
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the live buffers that were sent in the last round."""

@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     WORK = 13
     MASK = 14
     SERVER = 15
+    TUNE = 16
 
 
 def seed_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0, index: int | None = None) -> int:

@@ -1,7 +1,8 @@
-"""Validation of one model on the samples of each client apart."""
+"""Validation of a model on the samples of each client apart: one of all clients, or one for each."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -10,11 +11,15 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_for
+from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import accepts, batch_transfer, overrides
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.engines.client_batches import read_batches
+from lightning_fed.engines.sequential import plain_training
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.evaluation import eval_mode, in_stage, run_batches, seed_evaluation
@@ -23,48 +28,131 @@ from lightning_fed.trainer.options import expect_module
 
 __all__ = ["evaluate_clients"]
 
+_Values: TypeAlias = dict[int, dict[str, float]]
+
 _AROUND_VALIDATION = tuple(
     f"on_validation_{at}" for at in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 )
 
 
 def evaluate_clients(
-    trainer: LightningNames, source: BatchSource, clients: Sequence[int], batch_size: int | None
-) -> dict[int, dict[str, float]]:
+    trainer: LightningNames,
+    source: BatchSource,
+    clients: Sequence[int],
+    batch_size: int | None,
+    model: Literal["live", "tuned", "own"] = "live",
+    steps: int | None = None,
+    epochs: int | None = None,
+) -> _Values:
     """Runs ``validation_step`` over the samples of each client, as if they were a validation set of their own.
 
     The module's own hooks of validation are called for each. A module that says by ``evaluate_samples`` what it
-    measures of each sample is asked that instead, of several clients at once. Callbacks hear nothing of it, and the
-    module and the random streams are left as they were. Of several processes each takes clients in turn.
+    measures of each sample is asked that instead, of several clients at once where they share a model. Callbacks hear
+    nothing of it, and the module and the random streams are left as they were. Of several processes each takes clients
+    in turn; where a client's own state is part of its model, a process that holds it does. Within the training of
+    clients, a process evaluates those that it is asked for.
 
     Every client has samples; without a batch size they come in the source's own. What is returned, by client and name,
     is what the step logs for loggers, or the means over samples.
+
+    Args:
+        trainer: The trainer, within ``fit``.
+        source: The samples.
+        clients: Whose.
+        batch_size: Samples that go through the module at once.
+        model: What is evaluated: the ``live`` model; that ``tuned`` from it on each client's training samples, for so
+            many local steps or epochs; or each client's ``own``.
+        steps: Local steps of ``tuned``.
+        epochs: Local epochs of ``tuned``, in place of steps.
     """
-    module, processes = trainer.lightning_module, trainer.processes
-    expect_module(module, "validation_step")
+    processes = trainer.processes
+    expect_module(trainer.lightning_module, "validation_step")
     if not accepts(source.batches, "batch_size", 4):  # a source of the user's own
         batch_size = None
-    mine = clients[processes.rank :: processes.size]
+    together = processes.are_together()
+    mine = _share(trainer, clients, by_holder=model != "live") if together else clients
+    own: _Values = {}
+    with processes.working_alone() if together else nullcontext():
+        if model == "live":
+            own = _evaluate(trainer, source, mine, batch_size)
+        else:
+            with _tuned(trainer, steps, epochs) if model == "tuned" else nullcontext(_own(trainer)) as put_in:
+                for client in mine:
+                    with without_trace(trainer.lightning_module, _trained(trainer)):
+                        put_in(client)
+                        own |= _evaluate(trainer, source, [client], batch_size)
+    everyone = processes.exchange(own, "clients") if together else [own]
+    found = {client: values for part in everyone for client, values in part.items()}
+    return {client: found[client] for client in clients}
+
+
+def _share(trainer: LightningNames, clients: Sequence[int], by_holder: bool) -> Sequence[int]:
+    """Returns the clients that this process evaluates: in turn, of those that can."""
+    processes = trainer.processes
+    if not by_holder:
+        return clients[processes.rank :: processes.size]
+    here = {client for client in clients if not trainer.client_states.elsewhere(client)}
+    held = processes.exchange(here, "holders")
+    able = [[rank for rank, part in enumerate(held) if client in part] for client in clients]
+    shares = zip(clients, (ranks[number % len(ranks)] for number, ranks in enumerate(able)), strict=True)
+    return [client for client, rank in shares if rank == processes.rank]
+
+
+def _trained(trainer: LightningNames) -> list[Tensor]:
+    """Returns all parameters that a client's model may hold other values of."""
+    kept = (*trainer.vector.parameters, *trainer.local_optimizer.parameters, *trainer.buffers.parameters)
+    return list({id(parameter): parameter for parameter in kept}.values())
+
+
+def _own(trainer: LightningNames) -> Callable[[int], None]:
+    """Returns what puts in the buffers that a client keeps, if it keeps any, and then its own model."""
+    algorithm = next(cb for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm) and cb.has_own_model)
+
+    def put_in(client: int) -> None:
+        trainer.buffers.load(Client(client, int(trainer.client_sizes[client]), trainer.round))
+        algorithm.load_own(trainer, client)
+
+    return put_in
+
+
+@contextmanager
+def _tuned(trainer: LightningNames, steps: int | None, epochs: int | None) -> Iterator[Callable[[int], None]]:
+    """Gives what trains a client from the live model."""
+    given = trainer.options
+    options = LocalOptions(
+        local_steps=1 if given.fast_dev_run else steps,
+        local_epochs=None if given.fast_dev_run else epochs,
+        gradient_clip_val=given.gradient_clip_val,
+        gradient_clip_algorithm=given.gradient_clip_algorithm,
+        accumulate_grad_batches=given.accumulate_grad_batches,
+    )
+    with plain_training(trainer.train_state, options, trainer.hooks) as engine:
+
+        def put_in(client: int) -> None:
+            former, trainer.train_state = trainer.train_state, engine.state
+            try:
+                engine.fit(client)
+            finally:
+                trainer.train_state = former
+
+        yield put_in
+
+
+def _evaluate(trainer: LightningNames, source: BatchSource, clients: Sequence[int], batch_size: int | None) -> _Values:
+    """Evaluates the live model on the samples of clients."""
+    module = trainer.lightning_module
 
     def read(client: int) -> Iterator[Any]:
         seed = seed_for(trainer.seed, Purpose.EVALUATE, trainer.round, client)
         order = torch.arange(int(source.sizes[client]), device=getattr(source, "order_device", "cpu"))
         return read_batches(source, client, order, seed, batch_size)
 
-    with (
-        in_stage(trainer, RunningStage.VALIDATING),
-        without_trace(module),
-        eval_mode(module, "validation"),
-        processes.working_alone(),
-    ):
-        if _knows_samples(module):
-            batches = ((place, batch) for place, client in enumerate(mine) for batch in read(client))
-            means = _evaluate_together(trainer, _gathered(batches, batch_size or source.batch_size), len(mine))
-            own = dict(zip(mine, means, strict=True))
-        else:
-            own = {client: _evaluate_alone(trainer, read(client)) for client in mine}
-    everyone = processes.exchange(own, "clients")
-    return {client: everyone[number % processes.size][client] for number, client in enumerate(clients)}
+    with in_stage(trainer, RunningStage.VALIDATING), without_trace(module), eval_mode(module, "validation"):
+        if not _knows_samples(module):
+            return {client: _evaluate_alone(trainer, read(client)) for client in clients}
+        batches = ((place, batch) for place, client in enumerate(clients) for batch in read(client))
+        means = _evaluate_together(trainer, _gathered(batches, batch_size or source.batch_size), len(clients))
+        return dict(zip(clients, means, strict=True))
 
 
 def _knows_samples(module: LightningModule) -> bool:

@@ -213,9 +213,9 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         if self.run is not None and isinstance(self.train_state, TrainState):
             save_last_good(self, self.run.checkpoints)
 
-    def evaluate_clients(self, source: BatchSource, clients: Sequence[int]) -> dict[int, dict[str, float]]:
-        """Returns what ``validation_step`` logs of the model on each client's samples, by client and name."""
-        return evaluate_clients(self, source, clients, getattr(self.datamodule, "eval_batch_size", None))
+    def evaluate_clients(self, source: BatchSource, clients: Sequence[int], *model: Any) -> dict[int, dict[str, float]]:
+        """Returns what ``validation_step`` logs of a model on each client's samples, by client and name."""
+        return evaluate_clients(self, source, clients, getattr(self.datamodule, "eval_batch_size", None), *model)
 
     def scored_batches(self) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
         """Yields set, batch, scores and labels over the test sets, or the validation sets where there are none."""

@@ -1,7 +1,7 @@
-"""Logs how good the global model is for each client, and for those of a round and the others."""
+"""Logs how good the global model, and those of the clients, are for each client, of a round or not."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from lightning_fed.callbacks.diagnostics.round_table import csv_text, expect_alo
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.core.updates import Cohort
+from lightning_fed.core.updates import Cohort, Update
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.clients import summarize_clients
@@ -20,7 +20,8 @@ from lightning_fed.runs.statistics import lower_is_better
 
 __all__ = ["ClientEvaluation"]
 
-_Values = dict[int, dict[str, float]]
+_Model: TypeAlias = Literal["global", "trained", "tuned", "own"]
+_Values: TypeAlias = dict[int, dict[str, float]]
 
 
 class EvaluatingTrainer(TrainerLike, Protocol):
@@ -28,33 +29,47 @@ class EvaluatingTrainer(TrainerLike, Protocol):
 
     datamodule: Any
     fabric: Any
+    processes: Any
     run: Any
     source: Any
 
-    def evaluate_clients(self, source: Any, clients: Sequence[int]) -> _Values:
-        """Returns what ``validation_step`` logs of the live model on each client's samples, by client and name."""
+    def evaluate_clients(self, source: Any, clients: Sequence[int], *model: Any) -> _Values:
+        """Returns what ``validation_step`` logs of a model on each client's samples, by client and name.
+
+        It is the ``live`` one, unless ``model`` is ``tuned`` with local steps and epochs, or ``own``.
+        """
 
 
 class ClientEvaluation(FederatedCallback):
-    """Evaluates the global model on each client's own samples, every k rounds and in the last one.
+    """Evaluates models on each client's own samples, every k rounds and in the last one.
+
+    They are one or more of these:
+
+    - ``global``: w, with which the round ends
+    - ``trained``: w_i, after the client's local training in the round; only clients that enter it have one
+    - ``tuned``: w after local training of the client, without the run's method, on its training samples
+    - ``own``: the client's own model, where the client algorithm gives it one; a client without a record has w
 
     Of each metric that ``validation_step`` logs, such as ``val/acc``, it logs ``per_client/acc``, the mean over
     clients, ``per_client/acc_weighted``, that weighted by samples, ``per_client/acc_worst``, the mean of the worst
-    tenth of the clients, and ``per_client/acc_std``, the standard deviation over clients. The values of each client are
-    in ``clients.csv`` in the run's folder, those of the last evaluation. Training is the same with and without it, bit
-    for bit.
+    tenth of the clients, and ``per_client/acc_std``, the standard deviation over clients. Those of other models than
+    the global one have its word between: ``per_client/tuned/acc``. The values of each client are in ``clients.csv`` in
+    the run's folder, those of the last evaluation. Training is the same with and without it, bit for bit.
 
     With ``participation`` it also logs ``per_client/acc_in`` and ``per_client/acc_out``, the means over the clients
     that train in the round and over the others, and ``per_client/acc_in_before`` and ``per_client/acc_out_before``, the
-    same of the model that the round starts from. Tenison et al., "Gradient Masked Averaging for Federated Learning",
-    TMLR 2023, tables 4 and 5.
+    same of the model that the round starts from; ``trained`` has none of them. Tenison et al., "Gradient Masked
+    Averaging for Federated Learning", TMLR 2023, tables 4 and 5.
 
     Args:
         every_n_rounds: Rounds between evaluations, at least 1.
         data: The samples: those that a client trains on (``train``), or those held out of them (``val``, ``test``).
         num_clients: How many clients are evaluated, drawn once by the run's seed; all if there are no more, or if not
-            given.
+            given. ``trained`` is over the clients of the round, whatever this says.
         participation: Whether to tell the clients of the round from the others, at twice the cost.
+        models: What is evaluated.
+        tune_steps: Local steps of ``tuned``.
+        tune_epochs: Passes of ``tuned`` over the client's training samples, in place of steps; 1 by default.
     """
 
     def __init__(
@@ -63,6 +78,9 @@ class ClientEvaluation(FederatedCallback):
         data: Literal["train", "val", "test"] = "train",
         num_clients: int | None = None,
         participation: bool = False,
+        models: Sequence[_Model] = ("global",),
+        tune_steps: int | None = None,
+        tune_epochs: int | None = None,
     ) -> None:
         name = type(self).__name__
         expect_count("every_n_rounds", every_n_rounds, of=name)
@@ -71,12 +89,35 @@ class ClientEvaluation(FederatedCallback):
             expect_count("num_clients", num_clients, of=name)
         self.every_n_rounds, self.data, self.num_clients = every_n_rounds, data, num_clients
         self.participation = participation
+        self._take_models(models, tune_steps, tune_epochs)
+
+    def _take_models(self, models: Sequence[_Model], steps: int | None, epochs: int | None) -> None:
+        """Checks what is evaluated, and how long ``tuned`` trains."""
+        name = type(self).__name__
+        if isinstance(models, str) or not models or len({*models}) < len(models):
+            raise FederatedError(f"Expected `models` of {name} to be a list of different models, got {models!r}.")
+        for model in models:
+            expect_choice("models", model, get_args(_Model), of=name)
+        given = {"tune_steps": steps, "tune_epochs": epochs}
+        for option, value in given.items():
+            if value is not None:
+                expect_count(option, value, of=name)
+                if "tuned" not in models:
+                    raise FederatedError(
+                        f"Expected `{option}` of {name} only with tuned in `models`, got {value}: add tuned, or leave "
+                        f"`{option}` out."
+                    )
+        if steps is not None and epochs is not None:
+            raise FederatedError(f"Expected `tune_steps` or `tune_epochs` of {name}, got both: leave one of them out.")
+        self.models, self.tune_steps = tuple(models), steps
+        self.tune_epochs = 1 if steps is None and epochs is None else epochs
 
     def setup(self, trainer: EvaluatingTrainer, pl_module: Any, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
         """Finds the samples and draws the clients; refuses a second callback that would log under the same names."""
         if stage != "fit":
             return
         expect_alone(ClientEvaluation, trainer.callbacks)
+        self._expect_own(trainer)
         self._source = self._find_source(trainer)
         clients = np.flatnonzero(np.asarray(self._source.sizes))
         if self.num_clients is not None and self.num_clients < len(clients):
@@ -88,6 +129,17 @@ class ClientEvaluation(FederatedCallback):
         self._classes = None if data is None or labels is None else data.split.classes_held(labels)
         self._round, self._warned = 0, False
         self._before: dict[str, float] = {}
+        self._trained: _Values = {}
+
+    def _expect_own(self, trainer: EvaluatingTrainer) -> None:
+        """Refuses ``own`` where not exactly one algorithm of the run gives clients models of their own."""
+        having = [type(cb).__name__ for cb in trainer.callbacks if getattr(cb, "has_own_model", False)]
+        if "own" in self.models and len(having) != 1:
+            raise FederatedError(
+                f"Expected one client algorithm with a model of each client's own for `models` own of "
+                f"{type(self).__name__}, got {' and '.join(having) or 'none'}: leave own out of `models`, or change "
+                "`--client`."
+            )
 
     def _find_source(self, trainer: EvaluatingTrainer) -> Any:
         if self.data == "train":
@@ -105,17 +157,28 @@ class ClientEvaluation(FederatedCallback):
 
     def on_round_start(self, trainer: EvaluatingTrainer, pl_module: LightningModule, cohort: Cohort) -> None:  # type: ignore[override]  # our trainer stands in
         """Evaluates the model that the round starts from, where its clients are told from the others."""
+        self._trained = {}
         if self.participation and self._is_due(trainer):
             self._cohort = {client.id for client in cohort.clients}
             self._before = self._halves(self._measure(trainer), "_before")
 
+    def on_client_entered(self, trainer: EvaluatingTrainer, pl_module: LightningModule, update: Update) -> None:  # type: ignore[override]  # our trainer stands in
+        """Evaluates the model that a client has trained, which is the live one."""
+        client = update.client.id
+        if "trained" in self.models and self._is_due(trainer) and self._source.sizes[client]:
+            self._trained |= self._named(trainer.evaluate_clients(self._source, [client]))
+
     def on_train_epoch_end(self, trainer: EvaluatingTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
-        """Evaluates the model that the round ends with."""
+        """Evaluates the models that the round ends with."""
         if not self._is_due(trainer):
             return
         values = self._measure(trainer)
         halves = {**self._before, **self._halves(values, "")} if self.participation else {}
-        pl_module.log_dict({**self._figures(values), **halves})
+        if "trained" in self.models:
+            everyone = trainer.processes.exchange(self._trained, "trained")
+            values["trained"] = dict(sorted(pair for part in everyone for pair in part.items()))
+        figures = {key: value for model in self.models for key, value in self._figures(model, values[model]).items()}
+        pl_module.log_dict({**figures, **halves})
         self._write(trainer, values)
 
     def on_train_end(self, trainer: EvaluatingTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
@@ -126,10 +189,20 @@ class ClientEvaluation(FederatedCallback):
     def _is_due(self, trainer: EvaluatingTrainer) -> bool:
         return trainer.round % self.every_n_rounds == 0 or trainer.round == trainer.max_rounds
 
-    def _measure(self, trainer: EvaluatingTrainer) -> _Values:
-        """Returns the metrics of each client, by the name that the module logs without its stage."""
+    def _measure(self, trainer: EvaluatingTrainer) -> dict[_Model, _Values]:
+        """Returns the metrics of each client, by the model that is evaluated between two clients."""
         self._round = trainer.round
-        found = trainer.evaluate_clients(self._source, self._clients)
+        options: dict[_Model, tuple[Any, ...]] = {
+            "global": (), "tuned": ("tuned", self.tune_steps, self.tune_epochs), "own": ("own",)
+        }  # fmt: skip
+        return {
+            model: self._named(trainer.evaluate_clients(self._source, self._clients, *options[model]))
+            for model in self.models
+            if model != "trained"
+        }
+
+    def _named(self, found: _Values) -> _Values:
+        """Calls metrics by the name that the module logs without its stage."""
         values = {
             client: {name.removeprefix("val/").removeprefix("val_"): value for name, value in each.items()}
             for client, each in found.items()
@@ -141,7 +214,7 @@ class ClientEvaluation(FederatedCallback):
             )
         return values
 
-    def _figures(self, values: _Values) -> dict[str, float]:
+    def _figures(self, model: _Model, values: _Values) -> dict[str, float]:
         """Returns the summary of each metric over the clients that have it."""
         logged = {}
         for name in _names(values):
@@ -152,27 +225,28 @@ class ClientEvaluation(FederatedCallback):
                 lower_is_better(name),
             )
             for figure, value in summary._asdict().items():
-                logged[f"per_client/{name}" + (f"_{figure}" if figure != "mean" else "")] = value.item()
+                logged[f"per_client/{_of(model, name)}" + (f"_{figure}" if figure != "mean" else "")] = value.item()
         return logged
 
-    def _halves(self, values: _Values, suffix: str) -> dict[str, float]:
+    def _halves(self, measured: dict[_Model, _Values], suffix: str) -> dict[str, float]:
         """Returns the mean of each metric over the clients of the round and over the others, where there are any."""
         logged = {}
-        for side, own in (("in", values.keys() & self._cohort), ("out", values.keys() - self._cohort)):
-            for name in _names(values):
-                if found := [values[client][name] for client in sorted(own) if name in values[client]]:
-                    logged[f"per_client/{name}_{side}{suffix}"] = float(np.mean(found))
+        for model, values in measured.items():
+            for side, own in (("in", values.keys() & self._cohort), ("out", values.keys() - self._cohort)):
+                for name in _names(values):
+                    if found := [values[client][name] for client in sorted(own) if name in values[client]]:
+                        logged[f"per_client/{_of(model, name)}_{side}{suffix}"] = float(np.mean(found))
         return logged
 
-    def _write(self, trainer: EvaluatingTrainer, values: _Values) -> None:
+    def _write(self, trainer: EvaluatingTrainer, measured: dict[_Model, _Values]) -> None:
         """Writes ``clients.csv``; where the system refuses it, the run goes on, which is said once."""
         if not trainer.is_global_zero or trainer.run is None:
             return
-        names = _names(values)
-        rows: list[list[Any]] = [["round", "client", "samples", "classes", *names]]
-        for client, each in values.items():
+        found = [(model, name) for model in self.models for name in _names(measured.get(model, {}))]
+        rows: list[list[Any]] = [["round", "client", "samples", "classes", *(_of(*each) for each in found)]]
+        for client in sorted({client for values in measured.values() for client in values}):
             classes = "" if self._classes is None else int(self._classes[client])
-            cells = [each.get(name, "") for name in names]
+            cells = [measured[model].get(client, {}).get(name, "") for model, name in found]
             rows.append([trainer.round, client, int(self._source.sizes[client]), classes, *cells])
         try:
             write_atomically(trainer.run.path / "clients.csv", csv_text(rows))
@@ -180,6 +254,11 @@ class ClientEvaluation(FederatedCallback):
             if not self._warned:
                 self._warned = True
                 rank_zero_warn(f"The run goes on without its table of clients: {error}")
+
+
+def _of(model: _Model, name: str) -> str:
+    """Names a metric of a model: the global one has no word."""
+    return name if model == "global" else f"{model}/{name}"
 
 
 def _names(values: _Values) -> list[str]:
