@@ -31,6 +31,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.division import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork
+from tests.callbacks.diagnostics.parts import KeepsTrained
 from tests.callbacks.test_payload import Noise, TopK
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 from tests.composition.composition_parts import (
@@ -414,6 +415,15 @@ def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = Fal
     return {**result, "records": records, "of_client": own}
 
 
+def client_models(devices: int, folder: Path, buffers: Any) -> Result:
+    """Evaluates every model of clients, not all of which have trained."""
+    evaluation = ClientEvaluation(1, participation=True, models=("global", "trained", "tuned", "own"), tune_steps=2)
+    return fit(
+        devices, evaluation, KeepsTrained(), FedAvg(buffers=buffers), net=start(Logging), data=evaluated(),
+        clients_per_round=2,
+    )  # fmt: skip
+
+
 class Scoring(Logging):
     """A classifier."""
 
@@ -542,6 +552,10 @@ CASES: dict[str, Case] = {
         data=evaluated(),
         clients_per_round=3,
     ),
+    **{
+        f"each client's models | buffers {policy}": partial(client_models, buffers=policy)
+        for policy in ("average", "local")
+    },
     "pictured": pictured,
     "logged, one batch": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(1)),
     "logged, one client": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(2), clients_per_round=1),

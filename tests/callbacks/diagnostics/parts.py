@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import Metric
 
 from lightning_fed import FederatedTrainer
+from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.data import IID, FederatedDataModule
 from tests.parts import BySizes
 
@@ -73,6 +74,20 @@ def net_data(**options: Any) -> FederatedDataModule:
     """Four clients of 12 or 13 samples, in batches of 5."""
     x = torch.randn(50, 4, generator=torch.Generator().manual_seed(3))
     return FederatedDataModule(TensorDataset(x, (x.sum(1) > 0).long()), IID(), num_clients=4, batch_size=5, **options)
+
+
+class KeepsTrained(ClientAlgorithm):
+    """Takes for a client's own model the one that it has trained last."""
+
+    has_own_model = True
+
+    def on_client_entered(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        trainer.client_states.store("mine", update.client.id, trainer.vector.data)
+
+    def load_own(self, trainer: Any, client: int) -> None:
+        kept = torch.empty_like(trainer.weights)
+        if trainer.client_states.recall("mine", client, kept):
+            trainer.vector.data.copy_(kept)
 
 
 def trainer_for(folder: Path, *callbacks: Callback, **options: Any) -> FederatedTrainer:

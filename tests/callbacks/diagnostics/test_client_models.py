@@ -12,33 +12,19 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.callbacks.diagnostics import ClientEvaluation
-from lightning_fed.client_algorithms import ClientAlgorithm, FedProx
+from lightning_fed.client_algorithms import FedProx
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.trial import random_states
 from lightning_fed.errors import FederatedError
-from tests.callbacks.diagnostics.parts import Correct, Net, columns, net_data, trainer_for
+from tests.callbacks.diagnostics.parts import Correct, KeepsTrained, Net, columns, net_data, trainer_for
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data
 
 SIZES = (20, 5, 0, 9, 30)
 HOLDERS = (0, 1, 3, 4)
 ENGINES = ("sequential", "vectorized")
 ALL = ("global", "trained", "tuned", "own")
-
-
-class KeepsTrained(ClientAlgorithm):
-    """Takes for a client's own model the one that it has trained last."""
-
-    has_own_model = True
-
-    def on_client_entered(self, trainer: Any, pl_module: Any, update: Any) -> None:
-        trainer.client_states.store("mine", update.client.id, trainer.vector.data)
-
-    def load_own(self, trainer: Any, client: int) -> None:
-        kept = torch.empty_like(trainer.weights)
-        if trainer.client_states.recall("mine", client, kept):
-            trainer.vector.data.copy_(kept)
 
 
 class Notes(FederatedCallback):
