@@ -54,7 +54,8 @@ class ClientEvaluation(FederatedCallback):
     clients, ``per_client/acc_weighted``, that weighted by samples, ``per_client/acc_worst``, the mean of the worst
     tenth of the clients, and ``per_client/acc_std``, the standard deviation over clients. Those of other models than
     the global one have its word between: ``per_client/tuned/acc``. The values of each client are in ``clients.csv`` in
-    the run's folder, those of the last evaluation. Training is the same with and without it, bit for bit.
+    the run's folder, those of the last evaluation: a column for each metric, ``tuned/acc`` if there are several models.
+    Training is the same with and without it, bit for bit.
 
     With ``participation`` it also logs ``per_client/acc_in`` and ``per_client/acc_out``, the means over the clients
     that train in the round and over the others, and ``per_client/acc_in_before`` and ``per_client/acc_out_before``, the
@@ -243,7 +244,8 @@ class ClientEvaluation(FederatedCallback):
         if not trainer.is_global_zero or trainer.run is None:
             return
         found = [(model, name) for model in self.models for name in _names(measured.get(model, {}))]
-        rows: list[list[Any]] = [["round", "client", "samples", "classes", *(_of(*each) for each in found)]]
+        heads = [name if self.models == ("global",) else f"{model}/{name}" for model, name in found]
+        rows: list[list[Any]] = [["round", "client", "samples", "classes", *heads]]
         for client in sorted({client for values in measured.values() for client in values}):
             classes = "" if self._classes is None else int(self._classes[client])
             cells = [measured[model].get(client, {}).get(name, "") for model, name in found]

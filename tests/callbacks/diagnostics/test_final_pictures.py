@@ -136,15 +136,19 @@ def test_each_of_several_sets_has_its_own_and_classes_their_names(tmp_path: Path
     assert rows[-1][1:] == ["0", ""]
 
 
-def test_beside_the_others_clients_and_agreement_are_drawn(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("models", [("global",), ("global", "tuned")], ids="-".join)
+def test_beside_the_others_clients_and_agreement_are_drawn(models: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Pictures of several models name each."""
     seen: dict[str, Any] = {}
     draw = figures.distribution_figure
     monkeypatch.setattr(figures, "distribution_figure", lambda values: (seen.update(values), draw(values))[1])
-    trainer = trainer_for(tmp_path, FinalPictures(), ClientEvaluation(), UpdateAgreement(), max_rounds=2)
+    evaluation = ClientEvaluation(models=models)
+    trainer = trainer_for(tmp_path, FinalPictures(), evaluation, UpdateAgreement(), max_rounds=2)
     trainer.fit(net(), image_data())
     assert {"clients.png", "agreement.png"} <= written(trainer)
     rows = [dict(zip(table(trainer, "clients.csv")[0], row, strict=True)) for row in table(trainer, "clients.csv")[1:]]
-    assert seen == {"loss": [float(row["loss"]) for row in rows]}
+    names = ["loss"] if len(models) == 1 else ["global/loss", "tuned/loss"]
+    assert seen == {name: [float(row[name]) for row in rows] for name in names}
 
 
 @pytest.mark.parametrize("num_clients", [1, 7, 20, 23])
