@@ -1,37 +1,24 @@
 """Trains the clients of a cohort one after another on one resident module and optimizer."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import torch
 
-from lightning_fed.aggregators import FedAvg
 from lightning_fed.core.devices import is_device_fault
-from lightning_fed.core.hooks import HookCaller
-from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seeds_for
-from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import overrides
 from lightning_fed.engines.attributes import Attributes
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.client_batches import (
-    ClientOrders,
-    explained_batches,
-    local_steps,
-    read_batches,
-    samples_in_epoch,
-)
+from lightning_fed.engines.client_batches import ClientOrders, explained_batches, read_batches, samples_in_epoch
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.manual_step import ManualStep
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import difference
 
-__all__ = ["PlainEngine", "SequentialEngine", "plain_training"]
+__all__ = ["SequentialEngine"]
 
 
 class SequentialEngine(Engine):
@@ -202,58 +189,3 @@ class SequentialEngine(Engine):
                 self.recorder.batch_size = count = min(size, samples - index * size)
                 self.samples += count
                 yield (batch if state.transfer is None else state.transfer(batch, 0)), index, index == last
-
-
-class PlainEngine(SequentialEngine):
-    """Trains single clients as no method would, for their evaluation: see ``plain_training``."""
-
-    def fit(self, client: int) -> None:
-        """Trains a client from the live weights, which stand for w, and leaves in the module what comes of it.
-
-        A client that would take no step stays there.
-        """
-        state, source = self.state, self.state.source
-        each = Client(client, int(source.sizes[client]), state.round)
-        if not local_steps(source, self.options, each.num_samples):
-            return
-        self.start = state.vector.data.clone()
-        shuffle, seed = (seed_for(state.seed, what, each.round, client) for what in (Purpose.SHUFFLE, Purpose.LOCAL))
-        self.orders = ClientOrders(source, self.options, (each,), (shuffle,)).of(0)
-        with recording(self.module, self.recorder), explained_batches((each,), source.batch_size):
-            self._start_client(each, seed)
-            self._run_local_steps(each)
-        self._leave_client()
-
-
-@contextmanager
-def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) -> Iterator[PlainEngine]:
-    """Lends an engine for local training without the run's method, of which nothing shows when the block is over.
-
-    The module's own hooks are called and those of callbacks are not; nothing is logged or counted. The optimizer is the
-    run's, fresh for each client, with the rates that the round's clients have. Random numbers come from streams of
-    their own. Weights, buffers and attributes of the module, and the global streams, are the caller's to put back.
-
-    Args:
-        state: What ``fit`` works on, between two clients.
-        options: How long a client trains, and how.
-        hooks: Calls the hooks of a run's callbacks.
-    """
-    optimizer, strategy, elsewhere = state.optimizer, state.fabric.strategy, state.client_states.elsewhere
-    flat_step, of_strategy = optimizer.flat_step, dict(vars(strategy))
-    own = replace(
-        state, seed=seed_for(state.seed, Purpose.TUNE), recorder=MetricRecorder(), buffers=state.buffers.aside()
-    )
-    nobody = copy(hooks.trainer)
-    nobody.callbacks, nobody.aggregator, nobody.train_state = [], FedAvg(buffers="keep"), own
-    engine = PlainEngine(own, options, HookCaller(nobody), None)
-    state.client_states.elsewhere = elsewhere
-    own.buffers.start_round()
-    try:
-        yield engine
-    finally:
-        own.buffers.load()
-        vars(strategy).clear()
-        vars(strategy).update(of_strategy)
-        optimizer.flat_step = flat_step
-        optimizer.start_client()
-        state.vector.zero_grad()

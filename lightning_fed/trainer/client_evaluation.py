@@ -1,7 +1,7 @@
 """Validation of a model on the samples of each client apart: one of all clients, or one for each."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import accepts, batch_transfer, overrides
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.engines.client_batches import read_batches
-from lightning_fed.engines.sequential import plain_training
+from lightning_fed.engines.plain import all_parameters, plain_training
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.evaluation import eval_mode, in_stage, run_batches, seed_evaluation
@@ -76,11 +76,9 @@ def evaluate_clients(
         if model == "live":
             own = _evaluate(trainer, source, mine, batch_size)
         else:
-            with _tuned(trainer, steps, epochs) if model == "tuned" else nullcontext(_own(trainer)) as put_in:
-                for client in mine:
-                    with without_trace(trainer.lightning_module, _trained(trainer)):
-                        put_in(client)
-                        own |= _evaluate(trainer, source, [client], batch_size)
+            with _tuning(trainer, steps, epochs) if model == "tuned" else nullcontext(_own(trainer)) as put_in:
+                for client in put_in(mine):
+                    own |= _evaluate(trainer, source, [client], batch_size)
     everyone = processes.exchange(own, "clients") if together else [own]
     found = {client: values for part in everyone for client, values in part.items()}
     return {client: found[client] for client in clients}
@@ -98,44 +96,34 @@ def _share(trainer: LightningNames, clients: Sequence[int], by_holder: bool) -> 
     return [client for client, rank in shares if rank == processes.rank]
 
 
-def _trained(trainer: LightningNames) -> list[Tensor]:
-    """Returns all parameters that a client's model may hold other values of."""
-    kept = (*trainer.vector.parameters, *trainer.local_optimizer.parameters, *trainer.buffers.parameters)
-    return list({id(parameter): parameter for parameter in kept}.values())
-
-
-def _own(trainer: LightningNames) -> Callable[[int], None]:
-    """Returns what puts in the buffers that a client keeps, if it keeps any, and then its own model."""
+def _own(trainer: LightningNames) -> Callable[[Sequence[int]], Iterator[int]]:
+    """Returns what puts in one client's own model after another, with the buffers that it keeps, if it keeps any."""
     algorithm = next(cb for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm) and cb.has_own_model)
 
-    def put_in(client: int) -> None:
-        trainer.buffers.load(Client(client, int(trainer.client_sizes[client]), trainer.round))
-        algorithm.load_own(trainer, client)
+    def put_in(clients: Sequence[int]) -> Iterator[int]:
+        for client in clients:
+            with without_trace(trainer.lightning_module, all_parameters(trainer.train_state)):
+                trainer.buffers.load(Client(client, int(trainer.client_sizes[client]), trainer.round))
+                algorithm.load_own(trainer, client)
+                yield client
 
     return put_in
 
 
-@contextmanager
-def _tuned(trainer: LightningNames, steps: int | None, epochs: int | None) -> Iterator[Callable[[int], None]]:
-    """Gives what trains a client from the live model."""
+def _tuning(
+    trainer: LightningNames, steps: int | None, epochs: int | None
+) -> AbstractContextManager[Callable[[Sequence[int]], Iterator[int]]]:
+    """Makes a block in which clients are tuned from the live model."""
     given = trainer.options
     options = LocalOptions(
+        engine=given.engine,
         local_steps=1 if given.fast_dev_run else steps,
         local_epochs=None if given.fast_dev_run else epochs,
         gradient_clip_val=given.gradient_clip_val,
         gradient_clip_algorithm=given.gradient_clip_algorithm,
         accumulate_grad_batches=given.accumulate_grad_batches,
     )
-    with plain_training(trainer.train_state, options, trainer.hooks) as engine:
-
-        def put_in(client: int) -> None:
-            former, trainer.train_state = trainer.train_state, engine.state
-            try:
-                engine.fit(client)
-            finally:
-                trainer.train_state = former
-
-        yield put_in
+    return plain_training(trainer.train_state, options, trainer.hooks)
 
 
 def _evaluate(trainer: LightningNames, source: BatchSource, clients: Sequence[int], batch_size: int | None) -> _Values:

@@ -16,7 +16,9 @@ from lightning_fed.client_algorithms import FedProx
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines.plain import engine as plain
 from lightning_fed.engines.trial import random_states
+from lightning_fed.engines.vectorized.refusals import CannotStack
 from lightning_fed.errors import FederatedError
 from tests.callbacks.diagnostics.parts import Correct, KeepsTrained, Net, columns, net_data, trainer_for
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data
@@ -382,7 +384,7 @@ def test_clients_that_keep_their_buffers_are_evaluated_with_them(engine: Any, tm
         optimizer = momentum(tuning)
         cross_entropy(tuning(x[batch]), y[batch]).backward()
         optimizer.step()
-        loss = float(cross_entropy(tuning.eval()(x), y))
+        loss = float(cross_entropy(tuning.eval()(x), y).detach())
         assert float(rows[client]["tuned/loss"]) == pytest.approx(loss, rel=1e-9), client
 
 
@@ -407,6 +409,52 @@ def test_the_clients_of_the_round_are_trained_even_if_others_are_drawn_for_the_e
     rows = table(trainer)
     assert {client for client, row in rows.items() if row["trained/loss"]} == set(notes.trained[1])
     assert len([row for row in rows.values() if row["global/loss"]]) == 1
+
+
+@pytest.mark.parametrize("breaks", ["one by one", "at once"])
+def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
+    breaks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In its chunks; where that fails, the run says so and goes on with one after another."""
+
+    def refuse(*_: Any) -> None:
+        raise CannotStack("somebody says no")
+
+    fits: list[int] = []
+    fit = plain._AtOnce.fit
+    monkeypatch.setattr(plain._AtOnce, "fit", lambda self, chunk: (fits.append(len(chunk)), fit(self, chunk))[1])
+    monkeypatch.setattr(plain._OneByOne if breaks == "one by one" else plain._AtOnce, "fit", refuse)
+    evaluation, data = ClientEvaluation(models=("global", "tuned")), federated_data(*SIZES)
+    trainer = trainer_for(tmp_path, evaluation, max_rounds=1, engine="vectorized", chunk_size=3, precision="64-true")
+    trainer.fit(net(), data)
+    final = linear(trainer.weights)
+    tuned = {i: measured(tuned_by_hand(final, data, i, 1, None, 1), data, i) for i in HOLDERS}
+    expect_values(table(trainer), "tuned/", tuned)
+    said = "Clients are tuned one after another in round 1, as somebody says no." in caplog.text
+    assert (fits, said) == (([3, 1], False) if breaks == "one by one" else ([], True))
+
+
+class Squares(Scored):
+    """Fits a target by squares, at a rate by which some tens of steps run away."""
+
+    def loss(self, batch: Any) -> Tensor:
+        return (self(batch[0]) - 1).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=100.0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_tuned_model_that_diverges_ends_no_run(engine: Any, tmp_path: Path) -> None:
+    trainer = trainer_for(
+        tmp_path, ClientEvaluation(models=("global", "tuned"), tune_steps=99), max_rounds=1, engine=engine,
+        local_steps=1,
+    )  # fmt: skip
+    trainer.fit(net(Squares), federated_data(20, 5))
+    found = columns(trainer)
+    assert not np.isfinite(found["per_client/tuned/loss"][1])
+    assert np.isfinite(found["per_client/loss"][1])
+    assert torch.isfinite(trainer.weights).all()
 
 
 class EndsEarly(FederatedCallback):
