@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from lightning_fed.callbacks.diagnostics import ClientEvaluation
 from lightning_fed.cli import FederatedCLI, main
 from lightning_fed.cli.configs_command import with_found_configs
 from tests.docs.pages import blocks
@@ -204,6 +205,16 @@ def test_the_centralised_baseline_takes_the_federation_away() -> None:
     assert (config["aggregator"]["init_args"]["lr"], config["aggregator"]["init_args"]["mask"]) == (1.0, None)
     assert (config["client"], trainer["local_epochs"], trainer["local_steps"]) == (None, None, None)
     assert trainer["clients_per_round"] == 1
+
+
+def test_the_baseline_of_fine_tuning_takes_the_method_away() -> None:
+    over = [f"--config={CONFIGS / name}.yaml" for name in ("aggregator/gma", "client/scaffold", "baseline/fine_tuning")]
+    config = FederatedCLI(["fit", *config_words("quickstart.yaml"), *over, "--trainer.fast_dev_run=true"]).trainer
+    given, (evaluation,) = config.run_config, [cb for cb in config.callbacks if isinstance(cb, ClientEvaluation)]
+    assert (given["aggregator"]["class_path"].rpartition(".")[2], given["client"]) == ("FedAvg", None)
+    assert (given["aggregator"]["init_args"]["lr"], given["aggregator"]["init_args"]["mask"]) == (1.0, None)
+    assert (evaluation.models, evaluation.tune_epochs, evaluation.data) == (("global", "tuned"), 1, "test")
+    assert given["data"]["init_args"]["client_test_fraction"] == 0.2
 
 
 @pytest.mark.slow

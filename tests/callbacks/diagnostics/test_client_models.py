@@ -1,6 +1,7 @@
 """The evaluation of clients' models: each by hand, in both engines, and that training notices nothing of it."""
 
 import csv
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -420,6 +421,7 @@ def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
     def refuse(*_: Any) -> None:
         raise CannotStack("somebody says no")
 
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
     fits: list[int] = []
     fit = plain._AtOnce.fit
     monkeypatch.setattr(plain._AtOnce, "fit", lambda self, chunk: (fits.append(len(chunk)), fit(self, chunk))[1])
