@@ -77,6 +77,7 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
     trainer, optimizer, strategy = hooks.trainer, state.optimizer, state.fabric.strategy
     elsewhere, flat_step, of_strategy = state.client_states.elsewhere, optimizer.flat_step, dict(vars(strategy))
     buffers, seed = state.buffers.aside(), seed_for(state.seed, Purpose.TUNE)
+    gradient = state.vector.grad.clone()
     trainer.train_state = own = replace(state, seed=seed, recorder=MetricRecorder(), buffers=buffers)
     try:
         nobody = copy(trainer)
@@ -100,6 +101,7 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
         optimizer.flat_step = flat_step
         optimizer.start_client()
         state.vector.zero_grad()
+        state.vector.grad.copy_(gradient)
 
 
 def all_parameters(state: TrainState) -> list[Tensor]:
