@@ -415,12 +415,20 @@ def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = Fal
     return {**result, "records": records, "of_client": own}
 
 
-def client_models(devices: int, folder: Path, buffers: Any) -> Result:
+class ShiftedValidated(Shifted):
+    """Validates by its loss."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", cross_entropy(self.head(self.layers(batch[0]) - self.center), batch[1]))
+
+
+def client_models(devices: int, folder: Path, buffers: Any, **options: Any) -> Result:
     """Evaluates every model of clients, not all of which have trained."""
     evaluation = ClientEvaluation(1, participation=True, models=("global", "trained", "tuned", "own"), tune_steps=2)
+    net = start(ShiftedValidated if options else Logging)
     return fit(
-        devices, evaluation, KeepsTrained(), FedAvg(buffers=buffers), net=start(Logging), data=evaluated(),
-        clients_per_round=2,
+        devices, evaluation, KeepsTrained(), FedAvg(buffers=buffers), net=net, data=evaluated(), clients_per_round=2,
+        **options,
     )  # fmt: skip
 
 
@@ -556,6 +564,7 @@ CASES: dict[str, Case] = {
         f"each client's models | buffers {policy}": partial(client_models, buffers=policy)
         for policy in ("average", "local")
     },
+    "each client's models | vectorized": partial(client_models, buffers="local", engine="vectorized", chunk_size=2),
     "pictured": pictured,
     "logged, one batch": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(1)),
     "logged, one client": lambda devices, _: fit(devices, net=start(Logging), data=evaluated(2), clients_per_round=1),
