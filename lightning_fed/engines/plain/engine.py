@@ -75,6 +75,7 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
         module holds what has become of it: w itself if it has no batch to train on.
     """
     trainer, optimizer, strategy = hooks.trainer, state.optimizer, state.fabric.strategy
+    # What the run's engine has set there, and a second one sets anew.
     elsewhere, flat_step, of_strategy = state.client_states.elsewhere, optimizer.flat_step, dict(vars(strategy))
     buffers, seed = state.buffers.aside(), seed_for(state.seed, Purpose.TUNE)
     gradient = state.vector.grad.clone()
@@ -96,7 +97,8 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
     finally:
         trainer.train_state = state
         buffers.load()
-        vars(strategy).clear()
+        for name in vars(strategy).keys() - of_strategy.keys():
+            delattr(strategy, name)
         vars(strategy).update(of_strategy)
         optimizer.flat_step = flat_step
         optimizer.start_client()
