@@ -30,7 +30,7 @@ ENGINES = ("sequential", "vectorized")
 ALL = ("global", "trained", "tuned", "own")
 
 
-class Notes(FederatedCallback):
+class NotesModels(FederatedCallback):
     """Keeps what the clients of each round have trained, and the models between rounds."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Notes(FederatedCallback):
         self.ended[trainer.round] = trainer.weights.clone()
 
 
-class Scored(Classifier):
+class ScoredClients(Classifier):
     """Logs loss and accuracy."""
 
     def __init__(self, *args: Any) -> None:
@@ -62,7 +62,7 @@ class Scored(Classifier):
         self.log("val_acc", self.accuracy)
 
 
-class ScoredBySample(Scored):
+class ScoredBySample(ScoredClients):
     """Says what it measures of each sample."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -77,7 +77,9 @@ def momentum(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.5)
 
 
-def net(kind: type[Scored] = Scored, layers: nn.Module | None = None, optimizer: Any = momentum) -> Scored:
+def net(
+    kind: type[ScoredClients] = ScoredClients, layers: nn.Module | None = None, optimizer: Any = momentum
+) -> ScoredClients:
     torch.manual_seed(0)
     return kind(layers, optimizer)
 
@@ -132,15 +134,15 @@ def expect_values(rows: dict[int, dict[str, str]], model: str, expected: dict[in
         assert accuracy == pytest.approx(values[1], rel=1e-6), (model, client)  # the metric counts in single precision
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("sequential", Scored), ("vectorized", ScoredBySample)])
+@pytest.mark.parametrize(("engine", "kind"), [("sequential", ScoredClients), ("vectorized", ScoredBySample)])
 @pytest.mark.parametrize(
     "tuning", [{}, {"tune_epochs": 2}, {"tune_steps": 1}, {"tune_steps": 5}], ids=["default", "epochs", "step", "steps"]
 )
 def test_each_model_is_that_of_a_loop_by_hand(
-    engine: Any, kind: type[Scored], tuning: dict[str, int], tmp_path: Path
+    engine: Any, kind: type[ScoredClients], tuning: dict[str, int], tmp_path: Path
 ) -> None:
     """A method that changes the local step does not change ``tuned``, nor the samples, bytes and steps that count."""
-    data, notes = federated_data(*SIZES), Notes()
+    data, notes = federated_data(*SIZES), NotesModels()
     trainer = trainer_for(
         tmp_path, ClientEvaluation(2, models=ALL, **tuning), notes, KeepsTrained(), FedProx(mu=0.5), max_rounds=4,
         clients_per_round=2, engine=engine, precision="64-true", local_epochs=2,
@@ -185,7 +187,7 @@ def test_each_model_has_the_same_summaries(engine: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_models_of_clients_in_the_round_and_out_of_it_before_and_after(engine: Any, tmp_path: Path) -> None:
-    data, notes = federated_data(*SIZES), Notes()
+    data, notes = federated_data(*SIZES), NotesModels()
     trainer = trainer_for(
         tmp_path, ClientEvaluation(1, participation=True, models=("tuned", "own", "trained")), notes, KeepsTrained(),
         max_rounds=3, clients_per_round=2, engine=engine, precision="64-true",
@@ -262,7 +264,7 @@ class StepsByItself(CarelessStacked):
 
 
 class Witness(FederatedCallback):
-    """Notes, behind the evaluation, what a run holds between rounds, and the batches that callbacks hear of."""
+    """NotesModels, behind the evaluation, what a run holds between rounds, and the batches that callbacks hear of."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -342,7 +344,7 @@ def test_training_is_the_same_bit_for_bit_whatever_is_evaluated(
         assert len({found[f"per_client/{word}loss"][3] for word in ("", "trained/", "tuned/", "own/")}) == 4
 
 
-class Normed(Scored):
+class NormedClients(ScoredClients):
     """Normalises its inputs by statistics of batches."""
 
     def __init__(self) -> None:
@@ -358,13 +360,13 @@ def normed(state: dict[str, Tensor], x: Tensor) -> Tensor:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_clients_that_keep_their_buffers_are_evaluated_with_them(engine: Any, tmp_path: Path) -> None:
     """The global model has its initial ones; ``tuned`` starts from the client's own and goes on with them."""
-    data, notes = federated_data(*SIZES), Notes()
+    data, notes = federated_data(*SIZES), NotesModels()
     torch.manual_seed(0)
     trainer = trainer_for(
         tmp_path, ClientEvaluation(models=ALL, tune_steps=1), notes, KeepsTrained(), FedAvg(buffers="local"),
         max_rounds=2, clients_per_round=2, engine=engine, precision="64-true", seed=0,
     )  # fmt: skip
-    model = Normed()
+    model = NormedClients()
     trainer.fit(model, data)
     rows, final = table(trainer), {key: value.clone() for key, value in model.state_dict().items()}
     kept = {**notes.trained[1], **notes.trained[2]}
@@ -403,7 +405,7 @@ def test_a_client_without_a_batch_to_train_on_keeps_the_global_model(tmp_path: P
 
 
 def test_the_clients_of_the_round_are_trained_even_if_others_are_drawn_for_the_evaluation(tmp_path: Path) -> None:
-    notes = Notes()
+    notes = NotesModels()
     trainer = trainer_for(
         tmp_path, ClientEvaluation(models=("global", "trained"), num_clients=1), notes, max_rounds=1,
         clients_per_round=3,
@@ -438,7 +440,7 @@ def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
     assert (fits, said) == (([3, 1], False) if breaks == "one by one" else ([], True))
 
 
-class Squares(Scored):
+class RunsAway(ScoredClients):
     """Fits a target by squares, at a rate by which some tens of steps run away."""
 
     def loss(self, batch: Any) -> Tensor:
@@ -454,7 +456,7 @@ def test_a_tuned_model_that_diverges_ends_no_run(engine: Any, tmp_path: Path) ->
         tmp_path, ClientEvaluation(models=("global", "tuned"), tune_steps=99), max_rounds=1, engine=engine,
         local_steps=1,
     )  # fmt: skip
-    trainer.fit(net(Squares), federated_data(20, 5))
+    trainer.fit(net(RunsAway), federated_data(20, 5))
     found = columns(trainer)
     assert not np.isfinite(found["per_client/tuned/loss"][1])
     assert np.isfinite(found["per_client/loss"][1])
@@ -493,7 +495,7 @@ def test_a_resumed_run_evaluates_the_same_models(where: Any, tmp_path: Path) -> 
     assert {"per_client/own/acc_worst", "per_client/tuned/loss_out_before", "per_client/trained/acc"} <= found[0].keys()
 
 
-class Counted(Scored):
+class CountsSamples(ScoredClients):
     """Counts the samples of its passes."""
 
     trained = validated = 0
@@ -515,14 +517,17 @@ class Counted(Scored):
 def test_each_model_costs_the_passes_that_the_page_says(
     models: Any, trained: int, validated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Counted, "trained", 0)
-    monkeypatch.setattr(Counted, "validated", 0)
+    monkeypatch.setattr(CountsSamples, "trained", 0)
+    monkeypatch.setattr(CountsSamples, "validated", 0)
     trainer = trainer_for(
         tmp_path, ClientEvaluation(models=models, tune_epochs=2 if "tuned" in models else None), KeepsTrained(),
         max_rounds=1, engine="sequential", limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(net(Counted), federated_data(*SIZES))
-    assert (Counted.trained - 64, Counted.validated) == (trained, validated)  # the round itself is one epoch
+    trainer.fit(net(CountsSamples), federated_data(*SIZES))
+    assert (CountsSamples.trained - 64, CountsSamples.validated) == (
+        trained,
+        validated,
+    )  # the round itself is one epoch
     assert columns(trainer)["gradients"] == {1: 64}
 
 
