@@ -15,13 +15,17 @@ from lightning_fed.client_algorithms.losses import (
     LossAlgorithm,
 )
 from lightning_fed.client_algorithms.mime import MimeLite
+from lightning_fed.client_algorithms.personal import APFL, Ditto, LocalOnly, PerFedAvg, PFedMe
+from lightning_fed.client_algorithms.sam import FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 
 __all__ = [
+    "APFL",
     "MOON",
     "SCAFFOLD",
     "ClientAlgorithm",
+    "Ditto",
     "FedCM",
     "FedDyn",
     "FedGA",
@@ -30,10 +34,14 @@ __all__ = [
     "FedNTD",
     "FedProx",
     "FedRS",
+    "FedSAM",
     "GradAlign",
     "LinearScaling",
-    "MimeLite",
+    "LocalOnly",
     "LogitAdjustment",
     "LossAlgorithm",
+    "MimeLite",
+    "PFedMe",
+    "PerFedAvg",
     "StatelessSCAFFOLD",
 ]

@@ -15,9 +15,9 @@ __all__ = ["ClientAlgorithm"]
 class ClientAlgorithm(FederatedCallback):
     """Does nothing: plain local training with the module's own optimizer.
 
-    Subclasses shift the start in ``on_client_start``, scale the gradient or add to it in ``on_before_optimizer_step``
-    (the order is scale, add, clip, step), read the result in ``on_client_end`` and write what the client keeps in
-    ``on_client_entered``. At hand, each of shape (d,):
+    Subclasses shift the start in ``on_client_start``, replace the gradient, scale it or add to it in
+    ``on_before_optimizer_step`` (the order is replace, scale, add, clip, step), read the result in ``on_client_end``
+    and write what the client keeps in ``on_client_entered``. At hand, each of shape (d,):
 
     - ``trainer.vector.data``: the live weights; ``trainer.vector.add_to_gradient(term)`` adds to their gradient, and
       ``scale_gradient(factor)`` scales it before, if the class says ``scales_gradient = True``
@@ -27,14 +27,18 @@ class ClientAlgorithm(FederatedCallback):
     - ``trainer.displacement``: set in ``on_client_start`` to take every gradient at the live weights less this vector
     - ``trainer.client_states``: what clients keep from one of their rounds to the next, in any shape, by client id
     - ``trainer.start_gradients``: gradients at w over the clients' full data, as asked for by ``start_gradients``
+    - ``trainer.gradient_at(point, out)``: in ``on_before_optimizer_step``, a second gradient of the step's batch, at
+      another point, if the class says ``takes_second_gradient = True``
 
     Attributes:
         needs_distance: Whether ``Update.distance`` is needed: the client's optimizer must then be SGD.
         over: What the gradients that it asks for are over: all of a client's ``data``, or the ``batch`` that its first
             local step takes.
+        takes_second_gradient: Whether it calls ``trainer.gradient_at``: the batch of each step is kept for it.
         displaces: Whether it moves the point where gradients are taken; only one algorithm of a run can.
         adds_linear_term: Whether it adds a vector of the client's own to every gradient; only one algorithm can.
-        has_own_model: Whether each client has a model of its own besides the global one, which ``load_own`` puts in.
+        has_own_model: Whether each client has a model of its own besides the global one, which ``load_own`` puts in;
+            only one algorithm can.
         server_half: The aggregator that it goes with alone, None if it goes with any.
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
         vectors_up: The same for those that it sends.
@@ -45,6 +49,7 @@ class ClientAlgorithm(FederatedCallback):
     adds_to_gradient = True
     needs_distance: bool = False
     over: Literal["data", "batch"] = "data"
+    takes_second_gradient: bool = False
     displaces: bool = False
     adds_linear_term: bool = False
     has_own_model: bool = False

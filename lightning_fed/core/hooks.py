@@ -11,7 +11,7 @@ Order within ``fit``::
             on_client_start             may shift the start
             for each local step
                 on_local_step_start     may move the weights
-                on_before_optimizer_step  may scale the gradient, then add to it (then clipping, then the step)
+                on_before_optimizer_step  may replace the gradient, then scale it, then add to it (then clipping, step)
             on_client_end               may edit the update in place
             on_client_entered           the update is part of the round; client state is written here
         on_before_server_step
@@ -146,6 +146,9 @@ class TrainerLike(Protocol):
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Adds up a tensor over all processes, in place; called by all, in a hook that is called once a round."""
 
+    def gradient_at(self, point: Tensor, out: Tensor, part: tuple[int, int] | None = None) -> None:
+        """Writes the gradient of the step's batch, or of part k of n, at other live weights to `out`, both (d,)."""
+
 
 class FederatedCallback(Callback):
     """A Lightning callback with the hooks of a federated round; every Lightning hook listed above works too.
@@ -157,6 +160,8 @@ class FederatedCallback(Callback):
             one hook to a later one must be in ``ClientAlgorithm.scratch``.
         adds_to_gradient: Whether ``on_before_optimizer_step`` adds a term. Terms are added in alphabetical order of
             their classes' names, whatever the order of the list, and before other callbacks' hook of this name runs.
+        replaces_gradient: Whether ``on_before_optimizer_step`` writes another gradient in place of that of the loss:
+            such a hook comes first. Only one client algorithm of a run can.
         scales_gradient: Whether ``on_before_optimizer_step`` scales the gradient of the loss: such a hook comes before
             all that add a term. Only one client algorithm of a run can.
         needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; gradients
@@ -165,6 +170,7 @@ class FederatedCallback(Callback):
 
     stacks: bool = False
     adds_to_gradient: bool = False
+    replaces_gradient: bool = False
     scales_gradient: bool = False
     needs: Need = Need.NOTHING
 
@@ -252,7 +258,7 @@ class HookCaller:
         empty = (None, *(getattr(base, hook, None) for base in bases))
         callbacks = self.callbacks
         if hook == "on_before_optimizer_step":
-            kinds = ("scales_gradient", "adds_to_gradient")
+            kinds = ("replaces_gradient", "scales_gradient", "adds_to_gradient")
             first = [cb for cb in callbacks if any(getattr(cb, kind, False) for kind in kinds)]
             others = [cb for cb in callbacks if cb not in first]
             callbacks = [*sorted(first, key=_place_in_step), *others]
@@ -272,6 +278,7 @@ class HookCaller:
         return found + ([getattr(own, hook)] if module and overrides(own, hook) else [])
 
 
-def _place_in_step(callback: Any) -> tuple[bool, str]:
-    """Puts what scales the gradient first, and what adds to it in the order of names."""
-    return not getattr(callback, "scales_gradient", False), type(callback).__qualname__
+def _place_in_step(callback: Any) -> tuple[bool, bool, str]:
+    """Puts what replaces the gradient first, then what scales it, and what adds to it in the order of names."""
+    replaces, scales = (getattr(callback, kind, False) for kind in ("replaces_gradient", "scales_gradient"))
+    return not replaces, not scales, type(callback).__qualname__

@@ -6,7 +6,7 @@ global random state: every stream is derived anew with ``numpy.random.SeedSequen
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -17,8 +17,8 @@ from lightning_fed.core.devices import device_streams, seed_devices, set_device_
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "Purpose", "generator_for", "isolated_streams", "numpy_generator_for", "run_seed", "seed_everywhere", "seed_for",
-    "seeds_for",
+    "Purpose", "generator_for", "isolated_streams", "kept_streams", "numpy_generator_for", "run_seed",
+    "seed_everywhere", "seed_for", "seeds_for",
 ]  # fmt: skip
 
 
@@ -86,6 +86,20 @@ def seed_everywhere(seed: int) -> None:
     seed_devices(seed)
 
 
+def kept_streams(devices: bool = True) -> Callable[[], None]:
+    """Returns what puts the global streams back to where they are now, those of ``devices`` too or the CPU's alone."""
+    state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002  # as above
+    others = device_streams() if devices else []
+
+    def put_back() -> None:
+        random.setstate(state[0])
+        np.random.set_state(state[1])  # noqa: NPY002  # as above
+        torch.default_generator.set_state(state[2])
+        set_device_streams(others)
+
+    return put_back
+
+
 @contextmanager
 def isolated_streams(seed: int | None = None) -> Iterator[None]:
     """Restores the global streams at the end of the block, also after an exception.
@@ -94,21 +108,15 @@ def isolated_streams(seed: int | None = None) -> Iterator[None]:
         seed: Seeds the CPU streams within the block and leaves those of devices alone. A user's transform draws from
             them; without a seed its draws would depend on earlier clients, and would change what dropout draws.
     """
-    state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002  # as above
-    others: list[torch.Tensor] = []
+    put_back = kept_streams(devices=seed is None)
     if seed is not None:
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # as above
         torch.default_generator.manual_seed(seed)
-    else:
-        others = device_streams()
     try:
         yield
     finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002  # as above
-        torch.default_generator.set_state(state[2])
-        set_device_streams(others)
+        put_back()
 
 
 def run_seed() -> int:

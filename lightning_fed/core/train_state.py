@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
@@ -133,6 +133,13 @@ def names_kept(module: nn.Module) -> frozenset[str]:
     )
 
 
+def _no_second_gradient(*_: Any, **__: Any) -> NoReturn:
+    raise FederatedError(
+        "Expected `takes_second_gradient = True` of a client algorithm whose `on_before_optimizer_step` calls "
+        "`trainer.gradient_at`, got none: nobody keeps the batch otherwise."
+    )
+
+
 @dataclass
 class TrainState:
     """What one ``fit`` works on: the global model, the live one, and where the run stands.
@@ -171,6 +178,7 @@ class TrainState:
     recorder: MetricRecorder = field(default_factory=MetricRecorder)
     displacement: Tensor | None = None
     start_gradients: StartGradients | None = None
+    gradient_at: Callable[..., None] = _no_second_gradient
     client: Client | None = None
     round: int = 0
     finished_round: int = 0
@@ -245,7 +253,8 @@ class TrainState:
         """Makes the module an ordinary one again; returns what can still be read."""
         self.client_states.close()
         self.vector.release()
-        return NoState(**{name: value for name, value in vars(self).items() if name not in ("client_states", "vector")})
+        gone = ("client_states", "vector", "gradient_at")
+        return NoState(**{name: value for name, value in vars(self).items() if name not in gone})
 
 
 class NoStateError(FederatedError, AttributeError):

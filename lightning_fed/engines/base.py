@@ -44,6 +44,7 @@ class Engine(ABC):
         max_steps: Local steps of the client that took most, in this round.
         bytes_up: What the updates of this round took on their way to the server.
         samples: Samples that went through local steps in this round.
+        more_samples: Samples whose gradient was taken once more, at a client's end or at another point of its steps.
         divergence: Who was left out in this round.
         at_work: Clients that train at once now, or the one whose update enters the round.
     """
@@ -59,7 +60,7 @@ class Engine(ABC):
             self.watch.guarded(name, hooks.bound(name)) for name in ("on_client_end", "on_client_entered")
         )
         self.step_start_hooks = hooks.bound("on_local_step_start")
-        self.max_steps = self.samples = self.end_samples = self.bytes_up = 0
+        self.max_steps = self.samples = self.more_samples = self.bytes_up = 0
         self.at_work: tuple[Client, ...] = ()
         self.divergence = DivergenceWatch(state, options, self.processes)
         most = state.source.batch_size if options.local_steps is not None else None
@@ -134,7 +135,7 @@ class Engine(ABC):
     @property
     def full_gradient_samples(self) -> int:
         """Samples whose gradient, or loss alone, an algorithm had computed in this round apart from local steps."""
-        return self.start_gradients.samples + self.end_samples
+        return self.start_gradients.samples + self.more_samples
 
     def train(self, cohort: Cohort) -> ReducedUpdate:
         """Trains every client of the cohort and reduces their updates.
@@ -149,7 +150,7 @@ class Engine(ABC):
         own = self.assignment.own(cohort)
         self.reducer.reset(len(own))
         self.divergence.start_round(len(cohort.clients))
-        self.max_steps = self.samples = self.end_samples = self.bytes_up = 0
+        self.max_steps = self.samples = self.more_samples = self.bytes_up = 0
         state.start_round()
         state.buffers.start_round()
         self.watch.expect_parameters()
@@ -193,12 +194,12 @@ class Engine(ABC):
         """Brings together what each process has found out about its own clients of a round, in one exchange."""
         assert isinstance(self.reducer, SharedReducer)
         start, kept = self.start_gradients, self.assignment.keeps
-        counts = (self.samples, self.end_samples, start.samples, self.bytes_up, self.max_steps)
+        counts = (self.samples, self.more_samples, start.samples, self.bytes_up, self.max_steps)
         logged = logged_here(self.recorder, self.module)
         left_out = self.divergence.clients, self.divergence.failed
         everyone = self.processes.exchange((counts, left_out, kept, self.reducer.entries(), logged), "training")
         numbers, all_left_out, keep, entries, all_logged = zip(*everyone, strict=True)
-        self.samples, self.end_samples, start.samples, self.bytes_up = map(sum, list(zip(*numbers, strict=True))[:4])
+        self.samples, self.more_samples, start.samples, self.bytes_up = map(sum, list(zip(*numbers, strict=True))[:4])
         self.max_steps = max(part[4] for part in numbers)
         failed = {client: what for _, part in all_left_out for client, what in part.items()}
         self.divergence.settle(sorted(client for part, _ in all_left_out for client in part), failed)
@@ -260,7 +261,7 @@ class Engine(ABC):
 
     def _end_gradient(self, client: Client, out: Tensor) -> Tensor:
         """Computes the gradient where the client ended, without a displacement of its start; returns the loss."""
-        self.end_samples += client.num_samples
+        self.more_samples += client.num_samples
         return self._at_end(self.full_gradient, client, out)
 
     def _at_end(self, gradient: FullGradient, client: Client, out: Tensor | None) -> Tensor:
@@ -276,7 +277,7 @@ class Engine(ABC):
     def _own_loss(self, client: Client, losses: FullGradient) -> Tensor:
         """Computes f_i by a pass of its own, at w or where the client ended; the module stays the trained one."""
         state = self.state
-        self.end_samples += losses.count(client)
+        self.more_samples += losses.count(client)
         if self.aggregator.losses_at == "end":
             return self._at_end(losses, client, None)
         weights, buffers = state.vector.data.clone(), state.buffers.live.copy()

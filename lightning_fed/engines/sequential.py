@@ -15,6 +15,7 @@ from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import ClientOrders, explained_batches, read_batches, samples_in_epoch
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.manual_step import ManualStep
+from lightning_fed.engines.second_pass import BatchGradient
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import difference
 
@@ -39,6 +40,8 @@ class SequentialEngine(Engine):
         self.module_batch_start = module.on_train_batch_start if overrides(module, "on_train_batch_start") else None
         if self.gradient_at == "last_step":
             self.step.last_gradient = self.gradient
+        if isinstance(self.step, LocalStep) and any(algorithm.takes_second_gradient for algorithm in self.algorithms):
+            BatchGradient(self, self.step)
         self.orders: Iterator[Any] = iter(())
         self.step_options: list[tuple[float, float]] = []
         if self.needs_distance:  # read as a step ends: hooks change rates up to the last moment, and steps are skipped

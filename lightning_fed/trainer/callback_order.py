@@ -29,6 +29,13 @@ WORKING = (
 BARS = ("TQDMProgressBar", "RichProgressBar")
 # Those of the trainer's own in whose place the user may give one.
 _REPLACEABLE = (FederatedCheckpoint, ModelSummary)
+# What one client algorithm of a run alone can do.
+_ONE_OF = {
+    "displaces": "displaces the point where gradients are taken",
+    "replaces_gradient": "replaces the gradient, as the second would take the first one's for that of the loss",
+    "scales_gradient": "scales the gradient, as the second would scale the first one's term too",
+    "has_own_model": "gives each client a model of its own",
+}
 _WHOLE = "start a run of the whole model from its checkpoint by `--weights`"
 # The others, and what to do instead.
 INSTEAD = {
@@ -105,23 +112,17 @@ def _expect_own_states(callbacks: list[Callback]) -> None:
 
 
 def _expect_one_of_each(algorithms: list[ClientAlgorithm]) -> None:
-    """Refuses a client algorithm given twice, two that move where gradients are taken, and two that scale them."""
+    """Refuses a client algorithm given twice, and two of those of which there can be one."""
     names = [type(algorithm).__name__ for algorithm in algorithms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise FederatedError(f"Expected each client algorithm once, got {twice} twice: leave one out of `--client`.")
-    moving = [type(algorithm).__name__ for algorithm in algorithms if algorithm.displaces]
-    if len(moving) > 1:
-        raise FederatedError(
-            f"Expected one client algorithm that displaces the point where gradients are taken, got "
-            f"{' and '.join(moving)}: leave one out of `--client`."
-        )
-    scaling = [type(algorithm).__name__ for algorithm in algorithms if algorithm.scales_gradient]
-    if len(scaling) > 1:
-        raise FederatedError(
-            f"Expected one client algorithm that scales the gradient, as the second would scale the first one's term "
-            f"too, got {' and '.join(scaling)}: leave one out of `--client`."
-        )
+    for kind, what in _ONE_OF.items():
+        found = [type(algorithm).__name__ for algorithm in algorithms if getattr(algorithm, kind)]
+        if len(found) > 1:
+            raise FederatedError(
+                f"Expected one client algorithm that {what}, got {' and '.join(found)}: leave one out of `--client`."
+            )
 
 
 def _expect_served_needs(callbacks: list[Callback], aggregator: Aggregator) -> None:

@@ -13,7 +13,8 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
 
     Each client that entered gets the model and sends its update, which says its bytes: one communication round. Vectors
     that methods send besides have the model's length d; buffers travel with the model if they are averaged. An exchange
-    before training (gradients up, their mean down) is a communication round of its own, however many methods use it.
+    before training (gradients up, their mean down) is a communication round of its own, however many methods use it;
+    where nothing is sent there is none.
     Reductions, losses and counts are scalars and not counted. ``gradients`` are samples whose gradient was computed, or
     their loss alone for a rule that asks for the clients' losses.
     """
@@ -31,7 +32,7 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
     return {
         "samples": engine.samples,
         "gradients": engine.samples + engine.full_gradient_samples,
-        "comm/rounds": 1 + exchanges if clients else 0,
+        "comm/rounds": bool(down or up or engine.bytes_up) + exchanges if clients else 0,
         "comm/bytes_down": ((down + exchanges) * vector + buffers) * clients,
         "comm/bytes_up": engine.bytes_up + ((up + exchanges) * vector + buffers) * clients,
     }

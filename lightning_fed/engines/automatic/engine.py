@@ -47,10 +47,11 @@ class AutomaticEngine(VectorizedEngine):
 
     def _try_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update] | None:
         """Trains clients at once; None if that failed for any reason: the next try is with fewer, or one at a time."""
-        state, logged, counted = self.state, self.recorder.series, self.start_gradients.samples
+        state, logged = self.state, self.recorder.series
+        counted = self.start_gradients.samples, self.more_samples
         trained, reason, fewer = attempt(lambda: self._train_chunk(clients), lambda: len(clients))
         if trained is None:
-            self.recorder.series, self.start_gradients.samples = logged, counted
+            self.recorder.series, (self.start_gradients.samples, self.more_samples) = logged, counted
             state.leave_client()
             state.vector.refresh()
             if fewer:
@@ -103,7 +104,7 @@ class AutomaticEngine(VectorizedEngine):
 
     def _one_by_one(self, alone: SequentialEngine, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains clients with the sequential engine, as part of this engine's round."""
-        alone.start, alone.samples, alone.end_samples = self.start, 0, 0
+        alone.start, alone.samples, alone.more_samples = self.start, 0, 0
         yield from alone.updates(clients)
         self.samples += alone.samples
-        self.end_samples += alone.end_samples
+        self.more_samples += alone.more_samples

@@ -19,6 +19,7 @@ from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.lanes import Lanes
 from lightning_fed.engines.vectorized.log import LaneLog
 from lightning_fed.engines.vectorized.refusals import CannotStack, explained_refusals
+from lightning_fed.engines.vectorized.second_pass import StackedBatchGradient
 from lightning_fed.engines.vectorized.step import StackedStep
 
 __all__ = ["VectorizedEngine"]
@@ -52,6 +53,10 @@ class VectorizedEngine(Engine):
         self.kept_gradients: Tensor | None = None
         self.started: dict[int, dict[str, LoggedValue]] = {}  # what each lane's start has logged
         self.gradient_hooks = self.hooks.bound("on_before_optimizer_step")
+        self.second: StackedBatchGradient | None = None
+        if any(algorithm.takes_second_gradient for algorithm in self.algorithms):
+            self.second = StackedBatchGradient(self)
+            self.gradient_hooks = self.second.within(self.gradient_hooks)
         self.client_start_hooks = self.hooks.bound("on_client_start")
         self.ended: dict[int, tuple[Tensor, Tensor]] = {}  # gradient and loss where a client ended, by its id
         # Only its options are used. Without this, a schedule would warn that it steps before its optimizer does.
@@ -144,6 +149,8 @@ class VectorizedEngine(Engine):
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             out = (lanes.gradients if run.first else lanes.further_gradients)[run.lanes]
             own = self._own_of(run.lanes)
+            if self.second is not None:
+                self.second.note(run, buffers, own)
             logged, totals = self.step(weights, buffers, run.batch, run.batch_idx, run.size, out, own)
             if not run.first:
                 lanes.gradients[run.lanes].add_(out)
@@ -213,7 +220,7 @@ class VectorizedEngine(Engine):
         """Returns the loss where a client ended, and its gradient there in ``out``; see ``Engine``."""
         if client.id not in self.ended:
             return super()._end_gradient(client, out)
-        self.end_samples += client.num_samples
+        self.more_samples += client.num_samples
         gradient, loss = self.ended[client.id]
         out.copy_(gradient)
         return loss

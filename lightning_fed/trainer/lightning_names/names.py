@@ -119,9 +119,8 @@ class LightningNames:
     cohort_size: int = forwarded("train_state.cohort_size", "Clients drawn in a round.")
     client_sizes: npt.NDArray[np.int64] = forwarded("train_state.source.sizes", "Training samples of each client.")
     batch_size: int = forwarded("train_state.source.batch_size", "Samples in a batch of a client.")
-    by_samples: bool = forwarded(
-        "aggregator.by_samples", "Whether a client's weight in the step depends on its samples."
-    )
+    gradient_at: Callable[..., None] = forwarded("train_state.gradient_at", "A second gradient of a step's batch.")
+    by_samples: bool = forwarded("aggregator.by_samples", "Whether a client's weight depends on its samples.")
     update_weight: Callable[[Client], float] = forwarded("aggregator.update_weight", "A client's weight in the step.")
     engine_choice: dict[str, Any] | None = forwarded("train_state.engine_choice", "The engine in use, and why.")
 
