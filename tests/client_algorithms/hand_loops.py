@@ -98,11 +98,15 @@ class FedAvgByHand:
     def train(self, i: int, start: np.ndarray, batches: list[np.ndarray]) -> np.ndarray:
         w, step = start, OPTIMIZERS[self.optimizer]()
         for rows in batches:
-            gradient = self.scale * self.problem.gradient(w - self.shift(i), rows) + self.term(i, w - start)
+            gradient = self.scale * self.gradient(i, w, rows) + self.term(i, w - start)
             if self.clip is not None:
                 gradient = gradient * min(1, self.clip / (np.linalg.norm(gradient) + 1e-6))
             w = self.step(i, step, w, gradient)
         return w
+
+    def gradient(self, i: int, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The gradient of the loss that a step is taken by, before it is scaled and added to."""
+        return self.problem.gradient(w - self.shift(i), rows)
 
     def step(self, i: int, step: Any, w: Any, gradient: Any) -> Any:
         """A step at the client's own rate: what it changes is in proportion to it."""

@@ -11,20 +11,27 @@ import pytest
 from lightning_fed import client_algorithms
 from lightning_fed.aggregators import FedAvg, FedDynServer, FedNova
 from lightning_fed.client_algorithms import (
+    APFL,
     SCAFFOLD,
     ClientAlgorithm,
+    Ditto,
     FedCM,
     FedDyn,
     FedGA,
     FedProx,
+    FedSAM,
     GradAlign,
     LinearScaling,
+    LocalOnly,
     LossAlgorithm,
     MimeLite,
+    PerFedAvg,
+    PFedMe,
     StatelessSCAFFOLD,
 )
 from tests.client_algorithms import hand_loops as hand
-from tests.client_algorithms.client_runs import fit
+from tests.client_algorithms import second_loops as second
+from tests.client_algorithms.client_runs import Kept, fit
 from tests.client_algorithms.known_clients import SIZES, Logistic, Quadratic
 
 ROUNDS = 4
@@ -80,6 +87,16 @@ CASES = {
     ),
     "FedNova with FedProx": Case(partial(FedProx, 0.7), partial(hand.FedNovaByHand, mu=0.7), FedNova),
 }
+CASES |= {
+    "FedSAM": Case(partial(FedSAM, 0.3), partial(second.FedSAMByHand, rho=0.3), optimizers=ALL),
+    "PerFedAvg": Case(partial(PerFedAvg, 0.2), partial(second.PerFedAvgByHand, inner=0.2), optimizers=ALL),
+    "PFedMe": Case(
+        partial(PFedMe, 3.0, 4, 0.1), partial(second.PFedMeByHand, lam=3.0, steps=4, lr=0.1), optimizers=ALL
+    ),
+    "LocalOnly": Case(LocalOnly, second.LocalOnlyByHand, optimizers=ALL),
+    "Ditto": Case(partial(Ditto, 0.8), partial(second.DittoByHand, lam=0.8), optimizers=ALL),
+    "APFL": Case(partial(APFL, 0.3), partial(second.APFLByHand, alpha=0.3), optimizers=ALL),
+}
 PROBLEMS = {"quadratic": Quadratic(), "logistic": Logistic()}
 
 
@@ -97,8 +114,9 @@ def grid() -> list[tuple[str, str, str, str]]:
 def test_rounds_are_those_of_a_loop_by_hand(name: str, optimizer: str, problem: str, weighting: str) -> None:
     case, clients = CASES[name], PROBLEMS[problem]
     made = case.make()
+    kept = Kept(made)
     tape = fit(
-        clients, *([made] if made is not None else []), case.server(weighting=weighting), optimizer=optimizer,
+        clients, *([made, kept] if made is not None else []), case.server(weighting=weighting), optimizer=optimizer,
         max_rounds=ROUNDS, cohorts=COHORTS, **case.options,
     )  # fmt: skip
     loop = case.by_hand(clients, optimizer, weighting)
@@ -108,6 +126,11 @@ def test_rounds_are_those_of_a_loop_by_hand(name: str, optimizer: str, problem: 
         np.testing.assert_allclose(tape.weights[round], expected, rtol=1e-10, atol=1e-11)
         for i, update in loop.updates.items():
             np.testing.assert_allclose(tape.updates[round][i], update, rtol=1e-10, atol=1e-11)
+        for i, own in loop.own.items() if isinstance(loop, second.OwnByHand) else ():
+            np.testing.assert_allclose(kept.own[round][i], own, rtol=1e-10, atol=1e-11)
+    if isinstance(loop, second.LocalOnlyByHand):
+        assert np.array_equal(tape.weights[-1], clients.start)
+        return
     assert np.abs(tape.weights[-1] - clients.start).max() > 0.01
 
 

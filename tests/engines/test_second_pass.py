@@ -184,7 +184,7 @@ def test_many_clients_at_once_get_what_each_gets_alone(part: Any, tmp_path: Path
 
 REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "accumulation": (
-        {"accumulate_grad_batches": 2}, None, r"`--trainer.accumulate_grad_batches 1` for FedSAM, .* got 2: .*batch_size"
+        {"accumulate_grad_batches": 2}, None, r"`--trainer.accumulate_grad_batches 1` for FedSAM, .* got 2: .*"
     ),
     "compile": ({"compile": True}, None, r"`--trainer.compile false` for FedSAM, .*, got default"),
     "LBFGS": ({}, lambda m: torch.optim.LBFGS(m.parameters()), r"one gradient in a step for FedSAM, .* got LBFGS"),
@@ -234,7 +234,7 @@ class AtTheEnd(ClientAlgorithm):
         (Asks(lambda t: t.gradient_at(t.vector.data, t.vector.grad, part=(2, 2))), r"^Expected `part` .* got \(2, 2\)"),
         (
             Asks(lambda t: t.gradient_at(t.vector.data, t.vector.grad, part=(0, 9))),
-            r"at least 9 samples.* Asks .* of 8",
+            r"least 9 samples.* Asks .* of 8",
         ),
     ],
 )

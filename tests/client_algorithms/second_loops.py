@@ -1,0 +1,136 @@
+"""The methods that take a second gradient, or whose clients have models of their own, in NumPy: see ``hand_loops``."""
+
+from typing import Any
+
+import numpy as np
+
+from tests.client_algorithms.hand_loops import OPTIMIZERS, FedAvgByHand, FedCMByHand
+
+
+class Sam(FedAvgByHand):
+    """Qu et al., Algorithm 1, over any of the loops."""
+
+    rho = 0.0
+
+    def gradient(self, i: int, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        uphill = super().gradient(i, w, rows)
+        return super().gradient(i, w + self.rho * uphill / np.sqrt((uphill**2).sum()), rows)
+
+
+class FedSAMByHand(Sam):
+    def __init__(self, *args: Any, rho: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rho = rho
+
+
+class MoFedSAMByHand(Sam, FedCMByHand):
+    """The same with the gradient of FedCM: α ∇f(w̃) + (1 - α) m."""
+
+    def __init__(self, *args: Any, rho: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rho = rho
+
+
+class PerFedAvgByHand(FedAvgByHand):
+    """Fallah et al., Algorithm 1, first-order, or with the Hessian's product by differences."""
+
+    def __init__(self, *args: Any, inner: float, delta: float | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.inner, self.delta = inner, delta
+
+    def gradient(self, i: int, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        count = 2 if self.delta is None else 3
+        bounds = [len(rows) * k // count for k in range(count + 1)]
+        parts = [rows[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        u = self.problem.gradient(w - self.inner * self.problem.gradient(w, parts[0]), parts[1])
+        if self.delta is None:
+            return u
+        above, below = (self.problem.gradient(w + side * self.delta * u, parts[2]) for side in (1, -1))
+        return u - self.inner * (above - below) / (2 * self.delta)
+
+
+class OwnByHand(FedAvgByHand):
+    """What methods with own models share.
+
+    Attributes:
+        own: v_i of each client that has one.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.own: dict[int, np.ndarray] = {}
+
+    def shown(self, i: int) -> np.ndarray:
+        """A client's own model after the round."""
+        return self.own.get(i, self.w)
+
+
+class LocalOnlyByHand(OwnByHand):
+    """Each client by itself."""
+
+    def train(self, i: int, start: np.ndarray, batches: list[np.ndarray]) -> np.ndarray:
+        self.own[i] = super().train(i, self.own.get(i, start), batches)
+        return start
+
+
+class PFedMeByHand(OwnByHand):
+    """Dinh et al., Algorithm 1, with K steps of gradient descent from w_i for θ."""
+
+    def __init__(self, *args: Any, lam: float, steps: int, lr: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lam, self.inner_steps, self.inner_lr = lam, steps, lr
+
+    def gradient(self, i: int, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        theta = w
+        for _ in range(self.inner_steps):
+            theta = theta - self.inner_lr * (self.problem.gradient(theta, rows) + self.lam * (theta - w))
+        self.own[i] = theta
+        return self.lam * (w - theta)
+
+
+class StepsByHand(OwnByHand):
+    """A step of v_i beside each of w_i, with its own state of the optimizer."""
+
+    def train(self, i: int, start: np.ndarray, batches: list[np.ndarray]) -> np.ndarray:
+        w, v = start, self.own.get(i, self.w)
+        step, own_step = OPTIMIZERS[self.optimizer](), OPTIMIZERS[self.optimizer]()
+        for rows in batches:
+            v, w = (
+                self.step(i, own_step, v, self.own_gradient(i, v, w, rows)),
+                self.step(i, step, w, self.problem.gradient(w, rows)),
+            )
+        self.own[i] = v
+        return w
+
+    def own_gradient(self, i: int, v: np.ndarray, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+class DittoByHand(StepsByHand):
+    """Li et al., Algorithm 1."""
+
+    def __init__(self, *args: Any, lam: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lam = lam
+
+    def own_gradient(self, i: int, v: np.ndarray, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return self.problem.gradient(v, rows) + self.lam * (v - self.w)
+
+
+class APFLByHand(StepsByHand):
+    """Deng et al., Algorithm 1; α adapts at the rate of the step, from its gradient ⟨v - w, ∇f(v̄)⟩."""
+
+    def __init__(self, *args: Any, alpha: float, rate: float = 0.0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.start, self.rate = alpha, rate
+        self.alphas: dict[int, float] = {}
+
+    def own_gradient(self, i: int, v: np.ndarray, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        alpha = self.alphas.get(i, self.start)
+        gradient = self.problem.gradient(alpha * v + (1 - alpha) * w, rows)
+        self.alphas[i] = min(1.0, max(0.0, alpha - self.rate * float((v - w) @ gradient)))
+        return alpha * gradient
+
+    def shown(self, i: int) -> np.ndarray:
+        alpha = self.alphas.get(i, self.start)
+        return alpha * self.own.get(i, self.w) + (1 - alpha) * self.w
