@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_fed.client_algorithms import (
+    APFL,
     MOON,
     SCAFFOLD,
     ClientAlgorithm,
+    Ditto,
     FedCM,
     FedDyn,
     FedGA,
@@ -15,14 +17,18 @@ from lightning_fed.client_algorithms import (
     FedNTD,
     FedProx,
     FedRS,
+    FedSAM,
     GradAlign,
     LinearScaling,
+    LocalOnly,
     LogitAdjustment,
     MimeLite,
+    PerFedAvg,
+    PFedMe,
     StatelessSCAFFOLD,
 )
 
-__all__ = ["ALONE", "CLIENTS", "CLIENT_LIMITS", "TOGETHER", "Local"]
+__all__ = ["ALONE", "BESIDE", "CLIENTS", "CLIENT_LIMITS", "TOGETHER", "UNSENT", "Local"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,13 @@ ALONE = {
     "MOON": Local(lambda: [MOON(5.0)]),
     "FedNTD": Local(lambda: [FedNTD(3.0)]),
     "FedIIR": Local(lambda: [FedIIR(1.0, ema=0.5)]),
+    "FedSAM": Local(lambda: [FedSAM(0.5)]),
+    "PFedMe": Local(lambda: [PFedMe(4.0, 3, 0.1)]),
+    "PerFedAvg": Local(lambda: [PerFedAvg(0.5)], ("none on all data",), full_batch=True),
 }
+# The global model is what it is without them, and what it was at the start.
+BESIDE = {"Ditto": Local(lambda: [Ditto(0.5)]), "APFL": Local(lambda: [APFL(0.5)])}
+UNSENT = {"LocalOnly": Local(lambda: [LocalOnly()], rule="FedAvg")}
 TOGETHER = {
     "FedGA on FedProx": Local(lambda: [FedProx(2.0), FedGA(0.5)], ("FedProx", "FedGA")),
     "FedGA on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedGA(0.5)], ("SCAFFOLD", "FedGA")),
@@ -81,11 +93,17 @@ TOGETHER = {
     "FedNTD on FedRS": Local(lambda: [FedRS(0.0), FedNTD(3.0)], ("FedRS", "FedNTD")),
     "FedIIR on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedIIR(1.0, ema=0.5)], ("SCAFFOLD", "FedIIR")),
     "FedProx on FedDyn": Local(lambda: [FedDyn(), FedProx(2.0)], ("FedDyn", "FedProx"), "FedDynServer"),
+    "MoFedSAM": Local(lambda: [FedSAM(0.5), FedCM(0.3)], ("FedSAM", "FedCM")),
+    "FedSAM on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedSAM(0.5)], ("SCAFFOLD", "FedSAM")),
+    "FedGA on FedSAM": Local(lambda: [FedSAM(0.5), FedGA(0.5)], ("FedSAM", "FedGA")),
+    "FedProx on PFedMe": Local(lambda: [PFedMe(4.0, 3, 0.1), FedProx(2.0)], ("PFedMe", "FedProx")),
 }
 CLIENTS = {**ALONE, **TOGETHER}
 
 # Other orders and forms, and algorithms at their limit or beside it: not part of the grid.
 CLIENT_LIMITS = {
+    **BESIDE,
+    **UNSENT,
     "none": Local(list),
     "none on all data": Local(list, full_batch=True),
     "FedProx on FedGA": Local(lambda: [FedGA(0.5), FedProx(2.0)]),
@@ -106,6 +124,7 @@ CLIENT_LIMITS = {
     "MOON at 0": Local(lambda: [MOON(0.0)]),
     "FedNTD at 0": Local(lambda: [FedNTD(0.0)]),
     "FedIIR at 0": Local(lambda: [FedIIR(0.0)]),
+    "FedSAM at 0": Local(lambda: [FedSAM(0.0)]),
     "FedGA at 0": Local(lambda: [FedGA(0.0)]),
     "FedGA step at 0": Local(lambda: [FedGA(0.0, form="step")]),
     "FedGA global at 0": Local(lambda: [FedGA(0.0, measure_from="global")]),

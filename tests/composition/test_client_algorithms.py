@@ -15,10 +15,11 @@ from lightning_fed.client_algorithms import (
     GradAlign,
     LinearScaling,
     LossAlgorithm,
+    PerFedAvg,
     StatelessSCAFFOLD,
 )
 from lightning_fed.errors import FederatedError
-from tests.composition.client_parts import ALONE, CLIENT_LIMITS, CLIENTS, TOGETHER, Local
+from tests.composition.client_parts import ALONE, BESIDE, CLIENT_LIMITS, CLIENTS, TOGETHER, UNSENT, Local
 from tests.composition.composition_parts import (
     MASKED,
     MASKS,
@@ -46,7 +47,7 @@ VANISHING = [
     *(name for name in CLIENTS if "FedGA" in name),
     "all three",
 ]
-AT_LIMIT = [name for name in CLIENT_LIMITS if name.endswith((" at 0", "FedRS at 1", "round 4"))]
+AT_LIMIT = [*BESIDE, *(name for name in CLIENT_LIMITS if name.endswith((" at 0", "FedRS at 1", "round 4")))]
 FULL_PARTICIPATION = ["SCAFFOLD on all data", "stateless on all data"]
 
 
@@ -95,12 +96,14 @@ def fit(*callbacks: Any, net: Net | None = None, batch_size: int = 1000, **optio
 
 def test_every_client_algorithm_of_the_package_is_in_the_suite() -> None:
     kinds = {kind for kind in leaves(ClientAlgorithm) if not kind.__name__.startswith("_")} - {LossAlgorithm}
-    alone = [local.make() for local in ALONE.values()]
+    apart = {type(local.make()[0]) for local in (*BESIDE.values(), *UNSENT.values())}
+    alone = [local.make() for local in (*ALONE.values(), *BESIDE.values(), *UNSENT.values())]
     assert all(len(made) == 1 for made in alone)
     assert {type(made[0]) for made in alone} == kinds, "say in ALONE how the client algorithm is made"
     assert all(kind.__name__ in client_algorithms.__all__ for kind in kinds)
     # An algorithm whose one step leaves nothing to others, or that goes with another's data, is not combined.
-    assert {type(one) for local in TOGETHER.values() for one in local.make()} == kinds - {GradAlign, LinearScaling}
+    single = {GradAlign, LinearScaling, PerFedAvg}
+    assert {type(one) for local in TOGETHER.values() for one in local.make()} == kinds - apart - single
 
 
 @pytest.mark.parametrize(("client", "rule", "mask"), graded(GRID, quick=8))
@@ -134,6 +137,30 @@ def test_at_its_limit_an_algorithm_changes_no_bit(rule: str) -> None:
 )
 def test_no_limit_changes_a_bit(client: str, options: dict[str, Any]) -> None:
     assert same(run("FedAvg", client=client, **options), run("FedAvg", client=local_of(client).without[0], **options))
+
+
+@pytest.mark.parametrize(
+    ("client", "rule", "mask"),
+    graded(
+        [
+            (client, rule, mask)
+            for client in BESIDE
+            for rule in RULES
+            if rule != "FedDynServer"
+            for mask in ("none", "soft")
+            if rule in MASKED or mask == "none"
+        ],
+        quick=2,
+    ),
+)
+def test_own_models_beside_leave_every_rule_its_global_model_to_the_bit(client: str, rule: str, mask: str) -> None:
+    assert same(run(rule, mask, client=client), run(rule, mask))
+
+
+def test_clients_that_send_nothing_leave_the_global_model_as_it_was() -> None:
+    here = run("FedAvg", client="LocalOnly", buffers="local")
+    assert torch.equal(here.weights, torch.cat([p.detach().flatten() for p in start().parameters()]))
+    assert here.logged["comm/bytes_up"] == here.logged["comm/bytes_down"] == here.logged["comm/rounds"] == 0
 
 
 @pytest.mark.parametrize("rule", FEW_RULES)
@@ -278,7 +305,7 @@ def test_pairs_without_meaning_are_refused_by_name_in_either_order(one: Any, oth
             fit(first(), second(), aggregators.FedDynServer())
 
 
-@pytest.mark.parametrize("kind", [type(local.make()[0]) for local in ALONE.values()])
+@pytest.mark.parametrize("kind", [type(local.make()[0]) for local in {**ALONE, **BESIDE, **UNSENT}.values()])
 def test_an_algorithm_given_twice_is_refused(kind: Any) -> None:
     with pytest.raises(FederatedError, match=f"^Expected each client algorithm once, got {kind.__name__} twice: .*"):
         fit(kind(), FedProx() if kind is not FedProx else FedGA(), kind())

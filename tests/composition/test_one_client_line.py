@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_fed.cli import FederatedCLI, main
-from tests.composition.client_parts import ALONE
+from tests.composition.client_parts import ALONE, BESIDE, UNSENT
 from tests.parts import quick_first
 
 pytestmark = pytest.mark.slow
@@ -25,6 +25,12 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=LinearScaling", "--aggregator.weighting=uniform", *ON_ALL_DATA), ["LinearScaling"], {}),
     (("--client=FedCM", "--client.alpha=0.3"), ["FedCM"], {"alpha": 0.3}),
     (("--client=MimeLite", "--client.beta=0.5"), ["MimeLite"], {"beta": 0.5}),
+    (("--client=FedSAM", "--client.rho=0.2"), ["FedSAM"], {"rho": 0.2}),
+    (("--client=PFedMe", "--client.lam=5", "--aggregator.lr=0.5"), ["PFedMe"], {"lam": 5.0, "inner_steps": 5}),
+    (("--client=PerFedAvg", "--client.form=hessian_free"), ["PerFedAvg"], {"form": "hessian_free"}),
+    (("--client=Ditto", "--client.lam=0.3"), ["Ditto"], {"lam": 0.3}),
+    (("--client=APFL", "--client.adaptive=true"), ["APFL"], {"adaptive": True, "alpha": 0.5}),
+    (("--client=LocalOnly",), ["LocalOnly"], {}),
     (("--client=FedDyn", "--aggregator=FedDynServer", "--aggregator.alpha=0.3"), ["FedDyn"], {"pull": 0.3}),
     (("--client=FedLC", "--client.tau=0.5"), ["FedLC"], {"tau": 0.5, "absent": 0.0}),
     (("--client=LogitAdjustment", "--client.absent=0.5"), ["LogitAdjustment"], {"tau": 1.0, "absent": 0.5}),
@@ -46,7 +52,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_client_algorithm_has_a_line() -> None:
     named = {name for _, names, _ in LINES for name in names}
-    assert named == {type(local.make()[0]).__name__ for local in ALONE.values()}
+    assert named == {type(local.make()[0]).__name__ for local in {**ALONE, **BESIDE, **UNSENT}.values()}
 
 
 @pytest.mark.parametrize(("words", "names", "arguments"), quick_first(4, LINES))

@@ -23,17 +23,23 @@ from lightning_fed.aggregators import (
     QFedAvg,
 )
 from lightning_fed.client_algorithms import (
+    APFL,
     SCAFFOLD,
     ClientAlgorithm,
+    Ditto,
     FedCM,
     FedDyn,
     FedGA,
     FedIIR,
     FedLC,
     FedProx,
+    FedSAM,
     GradAlign,
     LinearScaling,
+    LocalOnly,
     MimeLite,
+    PerFedAvg,
+    PFedMe,
     StatelessSCAFFOLD,
 )
 from lightning_fed.core.hooks import FederatedCallback
@@ -87,6 +93,15 @@ TABLE: dict[str, Row] = {
     # What a client knows itself costs nothing.
     "FedLC": (lambda: [FedLC()], 1, 1, 1, 0),
     "FedIIR": (lambda: [FedIIR()], 2, 2, 2, 1),
+    # A pass more over each batch, or more of them; what is a client's own goes nowhere.
+    "FedSAM": (lambda: [FedSAM()], 1, 1, 1, 1),
+    "FedSAM at 0": (lambda: [FedSAM(0.0)], 1, 1, 1, 0),
+    "MoFedSAM": (lambda: [FedSAM(), FedCM()], 1, 2, 1, 1),
+    "PFedMe": (lambda: [PFedMe(inner_steps=4)], 1, 1, 1, 3),
+    "PerFedAvg": (lambda: [PerFedAvg()], 1, 1, 1, 1),
+    "Ditto": (lambda: [Ditto()], 1, 1, 1, 1),
+    "APFL": (lambda: [APFL(adaptive=True)], 1, 1, 1, 1),
+    "LocalOnly": (lambda: [LocalOnly()], 0, 0, 0, 0),
     # c goes down with the model, the change of c_i up with the update.
     "SCAFFOLD": (lambda: [SCAFFOLD()], 1, 2, 2, 0),
     "SCAFFOLD I": (lambda: [SCAFFOLD("I")], 1, 2, 2, 1),
