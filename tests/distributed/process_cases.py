@@ -26,7 +26,7 @@ from lightning_fed.callbacks.diagnostics import (
     UpdateAgreement,
     UpdateGeometry,
 )
-from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedGA
+from lightning_fed.client_algorithms import APFL, SCAFFOLD, ClientAlgorithm, Ditto, FedGA, LocalOnly
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.division import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
@@ -432,6 +432,35 @@ def client_models(devices: int, folder: Path, buffers: Any, **options: Any) -> R
     )  # fmt: skip
 
 
+class Shown(FederatedCallback):
+    """Looks at the own models of the clients whose records a process holds, after each round."""
+
+    def __init__(self, algorithm: ClientAlgorithm) -> None:
+        self.algorithm = algorithm
+        self.sums: list[Tensor] = []
+
+    def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        live, shown = trainer.vector.data, torch.zeros(len(trainer.client_sizes), len(trainer.weights)).double()
+        for client, row in enumerate(shown):
+            live.copy_(trainer.weights)
+            if not trainer.client_states.elsewhere(client):
+                self.algorithm.load_own(trainer, client)
+                row.copy_(live if not torch.equal(live, trainer.weights) else torch.zeros_like(live))
+        live.copy_(trainer.weights)
+        self.sums.append(trainer.reduce_sum(shown))
+
+
+def owned(devices: int, folder: Path, algorithm: Callable[[], ClientAlgorithm], engine: Any = "sequential") -> Result:
+    """Clients with models of their own, drawn now here, now there."""
+    made = algorithm()
+    shown = Shown(made)
+    result = fit(
+        devices, made, shown, FedAvg(buffers="local"), data=make_data("unequal"), clients_per_round=3, max_rounds=6,
+        engine=engine,
+    )  # fmt: skip
+    return {**result, "own": torch.stack(shown.sums)}
+
+
 class Scoring(Logging):
     """A classifier."""
 
@@ -579,6 +608,9 @@ CASES: dict[str, Case] = {
     "uneven": uneven,
     **{f"kept {where}": partial(kept, where=where, rounds=6) for where in ("device", "host", "disk")},
     "begun": partial(kept, where="device", rounds=3, at="begun"),
+    "own | APFL": partial(owned, algorithm=lambda: APFL(0.5, adaptive=True)),
+    "own | Ditto, vectorized": partial(owned, algorithm=lambda: Ditto(0.5), engine="vectorized"),
+    "own | LocalOnly": partial(owned, algorithm=LocalOnly),
 }
 
 

@@ -14,6 +14,9 @@ LINES = {
     "FedDyn": ("--client=FedDyn", "--aggregator=FedDynServer"),
     "MOON": ("--client=MOON", "--trainer.client_states=disk"),
     "FedIIR": ("--client=FedIIR", "--client.gamma=0.1"),
+    "Ditto on disk": ("--client=Ditto", "--trainer.client_states=disk"),
+    "APFL": ("--client=APFL", "--client.adaptive=true"),
+    "MoFedSAM": ("--client+=FedSAM", "--client.rho=0.1", "--client+=FedCM"),
     "FedGA on SCAFFOLD": ("--client+=SCAFFOLD", "--client+=FedGA", "--client.beta={1: 0.3, 3: 0.1}"),
 }
 
