@@ -40,12 +40,14 @@ class Attributes:
         module: The module.
         places: See ``own_places``: their variables are included, and then the contents of lists, dicts, small arrays
             and objects of these classes too. None for the module alone.
+        quick: Whether torch's own parts of the module are left out: a training step changes none of their attributes.
     """
 
-    def __init__(self, module: nn.Module, places: Collection[Any] | None = None) -> None:
+    def __init__(self, module: nn.Module, places: Collection[Any] | None = None, quick: bool = False) -> None:
         kinds = {p for p in places or () if isinstance(p, type) and not issubclass(p, (nn.Module, Callback))}
         self._trained = [(p, p.requires_grad) for p in module.parameters()]
-        self._held = [(owner, "", owner, _attributes(owner)) for owner in (*module.modules(), *(places or ()))]
+        owners = (*(part for part in module.modules() if not (quick and of_torch(part))), *(places or ()))
+        self._held = [(owner, "", owner, _attributes(owner)) for owner in owners]
         self._contents: list[tuple[Any, str, Any, Any, Callable[[Any], Any]]] = []
         todo = [(owner, key, value) for owner, _, _, held in self._held for key, value in held.items()]
         seen: set[int] = set()

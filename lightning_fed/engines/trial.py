@@ -18,7 +18,7 @@ __all__ = ["agree", "holds_stacked_tensors", "random_states", "without_trace"]
 
 @contextmanager
 def without_trace(
-    module: nn.Module, frozen: Iterable[Tensor] = (), places: Collection[Any] | None = None
+    module: nn.Module, frozen: Iterable[Tensor] = (), places: Collection[Any] | None = None, quick: bool = False
 ) -> Iterator[None]:
     """Restores what ``Attributes`` covers, tensors that are not parameters, and the global random streams.
 
@@ -26,10 +26,11 @@ def without_trace(
         module: The module.
         frozen: Parameters of the module that training moves; their values are restored too.
         places: See ``Attributes``.
+        quick: See ``Attributes``; buffers of torch's own parts are restored all the same.
     """
-    kept = Attributes(module, places)
+    kept = Attributes(module, places, quick)
     buffers = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
-    held = [value for part in module.modules() for value in vars(part).values()]
+    held = [v for part in module.modules() if not (quick and of_torch(part)) for v in vars(part).values()]
     loose = [t for value in held for t in (value if isinstance(value, list) else [value]) if isinstance(t, Tensor)]
     tensors = [(t, t.detach().clone()) for t in (*buffers, *loose) if _may_change(t)]
     tensors += [(p, p.detach().clone()) for p in frozen]

@@ -260,3 +260,18 @@ def test_who_does_not_ask_keeps_nothing(engine: Any, tmp_path: Path) -> None:
     kept.clear()
     fit(tmp_path, Looks(), FedSAM(0.1), engine=engine)
     assert [noted for noted, _ in kept] == [0] * 2 * len(SIZES), "the last batch is let go"
+
+
+class Late(Classifier):
+    """Asks for its client in the second step of the second round: many clients at once cannot go on from there."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 1 and self.trainer.current_epoch == 1:
+            assert self.trainer.client is not None
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_a_chunk_that_failed_had_taken_counts_once(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, FedSAM(0.1), net=Late, data=federated_data(*[16] * 8), engine="auto", max_rounds=3)
+    assert "trainer.client" in trainer.engine_choice["reason"]
+    assert trainer.totals["gradients"] == 2 * trainer.totals["samples"] == 2 * 3 * 8 * 16

@@ -65,7 +65,7 @@ class SecondGradient(ABC):
             )
         if part is not None and not 0 <= part[0] < part[1]:
             raise FederatedError(f"Expected `part` of `trainer.gradient_at` to be (k, n) with 0 ≤ k < n, got {part!r}.")
-        with without_trace(self.module, self.state.buffers.parameters):
+        with without_trace(self.module, self.state.buffers.parameters, quick=True):
             self._compute(point, out, part)
 
     @abstractmethod
