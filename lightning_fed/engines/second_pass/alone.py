@@ -1,5 +1,6 @@
 """The second gradient of a client that trains alone."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class BatchGradient(SecondGradient):
 
     def __init__(self, engine: Engine, step: LocalStep) -> None:
         super().__init__(engine)
-        self._forward, step.training_step = step.training_step, self._first_pass
+        self._step, self._forward, step.training_step = step, step.training_step, self._first_pass
         step.before_step = self.within(step.before_step)
         self._noted: tuple[Any, ...] = ()
 
@@ -50,8 +51,11 @@ class BatchGradient(SecondGradient):
         recorder.series, recorder.metrics = {}, {}
         vector.drop_gradients()
         put_streams_back()
+        changes: Any = getattr(self._step, "client_losses", None)  # what adds a term to the loss, if anything does
+        forward = self._forward if changes is None else partial(changes.step, self._forward)
         with torch.enable_grad(), self.state.fabric.autocast():
-            loss = loss_of(self._forward(batch, *rest), self.module)
+            loss = loss_of(forward(batch, *rest), self.module)
+            loss = loss if changes is None else changes.total(loss, batch, recorder)
         self.module.backward(loss)
         out.copy_(vector.grad)
         recorder.series, recorder.metrics = logged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,27 +29,29 @@ class StackedBatchGradient(SecondGradient):
 
     def __init__(self, engine: VectorizedEngine) -> None:
         super().__init__(engine)
-        self._noted: list[tuple[BatchGroup, Callable[[], None], dict[str, Tensor]]] = []
+        self._noted: list[tuple[BatchGroup, Callable[[], None], dict[str, Tensor], Any]] = []
 
-    def note(self, group: BatchGroup, buffers: dict[str, Tensor]) -> None:
-        """Notes a group whose first gradients are about to be taken, with its buffers."""
-        self._noted.append((group, kept_streams(), {name: rows.clone() for name, rows in buffers.items()}))
+    def note(self, group: BatchGroup, buffers: dict[str, Tensor], *more: Any) -> None:
+        """Notes a group whose first gradients are about to be taken, with its buffers and what else the step gets."""
+        self._noted.append((group, kept_streams(), {name: rows.clone() for name, rows in buffers.items()}, more))
 
     def forget(self) -> None:
         """Lets go of the batches."""
         self._noted = []
 
     def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
-        lanes = self.engine.lanes
-        live = lanes.weights[: lanes.active]
+        lanes, state = self.engine.lanes, self.state
+        live, stacked = lanes.weights[: lanes.active], state.vector
+        state.vector = self.engine.step.vector  # as in the first pass, not what stands in for it in hooks
         weights, gradients = live.clone(), torch.empty_like(live)
         live[:, : out.shape[-1]].copy_(point)
-        for group, put_streams_back, found in self._noted:
+        for group, put_streams_back, found, more in self._noted:
             batch, count = self.take(group.batch, group.size, part, dim=1)
             self.engine.more_samples += count * (group.lanes.stop - group.lanes.start)
             buffers = {name: rows.clone() for name, rows in found.items()}
             put_streams_back()
             points, rows = lanes.gradient_points(group.lanes), gradients[group.lanes]
-            self.engine.step(points, buffers, batch, group.batch_idx, count, rows)
+            self.engine.step(points, buffers, batch, group.batch_idx, count, rows, *more)
+        state.vector = stacked
         live.copy_(weights)
         out.copy_(gradients[:, : out.shape[-1]])
