@@ -231,6 +231,22 @@ def test_own_steps_take_the_clients_own_rate(tmp_path: Path) -> None:
     torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_clients_that_train_in_bfloat16_step_own_models_in_single_precision(
+    name: str, precision: Any, tmp_path: Path
+) -> None:
+    plain, _ = run(tmp_path, None, net=Classifier, precision=precision)
+    algorithm = BESIDE[name]()
+    kept = Kept(algorithm)
+    beside, _ = run(tmp_path, algorithm, kept, net=Classifier, precision=precision)
+    exact = Kept(algorithm)
+    run(tmp_path, algorithm, exact, net=Classifier)
+    assert torch.equal(beside.weights, plain.weights)
+    assert 0 < np.abs(kept.own[-1] - exact.own[-1]).max() < 0.1
+    assert (kept.own[-1] != torch.tensor(kept.own[-1]).bfloat16().float().numpy()).any()
+
+
 @pytest.mark.parametrize("location", ["device", "disk"])
 @pytest.mark.parametrize("name", ALL)
 def test_a_resumed_run_goes_on_with_own_models(name: str, location: Any, tmp_path: Path) -> None:

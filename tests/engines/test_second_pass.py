@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import ClientAlgorithm, FedGA, FedSAM
+from lightning_fed.core.train_state import Tolerance
 from lightning_fed.errors import FederatedError
 from tests.parts import CLASSES, Classifier, federated_data, federated_trainer
 
@@ -126,6 +127,25 @@ def test_nothing_of_it_shows_but_its_cost(net: Any, engine: Any, ask: Any, tmp_p
         assert plain.callback_metrics[name] == asked.callback_metrics[name]
     assert plain.totals["gradients"] == plain.totals["samples"] == asked.totals["samples"]
     assert asked.totals["gradients"] == (3 if ask is again else 2) * plain.totals["samples"]
+
+
+class Fragile(Metered):
+    """Cannot be taken far from where it trains."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert self.net[0].weight.max() < 50
+        return super().training_step(batch, batch_idx)
+
+
+def test_one_that_fails_leaves_what_others_have_logged(tmp_path: Path) -> None:
+    def ask(trainer: Any) -> None:
+        away = 100.0 * (trainer.client.id == len(SIZES) - 1)
+        trainer.gradient_at(trainer.vector.data + away, torch.empty_like(trainer.vector.grad))
+
+    tolerant = {"on_client_error": "skip", "max_diverged": 0.5}
+    trainer = fit(tmp_path, Asks(ask), net=Fragile, tolerance=Tolerance(**tolerant), max_rounds=1)
+    assert trainer.logged_metrics["clients/diverged"] == 1
+    assert {"accuracy", "seen", "train/loss"} <= trainer.callback_metrics.keys()
 
 
 class Cubic(Classifier):

@@ -51,16 +51,22 @@ class BatchGradient(SecondGradient):
         recorder.series, recorder.metrics = {}, {}
         vector.drop_gradients()
         put_streams_back()
-        changes: Any = getattr(self._step, "client_losses", None)  # what adds a term to the loss, if anything does
-        forward = self._forward if changes is None else partial(changes.step, self._forward)
-        with torch.enable_grad(), self.state.fabric.autocast():
-            loss = loss_of(forward(batch, *rest), self.module)
-            loss = loss if changes is None else changes.total(loss, batch, recorder)
-        self.module.backward(loss)
+        try:
+            self._backward(batch, *rest)
+        finally:
+            recorder.series, recorder.metrics = logged
         out.copy_(vector.grad)
-        recorder.series, recorder.metrics = logged
         vector.data.copy_(weights)
         vector.drop_gradients()
         for parameter, gradient in first:
             parameter.grad = gradient
         vector.collect_gradients()
+
+    def _backward(self, batch: Any, *rest: Any) -> None:
+        """Leaves the gradient at the live weights where backward passes do."""
+        changes = self._step.client_losses
+        forward = self._forward if changes is None else partial(changes.step, self._forward)
+        with torch.enable_grad(), self.state.fabric.autocast():
+            loss = loss_of(forward(batch, *rest), self.module)
+            loss = loss if changes is None else changes.total(loss, batch, self.state.recorder)
+        self.module.backward(loss)
