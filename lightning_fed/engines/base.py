@@ -44,7 +44,7 @@ class Engine(ABC):
         max_steps: Local steps of the client that took most, in this round.
         bytes_up: What the updates of this round took on their way to the server.
         samples: Samples that went through local steps in this round.
-        more_samples: Samples whose gradient or loss was taken besides, at a client's end or at another point of its steps.
+        more_samples: Samples whose gradient or loss was taken besides, at a client's end or at other points of steps.
         divergence: Who was left out in this round.
         at_work: Clients that train at once now, or the one whose update enters the round.
     """

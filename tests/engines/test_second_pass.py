@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.aggregators import FedAvg
-from lightning_fed.client_algorithms import ClientAlgorithm, FedGA, FedSAM
+from lightning_fed.client_algorithms import MOON, ClientAlgorithm, FedGA, FedLC, FedNTD, FedSAM
 from lightning_fed.core.train_state import Tolerance
 from lightning_fed.errors import FederatedError
 from tests.parts import CLASSES, Classifier, federated_data, federated_trainer
@@ -295,3 +295,10 @@ def test_what_a_chunk_that_failed_had_taken_counts_once(tmp_path: Path) -> None:
     trainer = fit(tmp_path, FedSAM(0.1), net=Late, data=federated_data(*[16] * 8), engine="auto", max_rounds=3)
     assert "trainer.client" in trainer.engine_choice["reason"]
     assert trainer.totals["gradients"] == 2 * trainer.totals["samples"] == 2 * 3 * 8 * 16
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", [lambda: FedLC(1.0), lambda: MOON(1.0), lambda: FedNTD(1.0)])
+def test_what_other_algorithms_make_of_the_loss_is_in_it(engine: Any, make: Any, tmp_path: Path) -> None:
+    net = lambda: Classifier(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)))  # noqa: E731  # built when the seed is set
+    fit(tmp_path, Asks(again), make(), net=net, engine=engine)
