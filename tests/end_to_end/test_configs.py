@@ -217,6 +217,15 @@ def test_the_baseline_of_fine_tuning_takes_the_method_away() -> None:
     assert given["data"]["init_args"]["client_test_fraction"] == 0.2
 
 
+def test_the_local_baseline_takes_the_server_away() -> None:
+    over = [f"--config={CONFIGS / name}.yaml" for name in ("aggregator/gma", "client/scaffold", "baseline/local_only")]
+    config = FederatedCLI(["fit", *config_words("quickstart.yaml"), *over, "--trainer.fast_dev_run=true"]).trainer
+    given, (evaluation,) = config.run_config, [cb for cb in config.callbacks if isinstance(cb, ClientEvaluation)]
+    assert [given[part]["class_path"].rpartition(".")[2] for part in ("aggregator", "client")] == ["FedAvg", "LocalOnly"]
+    assert (given["aggregator"]["init_args"]["buffers"], given["aggregator"]["init_args"]["mask"]) == ("local", None)
+    assert (evaluation.models, evaluation.data) == (("own",), "test")
+
+
 @pytest.mark.slow
 def test_saved_config_does_the_run_again(tmp_path: Path) -> None:
     mask = f"--config={CONFIGS / 'aggregator' / 'gma.yaml'}"
