@@ -15,7 +15,18 @@ from lightning_fed.client_algorithms.losses import (
     LossAlgorithm,
 )
 from lightning_fed.client_algorithms.mime import MimeLite
-from lightning_fed.client_algorithms.personal import APFL, Ditto, LocalOnly, PerFedAvg, PFedMe
+from lightning_fed.client_algorithms.personal import (
+    APFL,
+    Ditto,
+    FedBN,
+    FedPer,
+    FedRep,
+    LGFedAvg,
+    LocalOnly,
+    PerFedAvg,
+    PersonalParameters,
+    PFedMe,
+)
 from lightning_fed.client_algorithms.sam import FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
@@ -26,16 +37,20 @@ __all__ = [
     "SCAFFOLD",
     "ClientAlgorithm",
     "Ditto",
+    "FedBN",
     "FedCM",
     "FedDyn",
     "FedGA",
     "FedIIR",
     "FedLC",
     "FedNTD",
+    "FedPer",
     "FedProx",
     "FedRS",
     "FedSAM",
+    "FedRep",
     "GradAlign",
+    "LGFedAvg",
     "LinearScaling",
     "LocalOnly",
     "LogitAdjustment",
@@ -43,5 +58,6 @@ __all__ = [
     "MimeLite",
     "PFedMe",
     "PerFedAvg",
+    "PersonalParameters",
     "StatelessSCAFFOLD",
 ]

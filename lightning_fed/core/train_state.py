@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, TypeAlias
 
+import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ __all__ = [
     "CompileMode", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance", "TrainState",
     "names_kept",
 ]  # fmt: skip
+
+# What clients keep their personal parameters under in their states.
+PERSONAL = "personal"
 
 # The modes of torch.compile.
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -159,7 +163,9 @@ class TrainState:
             seconds where there are any.
         engine_choice: The engine in use, why, and how many clients it trains at once; before there is one, that of the
             checkpoint that the run goes on from.
-        untrained: The parts of the flat vector that no client's optimizer steps in this round.
+        untrained: The parts of ``vector.all_data`` that no client's optimizer steps in this round; nothing of the
+            shared part is meant by those behind it.
+        initial: The personal parameters that clients begin with, and the global model has, shape (p,).
         known: Names of the parameters and persistent buffers that the module had when ``fit`` began.
     """
 
@@ -189,10 +195,12 @@ class TrainState:
     engine_choice: dict[str, Any] | None = None
     memory_format: Literal["preserve", "channels_last"] = "preserve"
     untrained: list[slice] = field(init=False)
+    initial: Tensor = field(init=False)
     known: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.known = names_kept(self.module)
+        self.initial = self.vector.personal.clone()
         self.start_round()
 
     def start_round(self) -> None:
@@ -209,15 +217,42 @@ class TrainState:
         self.client, self.local_step, self.displacement = None, 0, None
 
     def load_global_model(self) -> None:
-        """Copies the global vector and buffers into the module."""
+        """Copies the global vector, with the initial personal parameters, and the buffers into the module."""
         self.vector.refresh()
         self.vector.data.copy_(self.weights)
+        self.vector.personal.copy_(self.initial)
         self.buffers.load()
+
+    def whole_model(self) -> Tensor:
+        """Returns the global model as live weights have it, the initial personal parameters too, shape (d + p,)."""
+        shared = self.weights.to(self.vector.dtype)
+        return torch.cat([shared, self.initial.to(shared.dtype)]) if len(self.initial) else shared
+
+    def load_own(self, client: int, out: Tensor | None = None) -> None:
+        """Writes a client's personal parameters, the initial ones if it has none yet, to the live weights or ``out``.
+
+        Raises:
+            FederatedError: If another process holds them.
+        """
+        if len(self.initial):
+            out = self.vector.personal if out is None else out
+            if not self.client_states.recall(PERSONAL, client, out):
+                out.copy_(self.initial)
+
+    def keep_own(self, client: int) -> None:
+        """Keeps the live personal parameters as the client's."""
+        if len(self.initial):
+            self.client_states.store(PERSONAL, client, self.vector.personal)
 
     @property
     def layout(self) -> list[list[int]]:
         """The strides of the parameters in the flat vector, which order the numbers of every vector of a run."""
-        return [list(p.stride()) for p in self.vector.parameters]
+        return [list(p.stride()) for p in self.vector.all_parameters]
+
+    @property
+    def personal_names(self) -> list[str]:
+        """The names of the parameters that stay with their client."""
+        return list(self.vector.all_names[len(self.vector.names) :])
 
     def state_dict(self, exchange: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Returns what a run must remember between two rounds, but for the module's own ``state_dict``."""
@@ -230,6 +265,7 @@ class TrainState:
             "totals": dict(self.totals),
             "client_states": self.client_states.dump(exchange),
             "layout": self.layout,
+            "personal": self.personal_names,
             "engine": self.engine_choice,
             "memory_format": self.memory_format,
         }
@@ -242,6 +278,7 @@ class TrainState:
                 f"{tuple(state['weights'].shape)}: change `--model` or `--ckpt_path`."
             )
         self.weights.copy_(self.vector.data if state["weights"] is None else state["weights"])
+        self.initial.copy_(self.vector.personal)
         self.buffers.load_state_dict(state["buffers"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.totals.update(state["totals"])

@@ -3,9 +3,11 @@
 The trainable parameters of a model live in one contiguous vector w of shape (d,); every ``nn.Parameter`` and its
 gradient is a view. Loading a model is one copy and an update one subtraction. Frozen parameters are not part of the
 vector, tied parameters appear once, buffers are kept apart (``lightning_fed.core.buffers``).
+
+Personal parameters, which stay with their client, come last: the first d weights are shared, the p after them personal.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -28,24 +30,35 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
 class ParameterVector:
     """Holds a module's trainable parameters, and their gradients, in two contiguous vectors.
 
+    What has no ``all_`` before its name is of the shared part, which is what the server knows. Without personal
+    parameters the two are the same objects.
+
     Attributes:
-        data: Tensor of shape (d,): the live weights, in the parameters' dtype.
-        parameters: The trainable parameters in the order of ``module.named_parameters()``, tied ones once.
+        data: Tensor of shape (d,): the live shared weights, in the parameters' dtype.
+        personal: Tensor of shape (p,): the live personal weights.
+        all_data: Tensor of shape (d + p,): both, of which they are views; what an optimizer steps.
+        parameters: The trainable shared parameters in the order of ``module.named_parameters()``, tied ones once.
         names: Their names, in the same order.
+        all_parameters: These, then the personal ones in the same order among themselves.
+        all_names: Their names.
 
     Args:
         module: A module on its final device and in its final precision.
+        personal: Names of the parameters that stay with their client.
 
     Raises:
         FederatedError: If nothing is trainable, a lazy module is uninitialised, or dtypes or devices are mixed.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, personal: Collection[str] = ()) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._validate(module, named)
         self._owner = type(module).__name__
-        self.names = tuple(name for name, _ in named)
-        self.parameters = tuple(p for _, p in named)
+        named.sort(key=lambda pair: pair[0] in personal)  # stable: the order within each part stays
+        self.all_names = tuple(name for name, _ in named)
+        self.all_parameters = tuple(p for _, p in named)
+        shared = len(named) - sum(name in personal for name in self.all_names)
+        self.names, self.parameters = self.all_names[:shared], self.all_parameters[:shared]
         self._loose = self._hidden = False
         self._flatten()
 
@@ -69,26 +82,31 @@ class ParameterVector:
 
     def _flatten(self) -> None:
         """Copies the parameters into fresh vectors and turns them into views; their values decide."""
-        kinds = {(p.dtype, p.device) for p in self.parameters}
+        kinds = {(p.dtype, p.device) for p in self.all_parameters}
         if len(kinds) > 1:
             listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise FederatedError(
                 f"Expected all trainable parameters of {self._owner} to share one dtype and device, "
                 f"got {listed}: convert them in the module's `__init__`, or choose `--trainer.precision`."
             )
-        first = self.parameters[0]
+        first = self.all_parameters[0]
         self.numel = sum(p.numel() for p in self.parameters)
-        self.data = torch.empty(self.numel, dtype=first.dtype, device=first.device)
-        self._grad = torch.zeros_like(self.data)
+        self.all_numel = sum(p.numel() for p in self.all_parameters)
+        self.all_data = torch.empty(self.all_numel, dtype=first.dtype, device=first.device)
+        self._all_grad = torch.zeros_like(self.all_data)
+        whole = self.numel == self.all_numel
+        self.data = self.all_data if whole else self.all_data[: self.numel]
+        self._grad = self._all_grad if whole else self._all_grad[: self.numel]
+        self.personal = self.all_data[self.numel :]
         self._pointers: list[int] = []
         self._grads: list[Tensor] = []
         with torch.no_grad():
-            for p, place in self.places().items():
+            for p, place in self.all_places().items():
                 strides = _dense_strides(p)
-                view = self.data.as_strided(p.shape, strides, place.start)
+                view = self.all_data.as_strided(p.shape, strides, place.start)
                 view.copy_(p.data)
                 p.data = view
-                p.grad = self._grad.as_strided(p.shape, strides, place.start)
+                p.grad = self._all_grad.as_strided(p.shape, strides, place.start)
                 self._pointers.append(view.data_ptr())
                 self._grads.append(p.grad)
 
@@ -108,7 +126,7 @@ class ParameterVector:
         Returns:
             True if anything had to be mended; ``data`` and ``grad`` are then new tensors.
         """
-        if self.in_place and all(p.dtype == self.dtype for p in self.parameters):
+        if self.in_place and all(p.dtype == self.dtype for p in self.all_parameters):
             return False
         self._flatten()
         return True
@@ -121,20 +139,29 @@ class ParameterVector:
         return self._grad
 
     @property
+    def all_grad(self) -> Tensor:
+        """The live gradients of both parts, shape (d + p,), brought together as ``grad`` is."""
+        if self._loose:
+            self.collect_gradients()
+        return self._all_grad
+
+    @property
     def in_place(self) -> bool:
         """Whether all parameters are views of the flat vector."""
-        return all(p.data_ptr() == at for p, at in zip(self.parameters, self._pointers, strict=True))
+        return all(p.data_ptr() == at for p, at in zip(self.all_parameters, self._pointers, strict=True))
 
     @property
     def whole(self) -> bool:
         """Whether every parameter has a gradient, and it is a view of the flat one."""
-        return not self._hidden and all(p.grad is view for p, view in zip(self.parameters, self._grads, strict=True))
+        return not self._hidden and all(
+            p.grad is view for p, view in zip(self.all_parameters, self._grads, strict=True)
+        )
 
     def zero_grad(self) -> None:
         """Zeroes the flat gradient in one call and puts back gradient views that the last step detached."""
-        self._grad.zero_()
+        self._all_grad.zero_()
         self._loose = self._hidden = False
-        for p, view in zip(self.parameters, self._grads, strict=True):
+        for p, view in zip(self.all_parameters, self._grads, strict=True):
             if p.grad is not view:
                 p.grad = view
 
@@ -145,7 +172,7 @@ class ParameterVector:
         would let weight decay and momentum move it.
         """
         self._loose, self._hidden = True, False
-        for p in self.parameters:
+        for p in self.all_parameters:
             p.grad = None
 
     def loose_gradients(self) -> list[Tensor] | None:
@@ -157,7 +184,7 @@ class ParameterVector:
         if not self._loose:
             return None
         gradients: list[Tensor] = []
-        for p in self.parameters:
+        for p in self.all_parameters:
             gradient = p.grad
             if gradient is None or gradient.requires_grad or gradient.layout is not torch.strided:
                 return None
@@ -172,7 +199,7 @@ class ParameterVector:
         """
         self._loose = more
         views, gradients = [], []
-        for p, view in zip(self.parameters, self._grads, strict=True):
+        for p, view in zip(self.all_parameters, self._grads, strict=True):
             gradient = p.grad
             if gradient is view:
                 continue
@@ -187,19 +214,25 @@ class ParameterVector:
         if views:
             torch._foreach_copy_(views, gradients)
 
+    def hide(self, parameters: Iterable[Tensor]) -> None:
+        """Takes their gradients from some parameters: the next step leaves them, and the optimizer's state of them."""
+        self.collect_gradients()
+        for p in parameters:
+            p.grad = None
+            self._hidden = True
+
     def places(self) -> dict[Tensor, slice]:
-        """Returns where each parameter lies in the flat vector, in order."""
-        places: dict[Tensor, slice] = {}
-        offset = 0
-        for p in self.parameters:
-            places[p] = slice(offset, offset + p.numel())
-            offset += p.numel()
-        return places
+        """Returns where each shared parameter lies in the flat vector, in order."""
+        return _places(self.parameters)
+
+    def all_places(self) -> dict[Tensor, slice]:
+        """Returns where each parameter lies in ``all_data``, in order."""
+        return _places(self.all_parameters)
 
     def gradients_except(self, parameters: Iterable[Tensor]) -> list[slice]:
-        """Returns the parts of the flat vector that belong to none of these parameters."""
+        """Returns the parts of ``all_data`` that belong to none of these parameters."""
         wanted = {id(p) for p in parameters}
-        return [place for p, place in self.places().items() if id(p) not in wanted]
+        return [place for p, place in self.all_places().items() if id(p) not in wanted]
 
     def scale_gradient(self, factor: float) -> None:
         """Multiplies the gradient of the loss; terms of other algorithms are added afterwards."""
@@ -213,12 +246,21 @@ class ParameterVector:
         """
         self.grad.add_(term, alpha=alpha)
         if self._hidden:
-            for p, view in zip(self.parameters, self._grads, strict=True):
+            for p, view in zip(self.parameters, self._grads, strict=False):  # the shared ones come first
                 if p.grad is None and bool(view.any()):
                     p.grad = view
 
     def release(self) -> None:
         """Makes the module an ordinary one again: parameters own their storage, gradients are None."""
-        for p in self.parameters:
+        for p in self.all_parameters:
             p.data = p.data.clone(memory_format=torch.preserve_format)
             p.grad = None
+
+
+def _places(parameters: Iterable[Tensor]) -> dict[Tensor, slice]:
+    places: dict[Tensor, slice] = {}
+    offset = 0
+    for p in parameters:
+        places[p] = slice(offset, offset + p.numel())
+        offset += p.numel()
+    return places

@@ -21,6 +21,7 @@ from lightning_fed.distributed.assignment import Assignment
 from lightning_fed.distributed.logs import logged_here, logging_alone, merge_logged
 from lightning_fed.distributed.reducer import SharedReducer
 from lightning_fed.distributed.strategy import processes_of
+from lightning_fed.engines.client_batches import Phases
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.engines.start_gradients import ComputedStartGradients, asks_for_full_gradients
@@ -59,6 +60,7 @@ class Engine(ABC):
         self.client_end_hooks, self.client_entered_hooks = (
             self.watch.guarded(name, hooks.bound(name)) for name in ("on_client_end", "on_client_entered")
         )
+        self.phases = Phases(state, options, hooks)
         self.step_start_hooks = hooks.bound("on_local_step_start")
         self.max_steps = self.samples = self.more_samples = self.bytes_up = 0
         self.at_work: tuple[Client, ...] = ()
@@ -236,6 +238,7 @@ class Engine(ABC):
             return
         self.reducer.add(update, average_buffers=self.aggregator.buffers == "average")
         state.buffers.store(client)
+        state.keep_own(client.id)
         for hook in self.client_entered_hooks:
             hook(update)
         self.max_steps = max(self.max_steps, update.num_steps)
@@ -280,9 +283,9 @@ class Engine(ABC):
         self.more_samples += losses.count(client)
         if self.aggregator.losses_at == "end":
             return self._at_end(losses, client, None)
-        weights, buffers = state.vector.data.clone(), state.buffers.live.copy()
+        weights, buffers = state.vector.all_data.clone(), state.buffers.live.copy()
         loss = losses.compute_at_start((client,), None)[0]
-        state.vector.data.copy_(weights)
+        state.vector.all_data.copy_(weights)
         state.buffers.live.load(buffers)
         return loss
 

@@ -18,6 +18,7 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.automatic import AutomaticEngine
 from lightning_fed.engines.automatic.rule import LARGEST_CHUNK, expect_quicker_and_the_same, own_share
 from lightning_fed.engines.base import Engine
+from lightning_fed.engines.client_batches import Phases
 from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.start_gradients import asks_for_full_gradients
@@ -137,6 +138,8 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
                 raise CannotStack(f"{_owner(method)} overrides `{hook}` without saying `stacks = True`")
     if options.tolerance.on_client_error == "skip":
         raise CannotStack("`--trainer.tolerance.on_client_error` is skip, and clients that train at once fail at once")
+    if state.optimizer.step_schedulers and Phases(state, options, hooks).by_epochs:
+        raise CannotStack("its schedule steps with each local step, and clients turn from head to body at others")
     optimizer = state.optimizer.optimizer
     if type(optimizer) not in ELEMENTWISE:
         raise CannotStack(f"{type(optimizer).__name__} is not known to step each weight by its own gradient alone")

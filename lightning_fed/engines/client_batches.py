@@ -1,7 +1,8 @@
-"""A client's batches, as many as its source promises."""
+"""A client's batches, as many as its source promises, and which part of its model the steps on them train."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -9,13 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.client_algorithms.personal import PersonalParameters
 from lightning_fed.core.devices import to_device
-from lightning_fed.core.train_state import LocalOptions
+from lightning_fed.core.hooks import HookCaller
+from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 
-__all__ = ["ClientOrders", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_orders"]
+__all__ = [
+    "ClientOrders", "Phases", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_orders",
+]  # fmt: skip
 
 # At most this many sample indices (32 MiB) are sent to a device at once and kept there for later clients.
 _MOST_SENT = 1 << 22
@@ -67,6 +72,49 @@ def local_steps(source: BatchSource, options: LocalOptions, samples: Any) -> Any
     if options.local_steps is not None:
         return np.where(batches > 0, options.local_steps, 0)
     return -(-batches // options.accumulate_grad_batches) * (options.epochs or 0)
+
+
+class Phases:
+    """Knows the local steps that train a client's personal parameters alone, before the others train the shared ones.
+
+    Args:
+        state: What ``fit`` works on.
+        options: How clients train.
+        hooks: Knows the callbacks, one of which may ask for phases.
+
+    Attributes:
+        alternate: Whether one does.
+        by_epochs: Whether clients change over after epochs of their own.
+    """
+
+    def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
+        asked = [cb.head for cb in hooks.callbacks if isinstance(cb, PersonalParameters) and cb.head is not None]
+        self._state = state
+        self.alternate, self.by_epochs = bool(asked), bool(asked) and asked[0][0] == "epochs"
+        if asked:
+            unit, count = asked[0]
+            none: dict[str, Any] = {"local_epochs": None, "local_steps": None}
+            self._options = replace(options, **{**none, f"local_{unit}": count})
+
+    def head_steps(self, samples: Any) -> Any:
+        """Returns how many first steps of clients with so many samples, shape (n,), train the personal part alone."""
+        return local_steps(self._state.source, self._options, samples) if self.alternate else np.zeros_like(samples)
+
+    @property
+    def in_head(self) -> bool:
+        """Whether the step that the client is about to take is one of them."""
+        state = self._state
+        if not self.alternate or state.client is None:
+            return False
+        return bool(state.local_step < self.head_steps(np.array([state.client.num_samples]))[0])
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The parameters that this step leaves as they are."""
+        vector, shared = self._state.vector, len(self._state.vector.parameters)
+        if not self.alternate:
+            return ()
+        return vector.parameters if self.in_head else vector.all_parameters[shared:]
 
 
 def read_batches(

@@ -104,8 +104,10 @@ class FullGradient:
         self.state.vector.data.copy_(self.state.weights)
         losses = []
         for client, row in zip(clients, repeat(None) if out is None else out, strict=out is not None):
+            self.state.load_own(client.id)
             self.state.buffers.load(client)
             losses.append(self.compute(client, row))
+        self.state.vector.personal.copy_(self.state.initial)
         return torch.stack(losses) if losses else self.state.weights.new_empty(0)
 
     @contextmanager
@@ -179,7 +181,7 @@ class FullGradient:
         places = self.state.vector.places() if groups else {}
         for group in groups:
             for p in group["params"]:
-                if p.requires_grad and group.get("weight_decay"):
+                if p in places and p.requires_grad and group.get("weight_decay"):
                     out[..., places[p]].add_(weights[..., places[p]], alpha=float(group["weight_decay"]))
         for part in self.state.untrained:  # clients do not move the model there, so no gradient may either
             out[..., part] = 0

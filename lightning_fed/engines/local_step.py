@@ -16,6 +16,7 @@ from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import outside_graphs
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.user_code import accepts, overrides
+from lightning_fed.engines.client_batches import Phases
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LocalStep", "loss_of"]
@@ -73,6 +74,7 @@ class LocalStep:
         self.taken = self._warned = False
         self.last_gradient: Tensor | None = None
         self.undisplaced: Tensor | None = None
+        self.phases = Phases(state, options, hooks)
         self.with_closure = state.optimizer.needs_closure or "optimizer_step" in self.own
 
     def step(self, batch: Any, batch_idx: int, first: bool, closes: bool) -> Any:
@@ -214,6 +216,8 @@ class LocalStep:
                 self.last_gradient[part] = 0
         for hook in self.before_step:
             hook(self.optimizer)
+        if self.phases.alternate:  # after the hooks, which may add to any gradient
+            self.vector.hide(self.phases.held)
         if "configure_gradient_clipping" in self.own:
             self.own["configure_gradient_clipping"](self.optimizer, self.clip_val, self.options.gradient_clip_algorithm)
         elif self.clip_val:

@@ -127,7 +127,7 @@ class StepProbe:
         vector.zero_grad()
         self._loss_alone().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         vector.collect_gradients()
-        pairs = [(gradient, vector.grad), *((buffers[k], b) for k, b in self.state.buffers.live.tensors().items())]
+        pairs = [(gradient, vector.all_grad), *((buffers[k], b) for k, b in self.state.buffers.live.tensors().items())]
         same = all(agree(a, b, coarse) for a, b in pairs)
         vector.zero_grad()
         if not same:
@@ -148,7 +148,7 @@ class StepProbe:
 
         with without_trace(self.module), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self._loss_alone()
-        vectors = 8 * self.state.vector.numel * self.state.weights.element_size()
+        vectors = 8 * self.state.vector.all_numel * self.state.weights.element_size()
         device = self.state.vector.device
         budget = free_memory(device) // 2 if device.type == "cuda" else _BYTES_ON_CPU // self.processes.size
         return max(1, budget // (2 * sum(kept.values()) + vectors + self._read_ahead))
@@ -161,7 +161,7 @@ class StepProbe:
 
     def _take(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the gradients of ``count`` clients, all on the same batch; returns their buffers after it too."""
-        weights, live = self.state.vector.data.expand(count, -1).clone(), self.state.buffers.live.tensors()
+        weights, live = self.state.vector.all_data.expand(count, -1).clone(), self.state.buffers.live.tensors()
         buffers = {name: b.unsqueeze(0).repeat(count, *[1] * b.ndim) for name, b in live.items()}
         batch = tree_map(lambda part: part.repeat(count, *[1] * (part.ndim - 1)), self.group.batch)
         gradients = torch.empty_like(weights)

@@ -46,7 +46,9 @@ class SequentialEngine(Engine):
         self.step_options: list[tuple[float, float]] = []
         if self.needs_distance:  # read as a step ends: hooks change rates up to the last moment, and steps are skipped
             local = self.optimizer
-            local.optimizer.register_step_post_hook(lambda *_: self.step_options.append(local.step_options))
+            local.optimizer.register_step_post_hook(
+                lambda *_: None if self.phases.in_head else self.step_options.append(local.step_options)
+            )
         if self.options.changes_rates:  # after the hook above, which reads the scaled rates
             self.optimizer.scale_rates()
 
@@ -88,6 +90,7 @@ class SequentialEngine(Engine):
         state = self.state
         state.enter(client, self.start)
         state.vector.data.copy_(self.start)
+        state.load_own(client.id)
         state.buffers.load(client)
         self.optimizer.start_client()
         self.optimizer.lr_factor = client.lr_factor
@@ -119,7 +122,7 @@ class SequentialEngine(Engine):
             )
         start = self.start_gradients
         gradient = [start.gradient, start.loss] if start.method_level == "client" else []
-        if self.divergence.found(client, self.delta, *gradient):
+        if self.divergence.found(client, self.delta, *gradient, *([vector.personal] if len(state.initial) else [])):
             return None
         update = Update(client, self.delta, steps)
         if not self._take_gradient(update):

@@ -36,7 +36,7 @@ class ModuleWatch:
     def __init__(self, state: TrainState) -> None:
         self._module, self._vector = state.module, state.vector
         vector = state.vector
-        self._parameters = dict(zip(vector.names, vector.parameters, strict=True))
+        self._parameters = dict(zip(vector.all_names, vector.all_parameters, strict=True))
         self._known = state.known
         self._clients = 0
         self._before: Attributes | None = None
@@ -67,10 +67,10 @@ class ModuleWatch:
             return hooks
 
         def call(*args: Any) -> None:
-            before = self._vector.data.clone()
+            before = self._vector.all_data.clone()
             for hook in hooks:
                 hook(*args)
-            if not (self._vector.in_place and same_values(self._vector.data, before)):
+            if not (self._vector.in_place and same_values(self._vector.all_data, before)):
                 raise FederatedError(
                     f"Expected `{name}` to leave the parameters of {type(self._module).__name__} as they are, but it "
                     "wrote to them after the client's update was taken: edit `update.delta` in `on_client_end` instead."
@@ -131,10 +131,10 @@ class HookGuard:
             yield
             return
         live, buffers = self.state.vector, self.state.buffers
-        before = self.state.weights.to(live.dtype) if is_global else live.data.clone()
+        before = self.state.whole_model() if is_global else live.all_data.clone()
         held = buffers.live.copy()
         yield
-        is_kept, changed = buffers.changed(held, (live.data, before))
+        is_kept, changed = buffers.changed(held, (live.all_data, before))
         if not (is_kept and live.in_place):
             self._expect_global_model(what)
         if changed and before_step:
@@ -147,8 +147,8 @@ class HookGuard:
             follow_first(self.processes, [buffers.values[name] for name in changed], what)
 
     def _expect_global_model(self, what: str) -> None:
-        live, weights = self.state.vector, self.state.weights
-        if not (live.in_place and same_values(live.data, weights.to(live.dtype))):
+        live = self.state.vector
+        if not (live.in_place and same_values(live.all_data, self.state.whole_model())):
             raise FederatedError(
                 f"Expected {what} to leave the parameters of {self.name} unchanged, because no client would start from "
                 "them: write to the global model, `trainer.weights`, instead."
@@ -158,8 +158,7 @@ class HookGuard:
         """Copies what hooks wrote to the module before round 1 into the global model; a resumed run ignores it."""
         state = self.state
         state.vector.refresh()
-        vector = state.vector.data
-        is_kept, changed = state.buffers.changed(state.buffers.values, (vector, state.weights.to(vector.dtype)))
+        is_kept, changed = state.buffers.changed(state.buffers.values, (state.vector.all_data, state.whole_model()))
         if resumed:
             if changed or not is_kept:
                 rank_zero_info("A resumed run keeps its checkpoint's model: what hooks wrote at the start is ignored.")
@@ -167,5 +166,7 @@ class HookGuard:
             return
         if not is_kept:
             state.weights.copy_(state.vector.data)
+            state.initial.copy_(state.vector.personal)
         state.buffers.take_over(changed)
-        follow_first(self.processes, [state.weights, *state.buffers.values.values()], "start")
+        personal = [state.initial] if len(state.initial) else []
+        follow_first(self.processes, [state.weights, *personal, *state.buffers.values.values()], "start")

@@ -141,7 +141,9 @@ class Bookkeeping:
         """Records config, split and size before the first round."""
         data, choice = trainer.datamodule, trainer.engine_choice
         layout = trainer.train_state.memory_format
-        facts: dict[str, Any] = {"parameters": trainer.vector.numel, "engine": choice, "memory_format": layout}
+        facts: dict[str, Any] = {"parameters": trainer.vector.all_numel, "engine": choice, "memory_format": layout}
+        if personal := len(trainer.train_state.initial):
+            facts["personal_parameters"] = personal
         notes = []
         if hasattr(data, "split_summary"):
             facts["split"] = data.split_summary()

@@ -193,6 +193,13 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
             f"{', '.join(methods)}: give the same `--aggregator`, `--client` and `--trainer.callbacks`, or start a new "
             "run with `--weights`."
         )
+    own, kept = trainer.train_state.personal_names, state.get("personal", [])
+    if own != kept:
+        raise FederatedError(
+            f"Expected the {len(kept)} parameters that stay with their clients in the run that {source} is from, got "
+            f"{len(own)}, of which one differs by name (`{min(set(own) ^ set(kept), default=own)}`): give the same "
+            "`--client` and `--model`, or start a new run with `--weights`."
+        )
     if state["layout"] != trainer.train_state.layout:
         raise FederatedError(
             f"Expected the memory layout of the run that {source} is from, as its vectors have the order of the "

@@ -13,6 +13,7 @@ from torch.autograd import set_detect_anomaly
 
 from lightning_fed.callbacks.stock import unfrozen
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.client_algorithms.personal import personal_parameters
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.hooks import is_stock
@@ -231,7 +232,7 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
     model = trainer.lightning_module
     optimizer = LocalOptimizer(model, restart=trainer.options.local_schedule == "restart")
     with unfrozen(trainer.callbacks, model):
-        vector = ParameterVector(model)
+        vector = ParameterVector(model, personal_parameters(trainer.callbacks, model))
     weights = vector.data.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
     keeps = trainer.checkpoint_callback is not None
     return TrainState(
@@ -239,7 +240,7 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
         module=model,
         vector=vector,
         weights=weights,
-        buffers=GlobalBuffers(model, trainer.aggregator.buffers, vector.names),
+        buffers=GlobalBuffers(model, trainer.aggregator.buffers, vector.all_names),
         optimizer=optimizer,
         client_states=ClientStates(
             trainer.options.client_states,

@@ -168,3 +168,36 @@ class Logistic(Problem):
         # From (class, input with bias) to the parameters' order: all weights, then the biases.
         order = np.concatenate([np.arange(15).reshape(3, 5)[:, :4].ravel(), [4, 9, 14]])
         return blocks[np.ix_(order, order)]
+
+
+class LayeredModule(Known):
+    """A normalisation of the inputs, then a linear layer."""
+
+    def __init__(self, start: np.ndarray) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.LayerNorm(4).double(), nn.Linear(4, 3).double()
+        nn.utils.vector_to_parameters(torch.tensor(start), self.parameters())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.layer(self.scale(batch[1])), batch[2])
+
+
+class Layered(Logistic):
+    """Logistic regression on inputs that are normalised, scaled by γ and shifted by β: w is γ, β, then the layer's."""
+
+    module = LayeredModule
+
+    def __init__(self, sizes: tuple[int, ...] = SIZES) -> None:
+        super().__init__(sizes)
+        centred = self.inputs - self.inputs.mean(axis=1, keepdims=True)
+        self.normed = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
+        self.start = np.concatenate([1 + 0.3 * self.rng.normal(size=4), 0.3 * self.rng.normal(size=19)])
+
+    def gradient(self, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        gamma, beta, weight, bias = w[:4], w[4:8], w[8:20].reshape(3, 4), w[20:]
+        hidden = gamma * self.normed[rows] + beta
+        exponents = np.exp(hidden @ weight.T + bias)
+        error = (exponents / exponents.sum(axis=1, keepdims=True) - np.eye(3)[self.targets[rows]]) / len(rows)
+        back = error @ weight
+        parts = (back * self.normed[rows]).sum(axis=0), back.sum(axis=0), (error.T @ hidden).ravel(), error.sum(axis=0)
+        return np.concatenate(parts)

@@ -15,24 +15,30 @@ from lightning_fed.client_algorithms import (
     SCAFFOLD,
     ClientAlgorithm,
     Ditto,
+    FedBN,
     FedCM,
     FedDyn,
     FedGA,
+    FedPer,
     FedProx,
+    FedRep,
     FedSAM,
     GradAlign,
+    LGFedAvg,
     LinearScaling,
     LocalOnly,
     LossAlgorithm,
     MimeLite,
     PerFedAvg,
+    PersonalParameters,
     PFedMe,
     StatelessSCAFFOLD,
 )
 from tests.client_algorithms import hand_loops as hand
 from tests.client_algorithms import second_loops as second
 from tests.client_algorithms.client_runs import Kept, fit
-from tests.client_algorithms.known_clients import SIZES, Logistic, Quadratic
+from tests.client_algorithms.known_clients import SIZES, Layered, Logistic, Quadratic
+from tests.client_algorithms.personal_loops import personal
 
 ROUNDS = 4
 SGDS = ("sgd", "momentum", "nesterov", "schedule", "decay")
@@ -57,8 +63,12 @@ class Case:
     optimizers: tuple[str, ...] = SGDS
     weightings: tuple[str, ...] = ("samples", "uniform")
     options: dict[str, Any] = field(default_factory=lambda: {"local_epochs": 2})
+    problems: tuple[str, ...] = ("quadratic", "logistic")
 
 
+# γ and β of the normalisation, then weight and bias of the layer.
+NORM, LAST, BIAS = np.arange(23) < 8, np.arange(23) >= 8, np.arange(23) >= 20
+LAYERED: dict[str, Any] = {"optimizers": ALL, "problems": ("layered",)}
 ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES)}
 CASES = {
     "none": Case(lambda: None, hand.FedAvgByHand),
@@ -85,6 +95,24 @@ CASES = {
     "FedDyn": Case(
         FedDyn, partial(hand.FedDynByHand, alpha=0.4), partial(FedDynServer, alpha=0.4), weightings=("uniform",)
     ),
+    "FedBN": Case(FedBN, partial(personal, hand.FedAvgByHand, own=NORM), **LAYERED),
+    "FedPer": Case(FedPer, partial(personal, hand.FedAvgByHand, own=LAST), **LAYERED),
+    "LGFedAvg": Case(LGFedAvg, partial(personal, hand.FedAvgByHand, own=NORM), **LAYERED),
+    "FedRep": Case(
+        FedRep,
+        partial(personal, hand.FedAvgByHand, own=LAST, head=2, epochs=True),
+        **{**LAYERED, "optimizers": ("sgd", "momentum", "nesterov", "decay", "adam", "adamw")},
+        options={"local_epochs": 3},
+    ),
+    "FedRep by steps": Case(
+        partial(FedRep, head_steps=1),
+        partial(personal, hand.FedAvgByHand, own=LAST, head=1),
+        **{**LAYERED, "optimizers": ("momentum", "nesterov", "decay", "adamw")},
+        options={"local_steps": 4},
+    ),
+    "PersonalParameters": Case(
+        partial(PersonalParameters, ["layer.bias"]), partial(personal, hand.FedAvgByHand, own=BIAS), **LAYERED
+    ),
     "FedNova with FedProx": Case(partial(FedProx, 0.7), partial(hand.FedNovaByHand, mu=0.7), FedNova),
 }
 CASES |= {
@@ -97,7 +125,7 @@ CASES |= {
     "Ditto": Case(partial(Ditto, 0.8), partial(second.DittoByHand, lam=0.8), optimizers=ALL),
     "APFL": Case(partial(APFL, 0.3), partial(second.APFLByHand, alpha=0.3), optimizers=ALL),
 }
-PROBLEMS = {"quadratic": Quadratic(), "logistic": Logistic()}
+PROBLEMS = {"quadratic": Quadratic(), "logistic": Logistic(), "layered": Layered()}
 
 
 def grid() -> list[tuple[str, str, str, str]]:
@@ -105,7 +133,10 @@ def grid() -> list[tuple[str, str, str, str]]:
     found = []
     for at, (name, case) in enumerate(CASES.items()):
         for turn, optimizer in enumerate(case.optimizers, start=at):
-            problem, weighting = list(PROBLEMS)[turn % 2], case.weightings[turn // 2 % len(case.weightings)]
+            problem, weighting = (
+                case.problems[turn % len(case.problems)],
+                case.weightings[turn // 2 % len(case.weightings)],
+            )
             found.append((name, optimizer, problem, weighting))
     return found
 
@@ -119,7 +150,7 @@ def test_rounds_are_those_of_a_loop_by_hand(name: str, optimizer: str, problem: 
         clients, *([made, kept] if made is not None else []), case.server(weighting=weighting), optimizer=optimizer,
         max_rounds=ROUNDS, cohorts=COHORTS, **case.options,
     )  # fmt: skip
-    loop = case.by_hand(clients, optimizer, weighting)
+    loop = case.by_hand(problem=clients, optimizer=optimizer, weighting=weighting)
     for round in range(ROUNDS):
         assert set(tape.batches[round]) == set(COHORTS[round]) - {EMPTY}
         expected = loop.run(tape.batches[round])
@@ -131,13 +162,13 @@ def test_rounds_are_those_of_a_loop_by_hand(name: str, optimizer: str, problem: 
     if isinstance(loop, second.LocalOnlyByHand):
         assert np.array_equal(tape.weights[-1], clients.start)
         return
-    assert np.abs(tape.weights[-1] - clients.start).max() > 0.01
+    assert np.abs(tape.weights[-1] - loop.problem.start).max() > 0.01
 
 
 def test_every_algorithm_meets_both_problems_and_the_weightings_it_takes() -> None:
     for name, case in CASES.items():
         met = [(problem, weighting) for tested, _, problem, weighting in grid() if tested == name]
-        assert {problem for problem, _ in met} == set(PROBLEMS)
+        assert {problem for problem, _ in met} == set(case.problems)
         assert {weighting for _, weighting in met} == set(case.weightings)
 
 

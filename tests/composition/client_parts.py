@@ -1,7 +1,8 @@
 """The list of all client algorithms, alone and together, and how each enters the composition suite."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from lightning_fed.client_algorithms import (
     APFL,
@@ -9,21 +10,26 @@ from lightning_fed.client_algorithms import (
     SCAFFOLD,
     ClientAlgorithm,
     Ditto,
+    FedBN,
     FedCM,
     FedDyn,
     FedGA,
     FedIIR,
     FedLC,
     FedNTD,
+    FedPer,
     FedProx,
+    FedRep,
     FedRS,
     FedSAM,
     GradAlign,
+    LGFedAvg,
     LinearScaling,
     LocalOnly,
     LogitAdjustment,
     MimeLite,
     PerFedAvg,
+    PersonalParameters,
     PFedMe,
     StatelessSCAFFOLD,
 )
@@ -41,6 +47,9 @@ class Local:
         rule: The one aggregator that they go with, None for any.
         uniform: Whether they take ``weighting: uniform`` alone.
         full_batch: Whether they take one step on all of a client's data.
+        given: Options that they need, of the aggregator or the trainer.
+        few: Whether they go through a few rules and one model alone: the server sees less of the model, and nothing
+            else that is new to it, and not every model has such a part.
     """
 
     make: Callable[[], list[ClientAlgorithm]]
@@ -48,6 +57,13 @@ class Local:
     rule: str | None = None
     uniform: bool = False
     full_batch: bool = False
+    given: dict[str, Any] = field(default_factory=dict)
+    few: bool = False
+
+    def options(self, **others: Any) -> dict[str, Any]:
+        """The options of a run that has others too, which go first."""
+        by_steps = "local_steps" in others
+        return {**{k: v for k, v in self.given.items() if not (by_steps and k == "local_epochs")}, **others}
 
 
 ALONE = {
@@ -70,6 +86,11 @@ ALONE = {
     "FedSAM": Local(lambda: [FedSAM(0.5)]),
     "PFedMe": Local(lambda: [PFedMe(4.0, 3, 0.1)]),
     "PerFedAvg": Local(lambda: [PerFedAvg(0.5)], ("none on all data",), full_batch=True),
+    "FedBN": Local(lambda: [FedBN()], given={"buffers": "local"}, few=True),
+    "FedPer": Local(lambda: [FedPer()], few=True),
+    "FedRep": Local(lambda: [FedRep()], given={"local_epochs": 2}, few=True),
+    "LGFedAvg": Local(lambda: [LGFedAvg()], few=True),
+    "PersonalParameters": Local(lambda: [PersonalParameters(first=1)], few=True),
 }
 # The global model is what it is without them, and what it was at the start.
 BESIDE = {"Ditto": Local(lambda: [Ditto(0.5)]), "APFL": Local(lambda: [APFL(0.5)])}
@@ -97,6 +118,17 @@ TOGETHER = {
     "FedSAM on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedSAM(0.5)], ("SCAFFOLD", "FedSAM")),
     "FedGA on FedSAM": Local(lambda: [FedSAM(0.5), FedGA(0.5)], ("FedSAM", "FedGA")),
     "FedProx on PFedMe": Local(lambda: [PFedMe(4.0, 3, 0.1), FedProx(2.0)], ("PFedMe", "FedProx")),
+    "FedGA on FedBN": Local(lambda: [FedBN(), FedGA(0.5)], ("FedBN", "FedGA"), given={"buffers": "local"}, few=True),
+    "FedNTD on FedPer": Local(lambda: [FedPer(), FedNTD(3.0)], ("FedPer", "FedNTD"), few=True),
+    "MOON on FedPer": Local(lambda: [FedPer(), MOON(5.0)], ("FedPer", "MOON"), few=True),
+    "SCAFFOLD on FedPer": Local(lambda: [FedPer(), SCAFFOLD()], ("FedPer", "SCAFFOLD"), few=True),
+    "FedProx on FedRep": Local(
+        lambda: [FedRep(), FedProx(2.0)], ("FedRep", "FedProx"), given={"local_epochs": 2}, few=True
+    ),
+    "FedCM on LGFedAvg": Local(lambda: [LGFedAvg(), FedCM(0.3)], ("LGFedAvg", "FedCM"), few=True),
+    "SCAFFOLD I on personal": Local(
+        lambda: [PersonalParameters(first=1), SCAFFOLD("I")], ("PersonalParameters", "SCAFFOLD I"), few=True
+    ),
 }
 CLIENTS = {**ALONE, **TOGETHER}
 
@@ -125,6 +157,7 @@ CLIENT_LIMITS = {
     "FedNTD at 0": Local(lambda: [FedNTD(0.0)]),
     "FedIIR at 0": Local(lambda: [FedIIR(0.0)]),
     "FedSAM at 0": Local(lambda: [FedSAM(0.0)]),
+    "FedPer at 0": Local(lambda: [FedPer(0)]),
     "FedGA at 0": Local(lambda: [FedGA(0.0)]),
     "FedGA step at 0": Local(lambda: [FedGA(0.0, form="step")]),
     "FedGA global at 0": Local(lambda: [FedGA(0.0, measure_from="global")]),

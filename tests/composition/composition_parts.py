@@ -203,6 +203,7 @@ def run(
         **options: Options of every aggregator, and those of the trainer named in OF_TRAINER.
     """
     net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
+    options = local.options(**options)
     given = {name: options.pop(name) for name in OF_TRAINER if name in options}
     options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
     aggregator = {**RULES, **SPECIAL}[rule].make(mask=None if make_mask is None else make_mask(), **options)
@@ -214,7 +215,10 @@ def run(
     )  # fmt: skip
     trainer.fit(net, make_data(sizes, sum(SIZES[sizes]) if local.full_batch else BATCH))
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    return Outcome(trainer.weights.clone(), buffers, {k: float(v) for k, v in trainer.logged_metrics.items()})
+    # With what stays with clients, where it began, so that any two runs can be compared.
+    whole = torch.nn.utils.parameters_to_vector(net.parameters()).detach().to(trainer.weights.dtype)
+    weights = trainer.weights if len(trainer.weights) == len(whole) else whole
+    return Outcome(weights.clone(), buffers, {k: float(v) for k, v in trainer.logged_metrics.items()})
 
 
 def same(one: Outcome, other: Outcome) -> bool:

@@ -57,14 +57,16 @@ def local_of(client: str) -> Local:
 
 def rules_for(client: str) -> list[str]:
     rule = local_of(client).rule
-    return list(RULES) if rule is None else [rule]
+    return (list(RULES) if not local_of(client).few else FEW) if rule is None else [rule]
 
 
+FEW = ["FedAvg", "FedAdam", "FedNova", "GeometricMedian"]
 GRID = [
     (client, rule, mask)
     for client in CLIENTS
     for rule in rules_for(client)
     for mask in (MASKS if rule in MASKED else ["none"])
+    if mask in ("none", "soft", "sand") or not local_of(client).few
 ]
 # Each under one rule; each alone, and all together, is not slow.
 ONE_RULE = [
@@ -218,9 +220,10 @@ def test_forms_of_fedga_agree_over_terms_that_read_the_iterate(other: str) -> No
 @pytest.mark.parametrize(("client", "rule"), ONE_RULE)
 @pytest.mark.slow
 def test_weights_and_buffers_still_count(client: str, rule: str) -> None:
-    clear = CLEAR * (
-        0.3 if "FedCM" in client else 1.0
-    )  # whose gradients, and what buffers make of them, are 0.3 as long
+    if "buffers" in local_of(client).given:
+        pytest.skip("takes one policy alone")
+    # FedCM's gradients, and what buffers make of them, are 0.3 as long; a part of the model differs less than all.
+    clear = CLEAR * (0.3 if "FedCM" in client or local_of(client).few else 1.0)
     here = {policy: trained(rule, "none", client, buffers=policy) for policy in ("average", "local", "keep")}
     assert distance(here["average"], here["local"]) > clear
     assert distance(here["average"], here["keep"]) > clear
@@ -305,10 +308,12 @@ def test_pairs_without_meaning_are_refused_by_name_in_either_order(one: Any, oth
             fit(first(), second(), aggregators.FedDynServer())
 
 
-@pytest.mark.parametrize("kind", [type(local.make()[0]) for local in {**ALONE, **BESIDE, **UNSENT}.values()])
-def test_an_algorithm_given_twice_is_refused(kind: Any) -> None:
-    with pytest.raises(FederatedError, match=f"^Expected each client algorithm once, got {kind.__name__} twice: .*"):
-        fit(kind(), FedProx() if kind is not FedProx else FedGA(), kind())
+@pytest.mark.parametrize("make", [local.make for local in {**ALONE, **BESIDE, **UNSENT}.values()])
+def test_an_algorithm_given_twice_is_refused(make: Any) -> None:
+    (one,), (other,) = make(), make()
+    name = type(one).__name__
+    with pytest.raises(FederatedError, match=f"^Expected each client algorithm once, got {name} twice: .*"):
+        fit(one, FedProx() if name != "FedProx" else FedGA(), other)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "FedDynServer"])

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 ON_ALL_DATA = ("--data.batch_size=1000",)
+NORMED = ("--model.backbone.norm=batch", "--data.drop_last=true")
 LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=FedProx", "--client.mu=0.1"), ["FedProx"], {"mu": 0.1}),
     (("--client=SCAFFOLD",), ["SCAFFOLD"], {"option": "II"}),
@@ -38,6 +39,11 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=MOON", "--client.mu=5"), ["MOON"], {"mu": 5.0, "temperature": 0.5}),
     (("--client=FedNTD", "--model.optimizer=Adam"), ["FedNTD"], {"beta": 1.0}),
     (("--client=FedIIR", "--client.gamma=0.01"), ["FedIIR"], {"gamma": 0.01, "ema": 0.95}),
+    (("--client=FedPer", "--client.last=1"), ["FedPer"], {"last": 1}),
+    (("--client=FedRep", "--client.head_epochs=2", "--trainer.local_epochs=3"), ["FedRep"], {"head_epochs": 2}),
+    (("--client=LGFedAvg",), ["LGFedAvg"], {"last": 1}),
+    (("--client=PersonalParameters", "--client.names=['*.bias']"), ["PersonalParameters"], {"names": ["*.bias"]}),
+    (("--client=FedBN", "--aggregator.buffers=local", *NORMED), ["FedBN"], {}),
     (("--client+=FedProx", "--client.mu=.3", "--client+=FedGA", "--client.beta=.1"), ["FedProx", "FedGA"], {"mu": 0.3}),
     (("--client=[SCAFFOLD, FedGA]", "--aggregator=Krum"), ["SCAFFOLD", "FedGA"], {"option": "II"}),
 ]
@@ -74,6 +80,8 @@ REFUSED = [
     (["--client=SCAFFOLD", "--model.optimizer=Adam"], r"SGD.*got Adam.*`--model.optimizer` or `--client.option`\."),
     (["--client=[FedCM, MimeLite]"], r"scales the gradient.*FedCM and MimeLite.*`--client`\."),
     (["--client=[FedCM, SCAFFOLD]"], r"FedCM without SCAFFOLD.*`--client`\."),
+    (["--client=FedPer", "--client.last=2"], r"FedPer to leave parameters .* all 4 would stay .* LocalOnly"),
+    (["--client=PersonalParameters", "--client.names=[hed]"], r"the pattern `hed` in `--client.names` .*`--model`\."),
     (["--client=GradAlign"], r"all of a client's data, got batches of 10 .*`--data.batch_size \d+`"),
     (["--client=GradAlign", *ON_ALL_DATA, "--trainer.local_epochs=2"], r"one local step.*`--trainer.local_steps 1`"),
     (["--client=LinearScaling", *ON_ALL_DATA], r"`--aggregator.weighting uniform` for LinearScaling.*samples\."),

@@ -28,6 +28,7 @@ GRID = [
     for faults in FAULTS
     if not (EVERY_CLIENT[client].full_batch and ("work" in FAULTS[faults] or "local_epochs" in FAULTS[faults]))
     if not ("Krum" in rule and faults == "over-selected")
+    if not ("FedRep" in client and faults in ("partial", "unequal", "everything"))  # refuses clients that end early
 ]
 
 

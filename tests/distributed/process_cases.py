@@ -26,7 +26,7 @@ from lightning_fed.callbacks.diagnostics import (
     UpdateAgreement,
     UpdateGeometry,
 )
-from lightning_fed.client_algorithms import APFL, SCAFFOLD, ClientAlgorithm, Ditto, FedGA, LocalOnly
+from lightning_fed.client_algorithms import APFL, SCAFFOLD, ClientAlgorithm, Ditto, FedBN, FedGA, LocalOnly
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.division import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
@@ -79,7 +79,9 @@ def fit(devices: int, *callbacks: Any, net: Net | None = None, data: Any = None,
 def compose(devices: int, folder: Path, client: str, rule: str, mask: str = "none", **options: Any) -> Result:
     make_mask, local = MASKS[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
     weighting = "uniform" if local.uniform else RULES[rule].weightings[0]
-    aggregator = RULES[rule].make(mask=None if make_mask is None else make_mask(), weighting=weighting)
+    options = local.options(**options)
+    of_rule = {"weighting": weighting, **({"buffers": options.pop("buffers")} if "buffers" in options else {})}
+    aggregator = RULES[rule].make(mask=None if make_mask is None else make_mask(), **of_rule)
     batch = sum(SIZES["unequal"]) if local.full_batch else BATCH
     return fit(devices, aggregator, *local.make(), data=make_data("unequal", batch), **options)
 
@@ -399,11 +401,15 @@ def of_the_package(devices: int, folder: Path, name: str, **options: Any) -> Res
     return fit(devices, FedAdam(lr=0.1), SCAFFOLD(), net=make(), data=make_data(), **options)
 
 
-def kept(devices: int, folder: Path, where: str, rounds: int, resume: bool = False, at: str = "") -> Result:
-    """Clients that keep control variates and buffers, drawn now here, now there."""
+def kept(
+    devices: int, folder: Path, where: str, rounds: int, resume: bool = False, at: str = "", personal: bool = False
+) -> Result:
+    """Clients that keep control variates, parameters and buffers, drawn now here, now there."""
+    more = [FedBN()] if personal else []
     result = fit(
-        devices, SCAFFOLD(), FedAvg(buffers="local"), data=make_data("unequal"), clients_per_round=3, max_rounds=rounds,
-        client_states=where, logger=[], enable_checkpointing=True, default_root_dir=str(folder / (at or f"{devices}")),
+        devices, SCAFFOLD(), *more, FedAvg(buffers="local"), data=make_data("unequal"), clients_per_round=3,
+        max_rounds=rounds, client_states=where, logger=[], enable_checkpointing=True,
+        default_root_dir=str(folder / (at or f"{devices}")),
         name=f"kept-{where}-{rounds}" if not at else "kept", ckpt_path="last" if resume else None,
     )  # fmt: skip
     (run,) = (folder / (at or f"{devices}")).glob(f"kept{f'-{where}-{rounds}' if not at else ''}/version_*")
@@ -516,6 +522,7 @@ EVERYTHING = [
     for name, local in {"none": CLIENT_LIMITS["none"], **CLIENTS}.items()
     for rule in ([local.rule] if local.rule else RULES)
     for mask in (MASKS if rule in MASKED else ["none"])
+    if not local.few or (rule in ("FedAvg", "FedNova") and mask in ("none", "soft"))
 ]
 # Each aggregator, mask and client algorithm once; each pair of them is slow.
 PARITY = [("none", "FedAvg", "none"), ("none", "FedAvg", "soft"), *cover(EVERYTHING, 1)]
@@ -544,6 +551,8 @@ CASES: dict[str, Case] = {
             ("none", "QFedAvg"),
             ("MimeLite", "FedDGGA"),
             ("FedDyn", "FedDynServer"),
+            ("FedRep", "FedNova"),
+            ("FedGA on FedBN", "FedAvg"),
         )
     },
     **{f"model | {name}": partial(of_the_package, name=name) for name in SMALL},
@@ -607,6 +616,7 @@ CASES: dict[str, Case] = {
     "taped": taped,
     "uneven": uneven,
     **{f"kept {where}": partial(kept, where=where, rounds=6) for where in ("device", "host", "disk")},
+    "kept personal": partial(kept, where="disk", rounds=5, personal=True),
     "begun": partial(kept, where="device", rounds=3, at="begun"),
     "own | APFL": partial(owned, algorithm=lambda: APFL(0.5, adaptive=True)),
     "own | Ditto, vectorized": partial(owned, algorithm=lambda: Ditto(0.5), engine="vectorized"),

@@ -668,7 +668,7 @@ def test_of_a_gpu_half_of_what_is_free_is_for_clients(monkeypatch: pytest.Monkey
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     monkeypatch.setattr(StepProbe, "_loss_alone", lambda probe: None)
     probe = object.__new__(StepProbe)
-    vector = SimpleNamespace(numel=10, device=torch.device("cuda", 0))
+    vector = SimpleNamespace(all_numel=10, device=torch.device("cuda", 0))
     probe.state = SimpleNamespace(vector=vector, weights=torch.zeros(10))  # type: ignore[assignment]  # what it asks for
     probe.module, probe._read_ahead = nn.Linear(2, 2), 0  # type: ignore[assignment]
     assert probe.lanes_that_fit() == 60_000 // (8 * 10 * 4)

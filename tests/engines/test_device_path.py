@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedGMA
-from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx, GradAlign
+from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx, GradAlign, PersonalParameters
 from lightning_fed.core import seeding
 from lightning_fed.core.devices import to_device
 from lightning_fed.core.hooks import FederatedCallback
@@ -39,6 +39,7 @@ METHODS: dict[str, Callable[[], list[Any]]] = {
     "FedProx, SCAFFOLD, FedAdam": lambda: [FedProx(mu=0.1), SCAFFOLD(), FedAdam()],
     "FedGA, a mask": lambda: [FedGA(), FedAvg(mask=SignAgreement())],
     "FedGMA": lambda: [FedGMA(gradient_at="end")],
+    "personal, SCAFFOLD": lambda: [PersonalParameters(["*bias"]), SCAFFOLD()],
 }
 
 

@@ -77,7 +77,7 @@ class LossCall(ModelPass):
         by the batch as in the step, since running statistics belong to the live weights. No buffer changes.
 
         Args:
-            vector: The weights, shape (d,), in any precision.
+            vector: The weights, shape (d,), in any precision; personal parameters are the live ones.
         """
         found: ModelPass = self.losses.call_at(self, vector)
         return found

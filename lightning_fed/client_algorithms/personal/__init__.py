@@ -1,6 +1,17 @@
 """Personalised federated learning: what of a model is a client's own."""
 
 from lightning_fed.client_algorithms.personal.own_models import APFL, Ditto, LocalOnly, PFedMe
+from lightning_fed.client_algorithms.personal.parameters import (
+    FedBN,
+    FedPer,
+    FedRep,
+    LGFedAvg,
+    PersonalParameters,
+    personal_parameters,
+)
 from lightning_fed.client_algorithms.personal.per_fedavg import PerFedAvg
 
-__all__ = ["APFL", "Ditto", "LocalOnly", "PFedMe", "PerFedAvg"]
+__all__ = [
+    "APFL", "Ditto", "FedBN", "FedPer", "FedRep", "LGFedAvg", "LocalOnly", "PFedMe", "PerFedAvg", "PersonalParameters",
+    "personal_parameters",
+]  # fmt: skip

@@ -40,6 +40,7 @@ class FlatOptimizer:
         initial: The optimizer's state before any step, by parameter; by default its present state.
         fuse: Whether to use a fused kernel (one pass over the memory) where there is one and the module's optimizer
             does not forbid it; its results differ in the last bits.
+        part: The parameters that it steps, of those in ``vector.all_parameters``.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class FlatOptimizer:
         gradients: Tensor,
         initial: Mapping[Tensor, dict[str, Any]] | None = None,
         fuse: bool = False,
+        part: slice = slice(None),
     ) -> None:
         initial = optimizer.state if initial is None else initial
         self.weights, self._gradients, self._user = weights, gradients, optimizer
-        places = vector.places()
+        places = dict(list(vector.all_places().items())[part])
         self._slices = [_joined(places[p] for p in g["params"] if p in places) for g in optimizer.param_groups]
         # Copied, because the arguments of its constructor differ from the options of a group.
         self._optimizer = copy(optimizer)
@@ -63,7 +65,7 @@ class FlatOptimizer:
             for group, slices in zip(optimizer.param_groups, self._slices, strict=True)
         ]
         # A fused kernel expects the state in the memory layout of the weights, but that of a few columns is compact.
-        self._unfused = weights.ndim > 1 and self._slices != [[slice(0, vector.numel)]]
+        self._unfused = weights.ndim > 1 and self._slices != [[slice(0, vector.all_numel)]]
         self._fuse = fuse and not self._unfused and type(optimizer) in _FUSED and weights.device.type in ("cpu", "cuda")
         self._by_hand = type(optimizer) is SGD and weights.device.type == "cpu" and not self._fuse
         self._buffers: dict[Tensor, Tensor] = {}

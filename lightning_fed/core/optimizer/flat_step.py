@@ -54,7 +54,7 @@ class FlatStep:
         replaced = vars(self._optimizer).get("step")  # by a schedule, to count steps, or by user code
         if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
             return False
-        if self._stale or self._flat is None or self._flat.weights is not self._vector.data:
+        if self._stale or self._flat is None or self._flat.weights is not self._vector.all_data:
             self._build()
         if self._flat is None:
             return False
@@ -79,9 +79,11 @@ class FlatStep:
         as_fused = on_cpu and any(group.get("fused") for group in groups)
         if type(self._optimizer) in ELEMENTWISE and exact and not as_fused:
             initial = self._initial
-            self._flat = FlatOptimizer(self._optimizer, vector, vector.data, vector.grad, initial, fuse=not on_cpu)
+            self._flat = FlatOptimizer(
+                self._optimizer, vector, vector.all_data, vector.all_grad, initial, fuse=not on_cpu
+            )
             self._num_groups = len(groups)
-            places = vector.places()
+            places = vector.all_places()
             held = [p for group in groups for p in group["params"]]
             self._places = [(p, places[p]) for p in held if p in places]
             self._outside = [p for p in held if p not in places]

@@ -57,7 +57,7 @@ def own_share(state: TrainState) -> int:
 def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
     device, source = state.vector.device.type, state.source
     most = _MOST_WEIGHTS.get(device, 0) * 4 // max(4, state.vector.data.element_size())
-    if state.vector.numel > most:
+    if state.vector.all_numel > most:
         raise NotQuicker(f"the model has more than {most:,} weights, above which it is not faster on {device}")
     if (slow := next((part for part in state.module.modules() if not _is_quick(part)), None)) is not None:
         raise NotQuicker(f"{type(slow).__name__} is not known to be quicker for many clients at once")

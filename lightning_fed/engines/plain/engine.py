@@ -78,7 +78,7 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
     # What the run's engine has set there, and a second one sets anew.
     elsewhere, flat_step, of_strategy = state.client_states.elsewhere, optimizer.flat_step, dict(vars(strategy))
     buffers, seed = state.buffers.aside(), seed_for(state.seed, Purpose.TUNE)
-    gradient = state.vector.grad.clone()
+    gradient = state.vector.all_grad.clone()
     trainer.train_state = own = replace(state, seed=seed, recorder=MetricRecorder(), buffers=buffers)
     try:
         nobody = copy(trainer)
@@ -103,12 +103,12 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
         optimizer.flat_step = flat_step
         optimizer.start_client()
         state.vector.zero_grad()
-        state.vector.grad.copy_(gradient)
+        state.vector.all_grad.copy_(gradient)
 
 
 def all_parameters(state: TrainState) -> list[Tensor]:
     """Returns all that a client's model may have other values of: trained, kept by it, or moved while frozen."""
-    parameters = (*state.vector.parameters, *state.optimizer.parameters, *state.buffers.parameters)
+    parameters = (*state.vector.all_parameters, *state.optimizer.parameters, *state.buffers.parameters)
     return list({id(parameter): parameter for parameter in parameters}.values())
 
 

@@ -19,7 +19,7 @@ from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import BatchTransfer
 from lightning_fed.data import AugmentedSource, TensorSource
 from lightning_fed.data.skews import SkewedSource
-from lightning_fed.engines.client_batches import local_steps, read_batches, samples_in_epoch, send_orders
+from lightning_fed.engines.client_batches import Phases, local_steps, read_batches, samples_in_epoch, send_orders
 
 __all__ = ["BatchGroup", "LaneBatches", "gathers"]
 
@@ -54,12 +54,16 @@ class LaneBatches:
         clients: The clients.
         by_index: Whether batches with different numbers within the epoch must be apart.
         whole: If given, one pass over all samples, in order, not augmented, in batches of this size (full gradients).
+        phases: Says which first steps of a client train its personal part alone. All lanes take these before any of
+            them goes on, so that the lanes that take a step are the first ones in both phases.
 
     Attributes:
         gathers: Whether batches are gathered from tensors, not read one by one.
         order: For each lane the place of its client among those given.
         clients: The clients in the order of lanes.
         steps: Local steps of each lane, never increasing.
+        head: The first of them, which train the personal part alone, 0 where there is no such phase.
+        rounds: Steps of all lanes: as many as it takes until each has taken its own.
         samples: Samples that all their local steps go through.
     """
 
@@ -70,6 +74,7 @@ class LaneBatches:
         clients: tuple[Client, ...],
         by_index: bool,
         whole: int | None = None,
+        phases: Phases | None = None,
     ) -> None:
         source, transfer = state.source, state.transfer
         if whole is not None:
@@ -88,6 +93,10 @@ class LaneBatches:
         self.order: list[int] = order.tolist()
         self.clients = tuple(clients[at] for at in order)
         self.steps: list[int] = steps[order].tolist()
+        self._head = np.zeros_like(sizes) if phases is None else phases.head_steps(sizes)[order]
+        self.head: list[int] = self._head.tolist()
+        self._rest = steps[order] - self._head
+        self.rounds = self.head[0] + int(self._rest[0])
         self._in_epoch, self._last, self._trained = in_epoch[order], last[order], samples[order]
         self._steps_in_epoch = -(-self._in_epoch // self._window)
         if not self._whole:
@@ -100,7 +109,14 @@ class LaneBatches:
 
     def active(self, step: int) -> int:
         """Number of lanes that take this step, counted from 0; they are the first ones."""
-        return sum(steps > step for steps in self.steps)
+        return len(self._own_steps(step))
+
+    def _own_steps(self, step: int) -> npt.NDArray[np.int64]:
+        """Returns which of its own steps each lane that takes this one has got to."""
+        first = self.head[0]
+        if step < first:
+            return np.full(np.count_nonzero(self._head > step), step)
+        return self._head[: np.count_nonzero(self._rest > step - first)] + (step - first)
 
     def groups(self, step: int) -> Iterator[BatchGroup]:
         """Yields the batches of a step; call for every step in turn."""
@@ -124,10 +140,11 @@ class LaneBatches:
 
     def _bounds(self, step: int) -> Iterator[tuple[int, slice, npt.NDArray[np.int64], int]]:
         """Yields place in the step, lanes, number of the batch within each one's epoch, and size of its batches."""
-        count = self.active(step)
+        own = self._own_steps(step)
+        count = len(own)
         in_epoch = self._in_epoch[:count]
         for part in range(self._window):
-            index = step % self._steps_in_epoch[:count] * self._window + part
+            index = own % self._steps_in_epoch[:count] * self._window + part
             sizes = np.where(index == in_epoch - 1, self._last[:count], self._size)
             sizes[index >= in_epoch] = 0  # the epoch has ended before the window is full
             differs = np.diff(sizes) != 0
@@ -145,7 +162,7 @@ class LaneBatches:
         """Lists the samples of all batches of all steps, in the order of use, and sends the list in one copy."""
         epochs: list[Tensor] = []
         parts, shape = [], (len(self.clients), int(self._trained.max()))
-        for step in range(self.steps[0]):
+        for step in range(self.rounds):
             for lane in self._beginning(step):
                 own = self._source.plan(self.clients[lane].id, self._shuffled(lane), self._read_seed(lane, step))
                 epochs = epochs or [part.new_zeros(*shape, *part.shape[1:]) for part in own]
@@ -157,7 +174,8 @@ class LaneBatches:
 
     def _beginning(self, step: int) -> list[int]:
         """Returns the lanes that begin an epoch at this step."""
-        lanes: list[int] = np.flatnonzero(step % self._steps_in_epoch[: self.active(step)] == 0).tolist()
+        own = self._own_steps(step)
+        lanes: list[int] = np.flatnonzero(own % self._steps_in_epoch[: len(own)] == 0).tolist()
         return lanes
 
     def _shuffled(self, lane: int) -> Tensor:
@@ -169,18 +187,18 @@ class LaneBatches:
 
     def _begin_epochs(self, step: int) -> None:
         """Reads the batches of lanes that begin an epoch."""
-        lanes = self._beginning(step)
+        lanes, own = self._beginning(step), self._own_steps(step)
         orders = send_orders(self._source, [self._shuffled(lane) for lane in lanes])
         for lane, order in zip(lanes, orders, strict=True):
             # Read completely now: a data loader can prepare the batches of only one client at a time.
             batches = read_batches(self._source, self.clients[lane].id, order, self._read_seed(lane, step), self._size)
-            if (left := self.steps[lane] - step) < self._steps_in_epoch[lane]:
+            if (left := self.steps[lane] - int(own[lane])) < self._steps_in_epoch[lane]:
                 batches = islice(batches, left * self._window)
             self._epochs[lane] = [b if self._transfer is None else self._transfer(b, 0) for b in batches]
 
     def _read_seed(self, lane: int, step: int) -> int:
         """Returns the seed for reading the epoch that a lane begins at this step; tensors need none."""
-        client, epoch = self.clients[lane], step // int(self._steps_in_epoch[lane])
+        client, epoch = self.clients[lane], int(self._own_steps(step)[lane]) // int(self._steps_in_epoch[lane])
         purpose, index = (Purpose.GRADIENT, None) if self._whole else (Purpose.READ, epoch)
         return seed_for(self._seed, purpose, client.round, client.id, index) if self._source.reads_are_seeded else 0
 

@@ -75,7 +75,7 @@ class VectorizedEngine(Engine):
         self.optimizer.start_client()
         self.at_work = clients
         self._make_room(len(clients))
-        batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx)
+        batches = LaneBatches(self.state, self.options, clients, self.step.reads_batch_idx, phases=self.phases)
         log = LaneLog(len(clients))
         self._start_clients(batches, clients)
         self.watch.start_client()
@@ -94,13 +94,15 @@ class VectorizedEngine(Engine):
             vars(self).pop("lanes", None)  # first: there may not be room for both
         if count > self.capacity:
             self.lanes = Lanes(self.state, count)
+            if self.phases.alternate:
+                self.lanes.alternate()
             self.kept_gradients = self.lanes.matrix() if self.gradient_at in ("last_step", "end") else None
             self.capacity = self.lanes.capacity
 
     def _start_clients(self, batches: LaneBatches, clients: tuple[Client, ...]) -> None:
         """Lets every client start at the global model, or where hooks displace it, in ascending order of id."""
         state, lanes = self.state, self.lanes
-        lanes.start(len(clients), self.start)
+        lanes.start(batches.clients, self.start)
         self.started.clear()
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
         if self.start_gradients.level == "client":
@@ -111,6 +113,7 @@ class VectorizedEngine(Engine):
         for client in clients if per_client else ():
             lane = lane_of[client.id]
             state.vector.data.copy_(self.start)
+            state.vector.personal.copy_(lanes.personal[lane])
             state.buffers.load(client)
             lanes.give_gradient(lane, self.start_gradients, client)
             state.enter(client, self.start)
@@ -128,14 +131,16 @@ class VectorizedEngine(Engine):
         state, lanes, options = self.state, self.lanes, []
         first = min(client.id for client in batches.clients)
         seed_everywhere(seed_for(state.seed, Purpose.LOCAL, batches.clients[0].round, first))
-        lanes.optimizer.start(len(batches.clients))
+        lanes.start_phase(body=False)
         lanes.take_rates([client.lr_factor for client in batches.clients])
-        for step in range(batches.steps[0]):
+        for step in range(batches.rounds):
             state.local_step = step
+            if self.phases.alternate and step == batches.head[0]:
+                lanes.start_phase(body=True)
             lanes.narrow(batches.active(step))
             self._take_gradients(batches, log, step)
             self._edit_gradients()
-            if self.needs_distance:
+            if self.needs_distance and step >= batches.head[0]:
                 options.append(self.optimizer.step_options)
             lanes.step()
             self.optimizer.after_step(step + 1)
@@ -169,7 +174,7 @@ class VectorizedEngine(Engine):
         """Lets client algorithms edit the gradients of all active lanes, then clips: scale, add, clip, step."""
         lanes = self.lanes
         if self.gradient_at == "last_step" and self.kept_gradients is not None:
-            self.kept_gradients[: lanes.active].copy_(lanes.gradients[: lanes.active])
+            self.kept_gradients[: lanes.active].copy_(lanes.gradients[: lanes.active, : self.state.vector.numel])
             for part in self.state.untrained:
                 self.kept_gradients[: lanes.active, part] = 0
         if self.gradient_hooks:
@@ -201,7 +206,9 @@ class VectorizedEngine(Engine):
                 self._record(log, [lane])
             with self.lanes.of(lane, self.algorithms):
                 self.at_work = (client,)
-                update = self._update(client, lane, options[: batches.steps[lane]], batches.steps[lane])
+                update = self._update(
+                    client, lane, options[: batches.steps[lane] - batches.head[lane]], batches.steps[lane]
+                )
                 if update is not None and update.took_step:
                     yield update
 
@@ -242,12 +249,14 @@ class VectorizedEngine(Engine):
             sizes = sizes + self.divergence.buffer_sizes([torch.linalg.vector_norm(row, dim=1) for row in rows])
         if self.start_gradients.method_level == "client":
             sizes = sizes + lanes.own_sizes()
+        if len(self.state.initial):
+            sizes = sizes + torch.linalg.vector_norm(lanes.personal[:count], dim=1)
         return self.divergence.finite(clients, sizes)
 
     def _update(self, client: Client, lane: int, options: list[tuple[float, float]], steps: int) -> Update | None:
         """Puts the trained client into the resident module and reads its update."""
         state, lanes = self.state, self.lanes
-        state.vector.data.copy_(lanes.weights[lane])
+        state.vector.all_data.copy_(lanes.weights[lane])
         state.origin = lanes.origin_of(lane)
         if lanes.buffers:
             state.buffers.live.load({name: rows[lane] for name, rows in lanes.buffers.items()})

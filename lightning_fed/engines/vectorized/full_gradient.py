@@ -58,6 +58,11 @@ class StackedFullGradient(FullGradient):
         for first in range(0, len(clients), self.chunk_size):
             chunk = clients[first : first + self.chunk_size]
             weights = vector.data.expand(len(chunk), -1)
+            if len(self.state.initial):
+                own = vector.personal.new_empty(len(chunk), len(self.state.initial))
+                for client, row in zip(chunk, own, strict=True):
+                    self.state.load_own(client.id, row)
+                weights = torch.cat([weights, own], dim=1)
             rows = None if out is None else out[first : first + len(chunk)]
             losses.append(self._compute_at(weights, self._buffers_of(chunk), chunk, rows))
         return torch.cat(losses) if losses else self.state.weights.new_empty(0)
@@ -74,8 +79,9 @@ class StackedFullGradient(FullGradient):
     def compute_at(
         self, weights: Tensor, buffers: dict[str, Tensor], clients: tuple[Client, ...], out: Tensor
     ) -> Tensor | None:
-        """Computes ∇f_i of clients at weights of their own, into ``out``; both have the shape (n, d).
+        """Computes ∇f_i of clients at weights of their own, into ``out``, shape (n, d).
 
+        Weights have the shape (n, d + p).
         Their buffers, shape (n, ...), are left as they are. Returns f_i, shape (n,); None if it cannot be done at once.
         """
         return self._try(lambda: self._compute_at(weights, buffers, clients, out))
@@ -119,6 +125,6 @@ class StackedFullGradient(FullGradient):
                     self.step(weights[at], kept, run.batch, run.batch_idx, run.size, found)
                     shares = run.size / samples[at]
                     if out is not None and found is not None:
-                        out.index_add_(0, lanes[at], found.to(out.dtype).mul_(shares[:, None]))
+                        out.index_add_(0, lanes[at], found[:, : out.shape[1]].to(out.dtype).mul_(shares[:, None]))
                     losses.index_add_(0, lanes[at], self.step.losses * shares)
         return losses

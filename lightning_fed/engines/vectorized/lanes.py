@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -46,20 +47,25 @@ class Lanes:
         capacity: Most clients that train at once, n.
 
     Attributes:
-        weights: Live weights, shape (n, d).
-        gradients: Their gradients at the current step, shape (n, d).
+        held: The part of the vectors that the phase leaves as it is.
+        weights: Live weights, shape (n, d + p): those of the shared parameters, then the clients' personal ones.
+        gradients: Their gradients at the current step, of the same shape.
         buffers: Buffers by name, shape (n, ...).
         own_gradients: Gradients at w that clients asked for one by one, shape (n, d), empty until one does.
         own_losses: Their losses there, or those that the aggregator asked for without gradients, shape (n,).
-        optimizer: Steps the weights of the active lanes.
+        optimizer: Steps the weights of the active lanes, or the part of them that the phase trains.
         active: How many lanes, the first ones, take the current step.
     """
 
     def __init__(self, state: TrainState, capacity: int) -> None:
         self.state, self.capacity, vector = state, capacity, state.vector
-        self.weights = vector.data.new_empty(capacity, vector.numel)
+        self.weights = vector.data.new_empty(capacity, vector.all_numel)
+        self._shared = slice(vector.numel)
         self.gradients = torch.zeros_like(self.weights)
-        self.optimizer = FlatOptimizer(state.optimizer.optimizer, vector, self.weights, self.gradients, fuse=True)
+        self._flat = partial(FlatOptimizer, state.optimizer.optimizer, vector, self.weights, self.gradients, fuse=True)
+        self.optimizer = self._flat()
+        self._optimizers = [self.optimizer]
+        self.held: list[slice] = []
         live = state.buffers.live.tensors()
         self.buffers = {name: b.unsqueeze(0).repeat(capacity, *[1] * b.ndim) for name, b in live.items()}
         self.own_gradients = state.weights.new_empty(0, vector.numel)
@@ -78,13 +84,20 @@ class Lanes:
         """Returns a new matrix of one vector for each lane, in the dtype of the global vector."""
         return self.state.weights.new_empty(self.capacity, self.state.weights.numel())
 
-    def start(self, count: int, weights: Tensor) -> None:
-        """Loads the global model into the first ``count`` lanes."""
-        self.active = self._count = count
+    def start(self, clients: tuple[Client, ...], weights: Tensor) -> None:
+        """Loads the global model, with what each client has of its own, into the first lanes."""
+        self.active = self._count = count = len(clients)
         self._measured, self._origins, self._shifts = False, {}, {}
-        self.weights[:count].copy_(weights)
+        self.weights[:count, self._shared].copy_(weights)
+        for client, own in zip(clients, self.personal, strict=False) if len(self.state.initial) else ():
+            self.state.load_own(client.id, own)
         values = self.state.buffers.values
         copy_each((self.buffers[name][:count] for name in values), values.values())
+
+    @property
+    def personal(self) -> Tensor:
+        """The live personal weights, shape (n, p)."""
+        return self.weights[:, self._shared.stop :]
 
     @property
     def further_gradients(self) -> Tensor:
@@ -116,7 +129,7 @@ class Lanes:
     def take_start(self, lane: int, start: Tensor) -> None:
         """Copies where a client starts, after its hooks, to its lane: weights, origin, displacement, buffers."""
         state = self.state
-        self.weights[lane].copy_(state.vector.data)
+        self.weights[lane].copy_(state.vector.all_data)
         if state.origin is not start:
             self._origins[lane] = state.origin
         if state.displacement is not None:
@@ -138,13 +151,29 @@ class Lanes:
         return self._origins.get(lane, self._start)
 
     def ends(self, lanes: Tensor) -> Tensor:
-        """Returns where the clients of some lanes ended, without a displacement of their start, shape (m, d)."""
+        """Returns where the clients of some lanes ended, without a displacement of their start, shape (m, d + p)."""
         ends = self.weights[lanes]
         if self._origin is self._start:
             return ends
         origins = self._origin[lanes]
         displaced = (origins != self._start).any(dim=1, keepdim=True)  # of 0 it must leave no rounding
-        return torch.where(displaced, ends - origins + self._start, ends)
+        shared = ends[:, self._shared]
+        shared.copy_(torch.where(displaced, shared - origins + self._start, shared))
+        return ends
+
+    def alternate(self) -> None:
+        """Lets first steps train the personal part alone, the head, and the others the shared part, the body."""
+        shared = len(self.state.vector.names)
+        self._optimizers = [self._flat(part=part) for part in (slice(shared, None), slice(shared))]
+
+    def start_phase(self, body: bool) -> None:
+        """Lets all lanes begin to train, with a fresh optimizer: the head before the body where they take turns."""
+        self.active = self._count
+        self.optimizer = self._optimizers[-1 if body else 0]
+        self.optimizer.start(self._count)
+        shared = self._shared.stop
+        if len(self._optimizers) > 1:
+            self.held = [slice(shared, self.weights.shape[1]) if body else slice(shared)]
 
     def take_rates(self, factors: list[float]) -> None:
         """Sets the clients' factors on the learning rate."""
@@ -171,16 +200,17 @@ class Lanes:
         self.active = count
 
     def gradient_points(self, lanes: slice) -> Tensor:
-        """Returns the weights at which gradients of some lanes are taken, shape (m, d)."""
+        """Returns the weights at which gradients of some lanes are taken, shape (m, d + p)."""
         weights = self.weights[lanes]
         if self._displacement is None:
             return weights
-        return weights - self._displacement[lanes].to(weights.dtype)
+        moved = weights[:, self._shared] - self._displacement[lanes].to(weights.dtype)
+        return torch.cat([moved, self.personal[lanes]], dim=1) if len(self.state.initial) else moved
 
     def clip(self, clip_val: float, algorithm: Literal["norm", "value"], untrained: list[slice]) -> None:
         """Clips each client's gradient over what the optimizer trains, as torch clips that of one."""
         gradients = self.gradients[: self.active]
-        for part in untrained:  # nothing steps there
+        for part in (*untrained, *self.held):  # nothing steps there
             gradients[:, part] = 0
         if algorithm == "value":
             gradients.clamp_(-clip_val, clip_val)
@@ -192,7 +222,7 @@ class Lanes:
         """Returns δ_i of every lane, shape (n, d), in the dtype of the global vector."""
         deltas = self._deltas[: self._count]
         if not self._measured:
-            deltas.copy_(self.weights[: self._count]).sub_(self._origin)
+            deltas.copy_(self.weights[: self._count, self._shared]).sub_(self._origin)
             self._measured = True
         return deltas
 
@@ -206,7 +236,7 @@ class Lanes:
         state, count = self.state, self.active
         vector = state.vector
         origin = self._origin if self._origin is self._start else self._origin[:count]
-        state.vector = StackedVector(self.weights[:count], self.gradients[:count])  # type: ignore[assignment]  # stands in
+        state.vector = StackedVector(self.weights[:count, self._shared], self.gradients[:count, self._shared])  # type: ignore[assignment]  # stands in
         state.origin = origin
         try:
             with _rows(algorithms, self.capacity, slice(0, count)):

@@ -46,9 +46,9 @@ class StackedStep:
         self.precision: Precision = state.fabric.strategy.precision
         self.takes_batch_idx = accepts(self.module.training_step, "batch_idx", 2)
         self.reads_batch_idx = self.takes_batch_idx and _reads(self.module.training_step, "batch_idx")
-        self.parameter_places = _parameter_places(self.module, self.vector.parameters)
+        self.parameter_places = _parameter_places(self.module, self.vector.all_parameters)
         self.buffer_places, self.further_places = state.buffers.live.places, state.buffers.live.further
-        self.starts = [place.start for place in self.vector.places().values()]
+        self.starts = [place.start for place in self.vector.all_places().values()]
         self.recorder, self.touched = MetricRecorder(), set[str]()
         self.losses = self.vector.data.new_empty(0)
         self.client_losses: ClientLosses | None = None
@@ -94,12 +94,12 @@ class StackedStep:
         if self.losses.requires_grad:  # it depends on the module's own parameters, not on a client's
             raise CannotStack(f"{type(self.module).__name__} reaches its parameters in another way than as attributes")
         if out is not None:
-            by_parameter = zip(gradients, self.vector.parameters, strict=True)
+            by_parameter = zip(gradients, self.vector.all_parameters, strict=True)
             torch.cat([gradient.permute(0, *_order(p)).flatten(1) for gradient, p in by_parameter], 1, out=out)
         # Buffers replaced by assignment; those changed in place are in the rows already.
         for name, value in zip(self._replaced, further[len(totals) :], strict=True):
             buffers[name].copy_(value)
-        if out is not None and (missing := [name for name in self.vector.names if name not in self.touched]):
+        if out is not None and (missing := [name for name in self.vector.all_names if name not in self.touched]):
             raise CannotStack(f"its parameter `{missing[0]}` gets no gradient, which vmap cannot tell from one of zero")
         self.recorder.log_default("train/loss", 0.0)
         if logged["train/loss"].is_default:  # not under vmap, where each operation costs ten times as much
@@ -116,7 +116,7 @@ class StackedStep:
         row, first = rows.stride(0), rows.storage_offset()
         return [
             rows.as_strided((len(rows), *p.shape), (row, *p.stride()), first + start)
-            for p, start in zip(self.vector.parameters, self.starts, strict=True)
+            for p, start in zip(self.vector.all_parameters, self.starts, strict=True)
         ]
 
     def _flat_gradients(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -134,7 +134,7 @@ class StackedStep:
         buffers, (batch, own) = dict(zip(names, rest, strict=False)), tree_unflatten(rest[len(names) :], spec)
         changed, step = self.client_losses if own else None, self.module.training_step
         step = step if changed is None else partial(changed.step, step, own=own)
-        for name, places, value in zip(self.vector.names, self.parameter_places, pieces, strict=True):
+        for name, places, value in zip(self.vector.all_names, self.parameter_places, pieces, strict=True):
             if torch.is_grad_enabled():
                 value.register_hook(lambda _, name=name: self.touched.add(name))  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for owner, key in places:
@@ -168,7 +168,7 @@ class StackedStep:
                 yield
         finally:
             self.state.client = None
-            for places, parameter in zip(self.parameter_places, self.vector.parameters, strict=True):
+            for places, parameter in zip(self.parameter_places, self.vector.all_parameters, strict=True):
                 for owner, key in places:
                     owner._parameters[key] = parameter
             for name, value in kept.items():
