@@ -120,6 +120,7 @@ TOGETHER = {
     "FedProx on PFedMe": Local(lambda: [PFedMe(4.0, 3, 0.1), FedProx(2.0)], ("PFedMe", "FedProx")),
     "FedGA on FedBN": Local(lambda: [FedBN(), FedGA(0.5)], ("FedBN", "FedGA"), given={"buffers": "local"}, few=True),
     "FedNTD on FedPer": Local(lambda: [FedPer(), FedNTD(3.0)], ("FedPer", "FedNTD"), few=True),
+    "FedSAM on FedPer": Local(lambda: [FedPer(), FedSAM(0.5)], ("FedPer", "FedSAM"), few=True),
     "MOON on FedPer": Local(lambda: [FedPer(), MOON(5.0)], ("FedPer", "MOON"), few=True),
     "SCAFFOLD on FedPer": Local(lambda: [FedPer(), SCAFFOLD()], ("FedPer", "SCAFFOLD"), few=True),
     "FedProx on FedRep": Local(

@@ -234,14 +234,8 @@ _NORMS: tuple[type[nn.Module], ...] = (
 
 
 def personal_parameters(callbacks: Sequence[Callback], module: nn.Module) -> frozenset[str]:
-    """Returns the names of a module's parameters that stay with their client, as the one method that says so has it."""
+    """Returns the names of a module's parameters that stay with their client; one method at most says which."""
     methods = [callback for callback in callbacks if isinstance(callback, PersonalParameters)]
-    if len(methods) > 1:
-        raise FederatedError(
-            "Expected one client algorithm that leaves parameters with their client, got "
-            f"{' and '.join(type(method).__name__ for method in methods)}: leave one out of `--client`, or name all "
-            "such parameters to PersonalParameters."
-        )
     return methods[0].choose(module) if methods else frozenset()
 
 

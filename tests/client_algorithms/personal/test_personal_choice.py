@@ -146,7 +146,7 @@ def fit(*parts: Any, module: Any = None, **options: Any) -> Any:
     [
         ([FedBN()], {}, r"`--aggregator.buffers local` for FedBN, .*`net.1` .* got average"),
         ([FedBN(), FedAvg(buffers="keep")], {}, r"`--aggregator.buffers local` for FedBN, .* got keep"),
-        ([FedPer(), FedBN()], {}, r"one client algorithm that leaves parameters .* got FedPer and FedBN"),
+        ([FedPer(), FedBN()], {}, r"one client algorithm that gives each client a model .* got FedPer and FedBN"),
         ([FedRep()], {}, r"FedRep .*`--trainer.local_epochs`, got 1 with 0 for the head: raise it, or .*head_epochs`"),
         ([FedRep(head_epochs=3)], {"local_epochs": 3}, r"`--trainer.local_epochs`, got 3 with 3 for the head"),
         ([FedRep(head_epochs=1)], {"local_steps": 3}, r"local_steps`, got 3 with the head's in epochs: .*head_steps`"),
