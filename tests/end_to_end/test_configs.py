@@ -224,7 +224,10 @@ def test_the_local_baseline_takes_the_server_away() -> None:
     over = [f"--config={CONFIGS / name}.yaml" for name in ("aggregator/gma", "client/scaffold", "baseline/local_only")]
     config = FederatedCLI(["fit", *config_words("quickstart.yaml"), *over, "--trainer.fast_dev_run=true"]).trainer
     given, (evaluation,) = config.run_config, [cb for cb in config.callbacks if isinstance(cb, ClientEvaluation)]
-    assert [given[part]["class_path"].rpartition(".")[2] for part in ("aggregator", "client")] == ["FedAvg", "LocalOnly"]
+    assert [given[part]["class_path"].rpartition(".")[2] for part in ("aggregator", "client")] == [
+        "FedAvg",
+        "LocalOnly",
+    ]
     assert (given["aggregator"]["init_args"]["buffers"], given["aggregator"]["init_args"]["mask"]) == ("local", None)
     assert (evaluation.models, evaluation.data) == (("own",), "test")
 
