@@ -16,12 +16,12 @@ _Rule = Callable[[Tensor, Tensor, Tensor, float, float, float], tuple[Tensor, Te
 
 
 class AdaptiveAggregator(StatefulAggregator):
-    """What the adaptive rules share: ε and where v starts.
+    """The base of the adaptive rules: ε and the initial value of v.
 
     Args:
-        epsilon: ε above 0, Reddi's τ: added to √v, not under the root. Smaller is more adaptive.
-        initial_v: Where v starts: ``epsilon_squared`` (Reddi et al.) or ``zero``.
-        lr: η_g, the server learning rate, above 0: about what a coordinate moves in the first round, if at all.
+        epsilon: ε above 0 (the paper's τ), added to √v outside the root. A smaller ε adapts more.
+        initial_v: The initial v: ``epsilon_squared`` (Reddi et al.) or ``zero``.
+        lr: η_g, the server learning rate, above 0. A coordinate that moves in the first round moves by about η_g.
         **kwargs: Options of every aggregator.
     """
 
@@ -46,8 +46,8 @@ class AdaptiveAggregator(StatefulAggregator):
 class FedAdagrad(AdaptiveAggregator):
     """Divides by the root of all squared updates: v <- v + Δ²; w <- w + η_g Δ / (√v + ε).
 
-    Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2 with β1 = 0. What a given Δ
-    moves only ever shrinks. With v from zero and η_g = ε the rule tends to FedAvg as ε grows.
+    Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2 with β1 = 0. The step for
+    a given Δ only shrinks from round to round. With v starting at zero and η_g = ε the rule tends to FedAvg as ε grows.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -57,11 +57,11 @@ class FedAdagrad(AdaptiveAggregator):
 
 
 class MomentAggregator(AdaptiveAggregator):
-    """What FedAdam and FedYogi share: the fading means z of Δ and v of Δ².
+    """The base of FedAdam and FedYogi: the moving averages z of Δ and v of Δ².
 
     Args:
-        beta1: β1 in [0, 1), how slowly z forgets.
-        beta2: β2 in [0, 1), how slowly v forgets.
+        beta1: β1 in [0, 1), the decay of z: the larger, the more slowly z forgets.
+        beta2: β2 in [0, 1), the decay of v.
         **kwargs: Options of every adaptive aggregator.
     """
 
@@ -84,7 +84,7 @@ class FedAdam(MomentAggregator):
     """Adam on the server: z <- β1 z + (1 - β1) Δ; v <- β2 v + (1 - β2) Δ²; w <- w + η_g z / (√v + ε).
 
     Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2: no bias correction, ε outside the root.
-    With β1 = 0, v from zero and η_g = ε the rule tends to FedAvg as ε grows.
+    With β1 = 0, v starting at zero and η_g = ε the rule tends to FedAvg as ε grows.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -95,8 +95,8 @@ class FedAdam(MomentAggregator):
 class FedYogi(MomentAggregator):
     """Yogi on the server: FedAdam with v <- v - (1 - β2) Δ² sign(v - Δ²).
 
-    Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. v forgets a large update more slowly than
-    Adam's, so that steps do not grow suddenly.
+    Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. v forgets large updates more slowly than in
+    Adam, so steps do not grow suddenly.
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:

@@ -17,34 +17,34 @@ __all__ = ["Aggregator", "StatefulAggregator"]
 
 
 class Aggregator(FederatedCallback, ABC):
-    """Folds the cohort's updates into the global vector: w <- w + η_g m ⊙ u.
+    """Steps the global vector by the cohort's updates: w <- w + η_g m ⊙ u.
 
-    A subclass names what it needs of the cohort in ``needs`` and returns u from ``server_step``; learning rate, mask,
-    weights and buffers are handled here. Server state goes through ``state_dict`` and ``load_state_dict``.
+    A subclass lists in ``needs`` what it needs of the cohort, and returns u from ``server_step``. Learning rate, mask,
+    weights and buffers are handled here. Server state is saved by ``state_dict`` and ``load_state_dict``.
 
     Args:
         lr: η_g, the server learning rate, above 0.
-        mask: m, or None for ones.
-        weighting: ``samples`` (p_i ∝ s_i) or ``uniform`` (1/n), renormalised over the clients that entered.
-        buffers: What becomes of the clients' buffers (BatchNorm statistics). ``average``: floating ones are averaged
-            with p_i, integer ones take the maximum. ``local``: each client keeps its own from one of its rounds to
-            the next (SiloBN, Andreux et al., 2020: γ and β are averaged), the global model keeps its initial ones.
+        mask: m; None for no mask.
+        weighting: The p_i: ``samples`` (p_i ∝ s_i) or ``uniform`` (1/n). They sum to 1 over the clients that entered.
+        buffers: How the clients' buffers (BatchNorm statistics) are combined. ``average``: floating-point buffers are
+            averaged with p_i, integer ones take the maximum. ``local``: each client keeps its own buffers between its
+            rounds (SiloBN, Andreux et al., 2020: γ and β are averaged); the global model keeps its initial ones.
             ``keep``: every client starts from the global model's buffers, which never change.
-        apply: Whether the mask multiplies the step that the rule adds (``after``, as the paper is read here) or the
-            pseudo-gradient that the rule sees (``before``).
+        apply: Whether the mask multiplies the rule's step (``after``, our reading of the paper) or the pseudo-gradient
+            that the rule gets (``before``).
 
     Attributes:
         needs: What the rule needs of the cohort.
-        gradient_at: Where g_i is taken, if the rule needs gradients: ``start`` and ``end`` of local training, over the
-            client's full data, or ``last_step``, the last minibatch's.
-        losses_at: Where f_i is taken, if the rule needs ``Need.LOSSES``: at w (``start``), or at w_i (``end``).
-        losses_over: Whether it is over the client's training samples (``train``), or over those that the data hold out
-            of it for validation (``held_out``).
-        mask_refusal: Why no mask can go over the rule, None if one can.
+        gradient_at: Where g_i is computed, if gradients are needed: at ``start`` or ``end`` of local training, over the
+            client's full data, or in the ``last_step``, on its minibatch.
+        losses_at: Where f_i is computed, if losses are needed: at w (``start``), or at w_i (``end``).
+        losses_over: The samples of f_i: the client's training samples (``train``), or those that the data hold out of
+            them for validation (``held_out``).
+        mask_refusal: Why the rule takes no mask; None if it takes one.
         vectors_down: Vectors of length d that a client gets in a round for the rule, besides the model.
-        min_clients: The fewest clients in a round that the rule works with.
-        weightings: What ``weighting`` may be.
-        weighs_updates: Whether the p_i enter the step; where they do not, they are the weights of buffers alone.
+        min_clients: The fewest clients that the rule needs in a round.
+        weightings: The values that ``weighting`` may have.
+        weighs_updates: Whether the p_i weigh the updates; if not, they weigh only the buffers.
     """
 
     needs: Need = Need.MEAN
@@ -80,8 +80,8 @@ class Aggregator(FederatedCallback, ABC):
             )
         if mask is not None and apply == "before" and not self.needs & (Need.MEAN | Need.NORMALIZED_MEAN):
             raise FederatedError(
-                f"Expected `--aggregator.apply after` for {type(self).__name__}, got before: it uses no mean of the "
-                "updates that a mask could go over."
+                f"Expected `--aggregator.apply after` for {type(self).__name__}, got before: the rule does "
+                "not use the mean update, which the mask would multiply."
             )
         self.lr = lr
         self.mask = mask
@@ -91,24 +91,24 @@ class Aggregator(FederatedCallback, ABC):
 
     @abstractmethod
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Computes u, what the rule adds to the global vector before mask and learning rate.
+        """Computes u, the rule's step before mask and learning rate.
 
         Args:
-            update: The cohort's reduced update, holding what ``needs`` asked for; do not change its tensors.
+            update: The cohort's reduced update, with what ``needs`` lists; do not change its tensors.
 
         Returns:
             u, shape (d,).
         """
 
     def check_cohort(self, num_clients: int) -> None:  # noqa: B027  # most rules take any cohort
-        """Refuses a round of ``num_clients`` clients if the rule's options ask for more."""
+        """Refuses a round of ``num_clients`` clients if the rule's options need more."""
 
     def client_figures(self) -> dict[str, Tensor]:
-        """Returns what the last step made of each client that entered, each (n,) or empty, by the name for tables."""
+        """Returns figures of the last step for the clients that entered, each (n,) or empty, by name in tables."""
         return {}
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the client's gradient at w, if the rule uses gradients and takes them there."""
+        """Asks for the client's gradient at w, if the rule uses gradients at the start of training."""
         return "client" if self.all_needs & Need.ANY_GRADIENT and self.gradient_at == "start" else "none"
 
     @property
@@ -132,11 +132,11 @@ class Aggregator(FederatedCallback, ABC):
 
     @property
     def by_samples(self) -> bool:
-        """Whether clients count by their samples in the step, and so in what client algorithms exchange."""
+        """Whether clients are weighted by their samples, in the step and in what client algorithms exchange."""
         return self.weighs_updates and self.weighting != "uniform"
 
     def update_weight(self, client: Client) -> float:
-        """Returns the weight of a client in the step before normalisation: 1 for a rule that does not weigh."""
+        """Returns a client's weight in the step before normalisation; 1 if the rule does not weigh updates."""
         return self.client_weight(client) if self.weighs_updates else 1.0
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
@@ -150,7 +150,7 @@ class Aggregator(FederatedCallback, ABC):
     def _masked_step(
         self, mask: Mask, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate
     ) -> Tensor:
-        """Computes the mask and the step under it, and logs what the mask says of itself."""
+        """Computes the mask and the masked step, and logs the mask's diagnostics."""
         mask.seed = trainer.seed
         mask.prepare([p.numel() for p in trainer.vector.parameters])
         factors = mask.compute(update)
@@ -163,7 +163,7 @@ class Aggregator(FederatedCallback, ABC):
 
 
 class StatefulAggregator(Aggregator):
-    """Keeps server state: vectors of shape (d,) by name, forgotten at a new ``fit`` and saved with the checkpoint.
+    """Keeps server state: vectors of shape (d,) by name, reset by a new ``fit`` and saved in checkpoints.
 
     Attributes:
         vectors: The state after the last round; empty before the first.
@@ -174,7 +174,7 @@ class StatefulAggregator(Aggregator):
         self.vectors: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets the state of a former ``fit``."""
+        """Resets the state of an earlier ``fit``."""
         if stage == "fit":
             self.vectors = {}
 
@@ -183,7 +183,7 @@ class StatefulAggregator(Aggregator):
 
         Args:
             name: Name of the vector.
-            like: Tensor of shape (d,) whose dtype and device the vector gets, as a checkpoint loads on the CPU.
+            like: Tensor of shape (d,); the vector gets its dtype and device, as checkpoints load on the CPU.
             initial: Value of every element before the first round.
         """
         kept = self.vectors.get(name)

@@ -1,4 +1,4 @@
-"""Corrective gradient weights over federated averaging."""
+"""Corrective gradient weights on top of federated averaging."""
 
 from typing import Any, Literal
 
@@ -17,17 +17,17 @@ __all__ = ["CGW"]
 
 
 class CGW(Aggregator):
-    """Takes a weighted sum of the clients' gradients off the averaged model: w <- w + η_g Δ - Σ x_i D_i.
+    """Subtracts a weighted sum of the clients' gradients from the averaged model: w <- w + η_g Δ - Σ x_i D_i.
 
     D_i is the gradient and L_i the loss of client i at its own model, over its full data. x_i grows with ⟨D_i, Σ D_j⟩,
     so a client that pulls against the others gets a negative weight (Mousazadeh, Khodadadi, Salehi, 2023, eq. 8, 23 and
-    29; see ``corrective_weights``). α = 0 is FedAvg, bit for bit. A mask goes over the whole step.
+    29; see ``corrective_weights``). α = 0 is FedAvg, bit for bit. A mask multiplies the whole step.
 
     Args:
-        alpha: α, at least 0 (in the paper at most 1). Under ``shared`` the share of its loss by which a client's may
-            change, to first order; under ``per_client`` it scales the correction and has no such meaning.
-        constraint: ``per_client`` bounds Σ x_i² ‖D_i‖² (eq. 24), ``shared`` bounds the correction itself (eq. 15) and
-            weighs all clients alike.
+        alpha: α, at least 0 (in the paper at most 1). Under ``shared`` each client's loss may change by at most this
+            share of it, to first order. Under ``per_client`` it only scales the correction.
+        constraint: ``per_client`` bounds Σ x_i² ‖D_i‖² (eq. 24); ``shared`` bounds the correction itself (eq. 15) and
+            gives all clients the same weight.
         **kwargs: Options of every aggregator.
 
     Attributes:
@@ -49,10 +49,10 @@ class CGW(Aggregator):
         self._gram = torch.empty(0, 0, dtype=torch.float64)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns Δ - (1/η_g) Σ x_i D_i, shape (d,): the learning rate is for Δ alone."""
+        """Returns Δ - (1/η_g) Σ x_i D_i, shape (d,): η_g scales only Δ."""
         if self.alpha == 0:
             return update.mean
-        self._gram = gram_matrix(update.gradients).cpu()  # read once: what follows asks for one number after another
+        self._gram = gram_matrix(update.gradients).cpu()  # copied once: the code below reads single numbers
         self._losses = update.losses
         self.corrective_weights = corrective_weights(self._gram, update.losses, self.alpha, self.constraint)
         correction = weighted_gradients(update.gradients, self.corrective_weights)
@@ -64,7 +64,7 @@ class CGW(Aggregator):
         return {"cgw_weight": weights, "cgw_product": products, "cgw_sign": weights.sign()}
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place and logs how many clients got a negative weight, or none."""
+        """Steps ``trainer.weights`` in place and logs how many clients got a negative or a zero weight."""
         super().step(trainer, pl_module, update)
         weights = self.corrective_weights
         if len(weights):

@@ -31,17 +31,17 @@ class SignMajority(Aggregator):
     """Moves every coordinate by η_g towards the sign that most clients give it: w <- w + η_g sign(Σ sign(δ_i)).
 
     Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with Majority Vote is Communication Efficient and Fault
-    Tolerant", ICLR 2019, Algorithm 1, with the updates of local training in the place of gradients. A tie leaves the
-    coordinate where it is. The weights p_i do not enter.
+    Tolerant", ICLR 2019, Algorithm 1, with updates of local training instead of gradients. A tie leaves the coordinate
+    unchanged. The weights p_i are not used.
 
     Args:
-        lr: η_g, above 0: what every coordinate moves in a round, unless there is a tie.
+        lr: η_g, above 0: how far every coordinate moves in a round, unless there is a tie.
         **kwargs: Options of every aggregator.
     """
 
     needs = Need.SIGN_SUM
     weighs_updates = False
-    mask_refusal = "its step is the clients' vote already, which a mask would count a second time"
+    mask_refusal = "its step already is the clients' vote, and a mask would count it a second time"
 
     def __init__(self, lr: float = 1e-3, **kwargs: Any) -> None:
         super().__init__(lr=lr, **kwargs)
@@ -55,17 +55,17 @@ class TIES(Aggregator):
     """Adds, coordinate by coordinate, the mean over the clients whose sign is elected; see ``ties_mean``.
 
     Yadav, Tam, Choshen, Raffel, Bansal, "TIES-Merging: Resolving Interference When Merging Models", NeurIPS 2023,
-    Algorithm 1; η_g is its λ. The weights p_i do not enter. With ``keep`` 1 it is FedAvg with uniform weighting where
-    all clients agree in sign.
+    Algorithm 1; η_g is its λ. The weights p_i are not used. With ``keep`` 1 it is FedAvg with uniform weighting in
+    coordinates where all clients have the same sign.
 
     Args:
-        keep: Share of its coordinates, in (0, 1], that each client keeps, the largest ones.
+        keep: Share of its coordinates that each client keeps, the largest ones, in (0, 1].
         **kwargs: Options of every aggregator.
     """
 
     needs = Need.UPDATES
     weighs_updates = False
-    mask_refusal = "it already leaves out, coordinate by coordinate, the clients of the other sign"
+    mask_refusal = "in each coordinate it already leaves out the clients of the other sign"
 
     def __init__(self, keep: float = 0.2, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -78,9 +78,9 @@ class TIES(Aggregator):
 
 
 class CombiningAggregator(Aggregator):
-    """The base of rules that add Σ c_i δ_i with c_i found from the inner products of the updates.
+    """The base of rules that add Σ c_i δ_i, with c_i computed from the inner products of the updates.
 
-    Such a rule holds the updates of the whole cohort, shape (n, d).
+    Such a rule holds all updates of the cohort in memory, shape (n, d).
 
     Attributes:
         step_weights: c_i of the last round, shape (n,), float64, on the CPU; empty before the first.
@@ -102,7 +102,7 @@ class CombiningAggregator(Aggregator):
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns Σ c_i δ_i, shape (d,)."""
         rows, shares = update.updates, update.weights.numpy()
-        gram = gram_matrix(rows).cpu().double().numpy()  # read once: what follows asks for one number after another
+        gram = gram_matrix(rows).cpu().double().numpy()  # copied once: the code below reads single numbers
         self.step_weights = torch.from_numpy(self.combine(gram, shares, update.round))
         return combine_rows(rows, self.step_weights.to(rows.device, wide_dtype(rows))).to(rows.dtype)
 
@@ -112,15 +112,15 @@ class CombiningAggregator(Aggregator):
 
 
 class PCGrad(CombiningAggregator):
-    """Takes from each update what pulls against another, then averages: w <- w + η_g Σ p_i g_i; see ``pcgrad_weights``.
+    """Removes conflicts between updates, then averages: w <- w + η_g Σ p_i g_i; see ``pcgrad_weights``.
 
-    Yu, Kumar, Gupta, Levine, Hausman, Finn, "Gradient Surgery for Multi-Task Learning", NeurIPS 2020, Algorithm 1, of
-    gradients of tasks and their sum. The order in which an update meets the others is drawn anew each round, from the
-    run's seed. Without conflicts it is FedAvg, to rounding.
+    Yu, Kumar, Gupta, Levine, Hausman, Finn, "Gradient Surgery for Multi-Task Learning", NeurIPS 2020, Algorithm 1,
+    there for gradients of tasks and their sum. The order in which each update is compared with the others is drawn anew
+    each round, from the run's seed. Without conflicts it is FedAvg, up to rounding.
     """
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place, with the orders of the run's seed."""
+        """Steps ``trainer.weights`` in place; the orders are drawn from the run's seed."""
         self._seed = trainer.seed
         super().step(trainer, pl_module, update)
 
@@ -132,16 +132,16 @@ class PCGrad(CombiningAggregator):
 
 
 class FedFV(CombiningAggregator):
-    """PCGrad in the order of losses and over rounds, in the length of the mean; see ``fedfv_weights``.
+    """PCGrad in the order of losses and across rounds, scaled to the mean's length; see ``fedfv_weights``.
 
     Wang, Fan, Qi, Wen, Wang, Yu, "Federated Learning with Fair Averaging", IJCAI 2021, Algorithms 1 to 3. f_i is the
-    client's mean loss at w. Then, round by round from the oldest, the step loses what pulls against the last updates of
-    clients that are not in this round, if those are at most τ rounds old; see ``without_conflicts``. Last it gets the
-    length of the mean. α = 1 and τ = 0 is FedAvg, to rounding.
+    client's mean loss at w. Then conflicts with clients absent from this round are removed from the step: with their
+    last updates if these are at most τ rounds old, the oldest first; see ``without_conflicts``. Last the step is scaled
+    to the length of the mean. α = 1 and τ = 0 is FedAvg, up to rounding.
 
     Args:
-        alpha: α in [0, 1]: the share of the cohort, that of greatest losses, whose updates stay as they are.
-        tau: τ, at least 0: how many former rounds are looked at. The server keeps their updates.
+        alpha: α in [0, 1]: the updates of this share of the cohort, with the largest losses, stay unchanged.
+        tau: τ, at least 0: how many earlier rounds are used. The server keeps their updates.
         weighting: p_i before normalisation: 1 (``uniform``, the paper) or s_i (``samples``).
         **kwargs: Options of every aggregator.
     """
@@ -162,7 +162,7 @@ class FedFV(CombiningAggregator):
         self.former: dict[int, tuple[int, Tensor]] = {}  # round and update of each client of the last τ rounds, by id
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets the updates of a former ``fit``."""
+        """Forgets the updates of an earlier ``fit``."""
         if stage == "fit":
             self.former = {}
 
@@ -185,7 +185,7 @@ class FedFV(CombiningAggregator):
         return (step * (self._square**0.5 / length if length else 0.0)).to(update.updates.dtype)
 
     def _keep(self, update: ReducedUpdate) -> None:
-        """Keeps the updates that the next round may look at."""
+        """Keeps the updates that the next round may use."""
         if self.tau:
             rows = zip(update.clients, update.updates, strict=True)
             self.former.update({client.id: (update.round, row.clone()) for client, row in rows})
@@ -204,12 +204,12 @@ class FedMGDA(CombiningAggregator):
     """Adds the shortest mean of the updates' directions: w <- w + η_g Σ λ_i δ_i / ‖δ_i‖; see ``mgda_weights``.
 
     FedMGDA+ of Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets Multi-objective Optimization", 2020. λ is on the
-    simplex with |λ_i - p_i| <= ε. The step is at most 1 long, whatever the clients' learning rate. ε = 0 is the mean of
-    the directions.
+    simplex with |λ_i - p_i| <= ε. Before η_g the step is at most 1 long, whatever the clients' learning rate. ε = 0 is
+    the mean of the directions.
 
     Args:
-        epsilon: ε in [0, 1]; 1 is no bound.
-        lr: η_g, above 0: the most that the model moves in a round.
+        epsilon: ε in [0, 1]; 1 means no bound.
+        lr: η_g, above 0: the farthest that the model moves in a round.
         **kwargs: Options of every aggregator.
     """
 
@@ -224,14 +224,14 @@ class FedMGDA(CombiningAggregator):
 
 
 class FedOMG(CombiningAggregator):
-    """Adds the step near the mean that helps the least helped client most: u = Δ + κ ‖Δ‖ g_γ / ‖g_γ‖.
+    """Adds the step near the mean that is best for the client that gains least: u = Δ + κ ‖Δ‖ g_γ / ‖g_γ‖.
 
     g_γ = Σ γ_i δ_i, γ = argmin ⟨g_γ, Δ⟩ + κ ‖Δ‖ ‖g_γ‖ over the simplex; see ``cagrad_weights``. Nguyen et al.,
     "Federated Domain Generalization with Data-free On-server Matching Gradient", ICLR 2025: CAGrad (Liu et al., NeurIPS
-    2021) on updates. κ = 0 is FedAvg, to rounding.
+    2021) on updates. κ = 0 is FedAvg, up to rounding.
 
     Args:
-        kappa: κ in [0, 1): how far from Δ the step may go, in lengths of Δ.
+        kappa: κ in [0, 1): the step's distance from Δ, in units of ‖Δ‖.
         **kwargs: Options of every aggregator.
     """
 

@@ -25,9 +25,9 @@ __all__ = ["AFL", "TERM", "FedDGGA", "LossWeightingAggregator", "QFedAvg"]
 
 
 class LossWeightingAggregator(Aggregator):
-    """The base of rules that add Σ c_i δ_i with c_i found from the losses f_i(w) and the lengths of the updates.
+    """The base of rules that add Σ c_i δ_i, with c_i from the losses f_i(w) and the lengths of the updates.
 
-    Such a rule holds the updates of the whole cohort, shape (n, d). A client's loss takes a forward pass over its data.
+    Such a rule holds all updates of the cohort, shape (n, d). Each client's loss costs a forward pass over its data.
 
     Attributes:
         step_weights: c_i of the last round, shape (n,), float64, on the CPU; empty before the first.
@@ -63,12 +63,12 @@ class QFedAvg(LossWeightingAggregator):
     """Weighs clients by f_i^q: w <- w + η_g Σ p_i f_i^q L δ_i / Σ p_i (q f_i^{q-1} L² ‖δ_i‖² + L f_i^q).
 
     Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, Algorithm 2, with
-    p_i = 1/n. f_i is the client's mean loss at w, the global model that the round starts from. q = 0 is FedAvg, to
-    rounding; the larger q, the more the worst served clients count and the shorter the step.
+    p_i = 1/n. f_i is the client's mean loss at w, the global model that the round starts from. q = 0 is FedAvg, up to
+    rounding. A larger q gives clients with large losses more weight, and makes the step shorter.
 
     Args:
         q: At least 0.
-        lipschitz: L, above 0: how fast the gradients change. None is 1/η, η the clients' learning rate in the round.
+        lipschitz: L, above 0: how fast the gradients change. None means 1/η for the clients' learning rate η.
         weighting: p_i before normalisation: 1 (``uniform``, the paper) or s_i (``samples``).
         **kwargs: Options of every aggregator.
     """
@@ -88,13 +88,13 @@ class QFedAvg(LossWeightingAggregator):
         self._rate = 0.0
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Reads the clients' learning rate, if L is to follow it."""
+        """Reads the clients' learning rate, if L depends on it."""
         if self.lipschitz is None:
             self._rate = float(trainer.optimizers[0].param_groups[0]["lr"])
             if not self._rate > 0:
                 raise FederatedError(
-                    f"Expected `--aggregator.lipschitz` where the clients' learning rate is {self._rate:g}, as it is 1 "
-                    "over that rate by default, got null: set it, or a learning rate above 0."
+                    f"Expected `--aggregator.lipschitz` to be set, because its default is 1 over the clients' learning "
+                    f"rate and that is {self._rate:g}, got null: set it, or a learning rate above 0."
                 )
 
     def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
@@ -108,11 +108,11 @@ class QFedAvg(LossWeightingAggregator):
 
 
 class TERM(LossWeightingAggregator):
-    """Tilts the mean towards clients of greater loss: w <- w + η_g Σ c_i δ_i with c_i ∝ p_i e^{t f_i}.
+    """Tilts the mean towards clients with larger losses: w <- w + η_g Σ c_i δ_i with c_i ∝ p_i e^{t f_i}.
 
     Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021, Lemma 1, tilted over clients: the
-    gradient of (1/t) log Σ p_i e^{t f_i}. f_i is the client's mean loss at w. t = 0 is FedAvg, to rounding; t below 0
-    turns away from clients of greater loss, as from outliers.
+    gradient of (1/t) log Σ p_i e^{t f_i}. f_i is the client's mean loss at w. t = 0 is FedAvg, up to rounding. t below
+    0 gives clients with larger losses less weight, as if they were outliers.
 
     Args:
         t: Any finite number.
@@ -132,12 +132,12 @@ class TERM(LossWeightingAggregator):
 class AFL(Aggregator):
     """Trains for the worst mixture of clients: w <- w + η_g Σ λ_i δ_i, then λ <- Π(λ + γ f) with f_i = f_i(w).
 
-    Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm 1 with updates of local training in the
-    place of gradients; Π projects onto the simplex over all clients that hold samples. All of them are in every round;
-    λ_i of one that does not enter, as it was late or has diverged, gets no ascent. γ = 0 is FedAvg, to rounding.
+    Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm 1 with updates of local training
+    instead of gradients. Π projects onto the simplex over all clients that hold samples. All of them are drawn in every
+    round; one that is late or diverges gets no ascent step on its λ_i. γ = 0 is FedAvg, up to rounding.
 
     Args:
-        gamma: γ, at least 0, in the inverse unit of the losses.
+        gamma: γ, at least 0, in units of 1 / loss.
         weighting: λ before the first round: 1/N (``uniform``) or in proportion to s_i (``samples``).
         **kwargs: Options of every aggregator.
 
@@ -155,18 +155,18 @@ class AFL(Aggregator):
         self._whole = 0.0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets λ of a former ``fit``."""
+        """Forgets λ of an earlier ``fit``."""
         if stage == "fit":
             self.mixture, self._whole = None, 0.0
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Begins λ, and refuses a cohort that is drawn from the clients, but for a trial of a few."""
+        """Initialises λ, and refuses a cohort without all clients, except under ``fast_dev_run``."""
         sizes = np.asarray(trainer.client_sizes)
         self._holders = np.flatnonzero(sizes)
         drawn = len(cohort.clients) + len(set(cohort.skipped) & set(self._holders.tolist()))
         if drawn < len(self._holders) and not getattr(trainer, "fast_dev_run", False):
             raise FederatedError(
-                f"Expected all {len(self._holders)} clients in every round of AFL, whose λ is over all of them, got "
+                f"Expected all {len(self._holders)} clients in every round of AFL, as λ covers all of them, got "
                 f"{drawn}: leave out `--trainer.clients_per_round`."
             )
         shares = sizes.astype(float) if self.weighting == "samples" else (sizes > 0).astype(float)
@@ -175,7 +175,7 @@ class AFL(Aggregator):
             self.mixture = torch.from_numpy(shares / self._whole)
 
     def client_weight(self, client: Client) -> float:
-        """Returns λ_i, in units in which all clients' weights sum to what they do before the first round."""
+        """Returns λ_i, scaled so that all clients' weights sum to the same as before the first round."""
         if self.mixture is None or not self._whole:  # no round of this fit has begun
             return super().client_weight(client)
         return float(self.mixture[client.id]) * self._whole

@@ -1,4 +1,4 @@
-"""Federated averaging, and that of clients that travel different distances."""
+"""Federated averaging, and its form for clients that take different numbers of steps."""
 
 from typing import Any
 
@@ -27,16 +27,16 @@ class FedNova(Aggregator):
     """Averages updates per unit of distance: w <- w + η_g (Σ p_i a_i) Σ p_i δ_i / a_i.
 
     Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
-    eq. 6 and Algorithm 1. a_i is what client i's own optimizer does in its K_i steps to a scalar whose gradient is
-    always 1 (K_i times the learning rate for plain SGD), so that a client with more steps does not pull harder. Equal
-    a_i give FedAvg, to rounding. Only SGD has such a distance; other optimizers are refused.
+    eq. 6 and Algorithm 1. a_i is how far client i's optimizer moves a scalar whose gradient is always 1 in its K_i
+    steps (K_i times the learning rate for plain SGD). So a client with more steps has no more influence. Equal a_i give
+    FedAvg, up to rounding. Only SGD has such a distance; other optimizers are refused.
     """
 
     needs = Need.NORMALIZED_MEAN
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuses an optimizer without a distance before the first round."""
-        # A module that steps by itself is refused as such, by its step.
+        """Refuses, before the first round, an optimizer that has no such distance."""
+        # A module that optimizes by itself is refused at its first step, with the reason.
         for optimizer in trainer.optimizers if pl_module.automatic_optimization else ():
             optimizer_distance(optimizer, [])
 

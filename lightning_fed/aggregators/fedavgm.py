@@ -1,4 +1,4 @@
-"""Federated averaging with server momentum, and clients that start where the momentum leads."""
+"""Federated averaging with server momentum, and clients that start ahead along the momentum."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ __all__ = ["FedACG", "FedAvgM"]
 class FedAvgM(StatefulAggregator):
     """Adds a momentum of the updates: m <- β m + Δ; w <- w + η_g m (Hsu, Qi and Brown, 2019, arXiv:1909.06335).
 
-    β = 0 is FedAvg, bit for bit. A steady Δ is stepped by 1 / (1 - β) times its length.
+    β = 0 is FedAvg, bit for bit. The steps of a constant Δ grow to 1 / (1 - β) times its length.
 
     Args:
         beta: β in [0, 1).
@@ -37,11 +37,11 @@ class FedAvgM(StatefulAggregator):
 
 
 class FedACG(FedAvgM):
-    """FedAvgM whose clients start at w + η_g β m, where the momentum leads, and are measured from there.
+    """FedAvgM whose clients start ahead, at w + η_g β m; their updates are measured from there.
 
     Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated Client Gradient", CVPR 2024, whose λ is
-    β here. The pull of its clients to their start is the client algorithm ``FedProx``, whose μ is its β. The first
-    round, and β = 0, are FedAvg, or FedProx beside it, bit for bit.
+    β here. For the paper's pull of clients to their start add the client algorithm ``FedProx``; its μ is the paper's β.
+    Without momentum (in the first round, or with β = 0) clients start at w, and it is FedAvg, bit for bit.
 
     Args:
         beta: β in [0, 1), the paper's λ.
@@ -58,7 +58,7 @@ class FedACG(FedAvgM):
         self._ahead = self.recall("momentum", trainer.weights) * (self.lr * self.beta)
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Moves the start ahead, also one that a client algorithm has displaced."""
+        """Moves the client's start ahead, also if a client algorithm has displaced it."""
         if self.beta and self.vectors:
             start = trainer.vector.data.add_(self._ahead)
             trainer.origin = start.clone()

@@ -14,15 +14,15 @@ __all__ = ["FedDynServer"]
 
 
 class FedDynServer(StatefulAggregator):
-    """Adds the mean update and all former ones: h <- h - α (1/N) Σ δ_i; w <- w + η_g ((1/n) Σ δ_i - h/α).
+    """Adds the mean update and the sum of earlier ones: h <- h - α (1/N) Σ δ_i; w <- w + η_g ((1/n) Σ δ_i - h/α).
 
     Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1, for clients that minimise
     f_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - w‖² with h_i <- h_i - α (w_i - w): h is the mean of the h_i over the N clients that
-    hold samples. The first step from zero is (1 + n/N) times the mean update, so no α gives FedAvg. A mask before the
-    rule is in h too, which is then no mean of the h_i.
+    hold samples. The first step from zero is (1 + n/N) times the mean update, so no α gives FedAvg. A mask with
+    ``apply`` before changes h too; h is then not the mean of the h_i.
 
     Args:
-        alpha: α above 0; the clients' half takes the same.
+        alpha: α above 0; the client algorithm ``FedDyn`` uses the same.
         weighting: Only ``uniform``: the method gives every client the same weight.
         **kwargs: Options of every aggregator.
     """
@@ -33,30 +33,30 @@ class FedDynServer(StatefulAggregator):
         if weighting != "uniform":
             raise FederatedError(
                 f"Expected `--aggregator.weighting` to be uniform for {type(self).__name__}, got {weighting}: its "
-                "state is the mean over all clients with the same weight, leave the option out."
+                "state is the unweighted mean over all clients, leave the option out."
             )
         self.alpha = alpha
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Warns of a run without the clients' half."""
+        """Warns if no client algorithm is the clients' half."""
         halves = [getattr(callback, "server_half", None) for callback in trainer.callbacks]
         if not any(half is not None and isinstance(self, half) for half in halves):
             rank_zero_warn(
-                "FedDynServer without the clients' half adds up all former updates, a momentum that never fades: set "
+                "FedDynServer without the clients' half adds up all earlier updates, a momentum without decay: set "
                 "`--client FedDyn`."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns h and α, in whose units it is."""
+        """Returns h and α, because h is a multiple of α."""
         return {**super().state_dict(), "alpha": self.alpha}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned, refusing another α: h and the clients' h_i are multiples of it."""
+        """Restores what ``state_dict`` returned; refuses another α, as h and the clients' h_i are multiples of it."""
         alpha = state_dict.get("alpha", self.alpha)
         if alpha != self.alpha:
             raise FederatedError(
-                f"Expected `--aggregator.alpha {alpha}` of the run that the checkpoint is from, got {self.alpha}: "
-                "start a new run with `--weights` instead of `--ckpt_path`."
+                f"Expected `--aggregator.alpha {alpha}`, as in the checkpoint's run, got {self.alpha}: give the "
+                "same value, or start a new run with `--weights` instead of `--ckpt_path`."
             )
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "alpha"})
 

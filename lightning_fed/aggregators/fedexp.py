@@ -22,13 +22,13 @@ class FedExP(StatefulAggregator):
 
     Jhunjhunwala, Wang, Joshi, "FedExP: Speeding up Federated Averaging via Extrapolation", ICLR 2023, Algorithm 1, with
     p_i = 1/n. Where the maximum is 1, as for one client or clients that agree, it is FedAvg, bit for bit. The iterates
-    swing around the optimum: what is validated, tested and saved as the model is the mean of the last two, from which
-    no client starts. Hooks outside of validation and tests, such as those of ``ClientEvaluation``, see the last one.
+    oscillate around the optimum, so the mean of the last two is validated, tested and saved as the model. Clients start
+    from the last one. Hooks outside validation and tests, such as those of ``ClientEvaluation``, see the last one too.
 
     Args:
-        epsilon: ε, at least 0, in the unit of squared updates: bounds the factor where ‖Δ‖² is below it.
-        evaluate: Which model is shown: the ``mean_of_two`` or the ``last`` iterate.
-        weighting: p_i before normalisation: 1 (``uniform``) or s_i (``samples``, as the authors' code has it).
+        epsilon: ε, at least 0, in units of squared updates: bounds the factor where ‖Δ‖² is smaller.
+        evaluate: Which model is evaluated and saved: the ``mean_of_two`` last iterates or the ``last`` one.
+        weighting: p_i before normalisation: 1 (``uniform``) or s_i (``samples``, as in the authors' code).
         **kwargs: Options of every aggregator.
     """
 
@@ -47,7 +47,7 @@ class FedExP(StatefulAggregator):
         self.epsilon, self.evaluate = epsilon, evaluate
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Begins the sum of squares."""
+        """Starts the sum of squares."""
         self._squares = trainer.weights.new_zeros((), dtype=wide_dtype(trainer.weights))
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
@@ -75,16 +75,16 @@ class FedExP(StatefulAggregator):
             trainer.vector.data.copy_(torch.lerp(trainer.weights, self.recall("former", trainer.weights), 0.5))
 
     def _hide(self, trainer: Any, *args: Any) -> None:
-        """Puts the last iterate back, from which clients start."""
+        """Puts the last iterate, from which clients start, back into the module."""
         if self.vectors and trainer.state.fn == TrainerFn.FITTING:
             trainer.vector.data.copy_(trainer.weights)
 
-    on_validation_start = on_test_start = on_train_end = _show  # type: ignore[assignment]  # our trainer stands in
+    on_validation_start = on_test_start = on_train_end = _show  # type: ignore[assignment]  # the trainer is ours
     on_validation_end = on_test_end = _hide  # type: ignore[assignment]  # the same
 
     def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Saves the mean as the model, and the last iterate beside it as Lightning's WeightAveraging does."""
-        if self.vectors:  # within a validation the module holds the mean, and keeps it
+        """Saves the mean as the model and the last iterate beside it, as Lightning's WeightAveraging does."""
+        if self.vectors:  # the module's weights, in a validation the mean, are restored at the end
             held, layout = trainer.vector.data.clone(), checkpoint["state_dict"]
             for key, put in (("current_model_state", self._hide), ("state_dict", self._show)):
                 put(trainer)

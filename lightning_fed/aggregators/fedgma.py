@@ -20,16 +20,16 @@ class FedGMA(Aggregator):
 
     M is 1 where enough clients share the sign of the gradient g_i, else 0 (Tenison, Francis, Rish, "Gradient-Masked
     Federated Optimization", 2021, Algorithm 1; see ``gradient_and_mask``). η_s = 0 is FedAvg, bit for bit. The paper
-    contradicts itself on where g_i is taken, on what p means and on the weights p_i: all are options. For the mask over
-    a server rule of Tenison et al. (2023) use ``SignAgreement``; given here as well, it goes over the whole step.
+    contradicts itself on where g_i is computed, on what p means and on the weights p_i; each is an option. The mask of
+    Tenison et al. (2023) for any server rule is ``SignAgreement``; given here, it multiplies the whole step.
 
     Args:
         p: Share of the clients that must agree, in [0, 1].
-        server_lr: η_s, at least 0, the step along the masked gradient.
-        gradient_at: Where g_i is taken. ``start``: at the global model, over the client's full data (the paper's
-            text). ``last_step``: that of the last local step, its minibatch's; with batches of all that a client holds
-            it is the paper's Algorithm 1, whose epochs are steps. ``end``: at the client's own model, over its full
-            data.
+        server_lr: η_s, at least 0, the learning rate of the masked gradient.
+        gradient_at: Where g_i is computed. ``start``: at the global model, over the client's full data (the paper's
+            text). ``last_step``: in the last local step, on its minibatch; if each batch is all of a client's data,
+            this is the paper's Algorithm 1, where an epoch is one step. ``end``: at the client's own model, over its
+            full data.
         p_means: How p is read. ``formula``: |Σ sign(g_i)| >= p n, 90 % of the clients for p = 0.8. ``prose``:
             max(#+, #-) >= p n, 80 % of them.
         weighting: p_i before normalisation: s_i (``samples``, the paper's text), 1 (``uniform``), or 1 / s_i
@@ -48,7 +48,7 @@ class FedGMA(Aggregator):
         weighting: Literal["samples", "uniform", "inverse"] = "samples",
         **kwargs: Any,
     ) -> None:
-        # One more than the base takes. Given as a keyword, so that the command line still finds the other options.
+        # The base does not know `inverse`. Passed by keyword, so that the command line still finds the other options.
         super().__init__(weighting=cast(Any, weighting), **kwargs)
         expect_number("--aggregator.p", p, least=0, most=1)
         expect_number("--aggregator.server_lr", server_lr, least=0)
@@ -67,18 +67,18 @@ class FedGMA(Aggregator):
         return 1 / client.num_samples if self.weighting == "inverse" else super().client_weight(client)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Forgets the votes of the former round."""
+        """Forgets the votes of the last round."""
         self._votes = None
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Counts votes for the prose: the sum of signs does not tell a gradient of zero from two that are opposed."""
+        """Counts votes for ``prose``: in the sum of signs, two opposed gradients look like two of zero."""
         if self.p_means == "prose" and update.gradient is not None:
             if self._votes is None:
                 self._votes = torch.zeros_like(update.gradient)
             self._votes.add_(update.gradient != 0)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns Δ - (η_s / η_g) M ⊙ Σ p_i g_i, shape (d,): the learning rate is for Δ alone."""
+        """Returns Δ - (η_s / η_g) M ⊙ Σ p_i g_i, shape (d,): η_g scales only Δ."""
         mask = gradient_and_mask(update.gradient_sign_sum, update.num_clients, self.p, self.p_means, self._votes)
         self._agreed = mask.mean()
         if self.server_lr == 0:

@@ -1,4 +1,4 @@
-"""Robust means of the updates, for cohorts in which some clients send anything they like."""
+"""Robust means of the updates, for cohorts in which some clients may send arbitrary updates."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ __all__ = ["Bulyan", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum",
 
 
 class RobustMean(Aggregator):
-    """The base of rules that put a robust mean of the updates in the place of their mean.
+    """The base of rules that use a robust mean of the updates instead of their mean.
 
-    Such a rule holds the updates of the whole cohort, shape (n, d). Its options are checked against the cohort before
-    anything is trained, and in each round.
+    Such a rule holds all updates of the cohort, shape (n, d). Its options are checked against the cohort's size before
+    training and in each round.
     """
 
     needs = Need.UPDATES
@@ -34,8 +34,8 @@ class RobustMean(Aggregator):
 class CoordinateMedian(RobustMean):
     """Adds the median of each coordinate: w <- w + η_g median_i δ_i (Yin et al., ICML 2018, Definition 1).
 
-    For an even number of clients it is the mean of the middle two values. It bears less than half of corrupted clients.
-    The weights p_i do not enter. One or two clients: FedAvg with uniform weighting.
+    For an even number of clients it is the mean of the middle two values. It tolerates corrupted clients
+    if they are fewer than half. The weights p_i are not used. For one or two clients it is FedAvg, weighted uniformly.
     """
 
     weighs_updates = False
@@ -49,16 +49,16 @@ class CoordinateMedian(RobustMean):
 class TrimmedMean(RobustMean):
     """Adds the mean of each coordinate without its k smallest and k largest values (Yin et al., ICML 2018).
 
-    Definition 2 there; bears up to k corrupted clients in a round. The weights p_i do not enter. k = 0 is FedAvg with
-    uniform weighting; the largest k that is possible is the median.
+    Definition 2 there. It tolerates up to k corrupted clients in a round. The weights p_i are not used. k = 0 is FedAvg
+    with uniform weighting; the largest possible k is the median.
 
     Args:
-        trim: k, values cut at each end of each coordinate; 2k must be less than the clients of every round.
+        trim: k, the values cut at each end of each coordinate; every round needs more than 2k clients.
         **kwargs: Options of every aggregator.
     """
 
     weighs_updates = False
-    mask_refusal = "it already leaves out, coordinate by coordinate, the clients that are far from the others"
+    mask_refusal = "in each coordinate it already leaves out the clients far from the others"
 
     def __init__(self, trim: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -67,7 +67,7 @@ class TrimmedMean(RobustMean):
         self.min_clients = 2 * trim + 1
 
     def check_cohort(self, num_clients: int) -> None:
-        """Refuses a round in which nothing would be left."""
+        """Refuses a round of 2k clients or fewer."""
         check_trim(num_clients, self.trim)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -79,12 +79,12 @@ class MultiKrum(RobustMean):
     """Adds the plain mean of the m updates with the lowest Krum scores (Blanchard et al., NeurIPS 2017).
 
     A client's score is the sum of squared distances to its n - f - 2 nearest others. Clients are scored once; among
-    equal scores the lowest client id comes first. It bears up to f corrupted clients if n >= 2f + 3. The weights p_i do
-    not enter. m = n is FedAvg with uniform weighting.
+    equal scores the lowest client id comes first. It tolerates up to f corrupted clients if n >= 2f + 3. The weights
+    p_i are not used. m = n is FedAvg with uniform weighting.
 
     Args:
-        num_corrupted: f, at least 0.
-        num_selected: m, at least 1; by default n - f, the clients that are taken for sound.
+        num_corrupted: f, the corrupted clients to tolerate, at least 0.
+        num_selected: m, at least 1; by default n - f.
         **kwargs: Options of every aggregator.
     """
 
@@ -117,30 +117,30 @@ class Krum(MultiKrum):
     That is ``MultiKrum`` with m = 1.
 
     Args:
-        num_corrupted: f, at least 0.
+        num_corrupted: f, the corrupted clients to tolerate, at least 0.
         **kwargs: Options of every aggregator.
     """
 
-    mask_refusal = "it adds the update of a single client, about which the votes of the others say nothing"
+    mask_refusal = "it adds the update of one client, but a mask would count the votes of the others"
 
     def __init__(self, num_corrupted: int = 1, **kwargs: Any) -> None:
         super().__init__(num_corrupted, 1, **kwargs)
 
 
 class Bulyan(RobustMean):
-    """Picks n - 2f clients by Krum, then adds the mean of each coordinate near their median; see ``bulyan``.
+    """Picks n - 2f clients by Krum, then adds each coordinate's mean near their median; see ``bulyan``.
 
     El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018, section
-    4: against corrupted clients that pass Krum by putting all their difference into few coordinates. The weights p_i do
-    not enter. f = 0 is FedAvg with uniform weighting.
+    4. It also tolerates corrupted clients that pass Krum because they differ in few coordinates only. The weights p_i
+    are not used. f = 0 is FedAvg with uniform weighting.
 
     Args:
-        num_corrupted: f, at least 0; every round has n >= 4f + 3 clients.
+        num_corrupted: f, the corrupted clients to tolerate, at least 0; every round needs n >= 4f + 3 clients.
         **kwargs: Options of every aggregator.
     """
 
     weighs_updates = False
-    mask_refusal = "it already leaves out clients, and coordinate by coordinate those far from the median"
+    mask_refusal = "it already leaves out clients, and in each coordinate those far from the median"
 
     def __init__(self, num_corrupted: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -160,13 +160,13 @@ class Bulyan(RobustMean):
 class GeometricMedian(RobustMean):
     """Adds the point with the least sum of distances, min_z Σ p_i ‖z - δ_i‖ (Pillutla, Kakade, Harchaoui, 2019).
 
-    Found by the smoothed Weiszfeld algorithm from the weighted mean. It bears corrupted clients that weigh less than
-    half together. One client: FedAvg.
+    Computed by the smoothed Weiszfeld algorithm, starting at the weighted mean. It tolerates corrupted clients with
+    less than half of the total weight. For one client it is FedAvg.
 
     Args:
-        iterations: The most iterations in a round; each reads the cohort's updates twice.
-        tolerance: Ends when the point moves by at most this share of its distance to the updates (harmonic mean).
-        smoothing: ν, above 0: distances below it count as ν.
+        iterations: Maximum number of iterations in a round; each reads the cohort's updates twice.
+        tolerance: Stops when the point moves by at most this share of its distance to the updates (harmonic mean).
+        smoothing: ν, above 0: smaller distances count as ν.
         **kwargs: Options of every aggregator.
     """
 

@@ -17,12 +17,12 @@ __all__ = ["ServerOptimizer"]
 class ServerOptimizer(Aggregator):
     """Steps a torch optimizer on the global vector, with the pseudo-gradient -Δ as gradient (Reddi et al., ICLR 2021).
 
-    w_new is what the optimizer makes of w, and w <- w + η_g m ⊙ (w_new - w). SGD with learning rate 1 is FedAvg to
-    rounding, and with momentum FedAvgM. torch's Adam is not FedAdam: it corrects the bias of both moments, starts v at
-    0 and scales ε with that correction. Weight decay and the like see the global vector w.
+    The optimizer steps from w to w_new; then w <- w + η_g m ⊙ (w_new - w). SGD with learning rate 1 is FedAvg up to
+    rounding; with momentum too it is FedAvgM. torch's Adam is not FedAdam: it corrects the bias of both moments, starts
+    v at 0 and scales ε with that correction. Weight decay and the like act on the global vector w.
 
     Args:
-        optimizer: Makes an optimizer from parameters. Its learning rate is the server's; ``lr`` scales its step.
+        optimizer: Makes the torch optimizer from parameters. Its step already has its learning rate; ``lr`` scales it.
         **kwargs: Options of every aggregator.
     """
 
@@ -40,16 +40,16 @@ class ServerOptimizer(Aggregator):
         self._saved: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets the optimizer of a former ``fit``."""
+        """Forgets the optimizer of an earlier ``fit``."""
         if stage == "fit":
             self._forget()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Makes the optimizer, so that one that cannot work is refused before the first round."""
+        """Makes the optimizer, so that an unusable one is refused before the first round."""
         self._start_from(trainer.weights)
 
     def step(self, trainer: Any, pl_module: Any, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place, through the optimizer and then the mask."""
+        """Steps ``trainer.weights`` in place, by the optimizer and then the mask."""
         self._start_from(trainer.weights)
         super().step(trainer, pl_module, update)
 
@@ -86,7 +86,7 @@ class ServerOptimizer(Aggregator):
         return optimizer
 
     def _restore(self, optimizer: Optimizer) -> None:
-        """Loads a checkpoint's state, unless the options have changed: torch would take the old ones over."""
+        """Loads a checkpoint's state; refuses changed options, because torch would restore the old ones."""
         if not self._saved:
             return
         was, now = self._saved["built"], self._built
@@ -94,9 +94,9 @@ class ServerOptimizer(Aggregator):
         if was.keys() != now.keys() or changed:
             name = changed[0] if changed else min(was.keys() ^ now.keys())
             raise FederatedError(
-                f"Expected the server optimizer of the run that the checkpoint is from, with {name} {was.get(name)}, "
-                f"got {now.get(name)}: a resumed run keeps its options, start a new one with `--weights` instead of "
-                "`--ckpt_path`."
+                f"Expected the server optimizer of the checkpoint's run, with {name} {was.get(name)}, "
+                f"got {now.get(name)}: a resumed run keeps its options; to change them, start a new run with "
+                "`--weights` instead of `--ckpt_path`."
             )
         optimizer.load_state_dict(self._saved["optimizer"])
         self._saved = {}
@@ -108,7 +108,7 @@ class ServerOptimizer(Aggregator):
         return {"optimizer": deepcopy(self._optimizer.state_dict()), "built": dict(self._built)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps what ``state_dict`` returned until the optimizer is made, or gives it to the one that is there."""
+        """Restores what ``state_dict`` returned, at once or when the optimizer is made."""
         self._saved = dict(state_dict)
         if self._optimizer is not None:
             self._restore(self._optimizer)

@@ -1,4 +1,4 @@
-"""Callbacks that come with the trainer: checkpoints, progress, and what happens to updates on their way."""
+"""Callbacks that come with the trainer: checkpoints, progress, and changes to updates before they reach the server."""
 
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fed.callbacks.clip_updates import ClipUpdates

@@ -14,12 +14,12 @@ from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
 __all__ = ["FederatedCheckpoint"]
 
-# Tried in this order when no monitor is given; both ways in which modules commonly name them.
+# The metrics tried, in this order, when no monitor is given; both spellings are common.
 _USUAL = (("val/acc", "max"), ("val_acc", "max"), ("val/loss", "min"), ("val_loss", "min"))
 
 
 class SavingTrainer(TrainerLike, Protocol):
-    """What the checkpoint callback asks of the trainer beyond what every hook may."""
+    """What the checkpoint callback needs of the trainer, beyond what every hook may use."""
 
     finished_round: int
     run: Any
@@ -36,13 +36,13 @@ class SavingTrainer(TrainerLike, Protocol):
 class FederatedCheckpoint(FederatedCallback, Checkpoint):
     """Writes ``checkpoints/last.ckpt`` every n rounds and ``checkpoints/best.ckpt`` by a monitored metric.
 
-    Both are written atomically: a file is whole whenever the process dies. Lightning's ModelCheckpoint works beside it.
+    Both are written atomically: if the process dies, no file is half-written. Lightning's ModelCheckpoint works too.
 
     Args:
-        monitor: Name of a logged metric; by default that of a ModelCheckpoint beside it, else the first of val/acc,
-            val_acc, val/loss, val_loss that is logged.
-        mode: Whether the best is the largest or the smallest value; by default as fits the name.
-        every_n_rounds: Rounds between two writes of ``last``; the final round is always written.
+        monitor: Name of a logged metric; by default that of a ModelCheckpoint in the same run, else the first of
+            val/acc, val_acc, val/loss, val_loss that is logged.
+        mode: Whether the smallest or the largest value is best; by default ``min`` if the name has ``loss`` in it.
+        every_n_rounds: Rounds between two writes of ``last``; it is always written after the final round.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
 
     @property
     def best_model_score(self) -> Tensor | None:
-        """The best value so far, as Lightning's own has it."""
+        """The best value so far, as in Lightning's ModelCheckpoint."""
         return None if self.best_score is None else torch.tensor(self.best_score)
 
-    def setup(self, trainer: TrainerLike, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
+    def setup(self, trainer: TrainerLike, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # the trainer is ours
         """Starts each ``fit`` without a best value."""
         if stage == "fit":
             self._forget()
 
     def save(self, trainer: SavingTrainer, final: bool) -> None:
-        """Has written what is due between two rounds, ``last`` in any case where no round follows.
+        """Writes the checkpoints that are due between two rounds; after the final round ``last`` always is.
 
         Raises:
-            WriteError: If the system refuses; what was not written is due again.
+            WriteError: If the system refuses a file; what was not written stays due.
         """
-        # ``best`` first: a run that dies between the two resumes from an earlier ``last``, finds the same best again
-        # and writes it again; the other way round it would believe that ``best`` had been written.
+        # ``best`` first: a run that dies between the two writes resumes from an earlier ``last``, finds the same best
+        # again and rewrites it. In the other order ``last`` would count ``best`` as written.
         before = self.best_score, self.best_round
         names = ["best"] if self._improved(trainer) else []
         if (final or trainer.round % self.every_n_rounds == 0) and self.saved_round != trainer.round:
@@ -98,21 +98,21 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
             for name in names:
                 setattr(self, f"{name}_model_path", str(trainer.run.checkpoints / f"{name}.ckpt"))
 
-    def on_exception(self, trainer: SavingTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # our trainer stands in
-        """Has ``last_good.ckpt`` written, the model of the last finished round, if there is no checkpoint of it."""
-        if isinstance(exception, WriteError):  # the disk takes no more
+    def on_exception(self, trainer: SavingTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # the trainer is ours
+        """Writes the model of the last finished round as ``last_good.ckpt`` if that round has no checkpoint."""
+        if isinstance(exception, WriteError):  # the disk refuses writes
             return
         if trainer.finished_round not in (0, self.saved_round, self._resumed_from):
             trainer.save_last_good()
 
-    def on_load_checkpoint(  # type: ignore[override]  # our trainer stands in
+    def on_load_checkpoint(  # type: ignore[override]  # the trainer is ours
         self, trainer: TrainerLike, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remembers the round a run goes on from: a checkpoint of it exists already."""
+        """Remembers the round that a run resumes from: it already has a checkpoint."""
         self._resumed_from = trainer.round
 
     def _improved(self, trainer: SavingTrainer) -> bool:
-        """Compares this round's value with the best so far and remembers the better."""
+        """Returns whether this round's value is the best so far, and remembers it if so."""
         metrics = trainer.round_metrics
         if self._watched is None:
             stock = [cb for cb in trainer.callbacks if isinstance(cb, ModelCheckpoint)]

@@ -15,8 +15,8 @@ __all__ = ["ClipUpdates"]
 class ClipUpdates(Payload):
     """Scales down every client's update that is longer than a bound: δ_i <- δ_i min(1, C / ‖δ_i‖).
 
-    It goes with any aggregator and mask, which see the clipped updates; a shorter update keeps its bits. Logs
-    ``clip/share``, the share of the cohort's clients that were clipped, and ``clip/norm``, their mean length before.
+    Works with any aggregator and mask; they get the clipped updates. Shorter updates stay the same, bit for bit. Logs
+    ``clip/share``, the share of clients that were clipped, and ``clip/norm``, the mean length of updates before.
 
     Args:
         max_norm: C, above 0, in the units of the model's parameters.

@@ -1,4 +1,4 @@
-"""What happens to an update on its way to the server: an ordered list of objects with two halves."""
+"""Changes to an update on its way to the server: a client's half and a server's half each."""
 
 from collections.abc import Sequence
 
@@ -12,32 +12,32 @@ __all__ = ["Payload", "payloads_of"]
 
 
 class Payload(FederatedCallback):
-    """A step on an update's way. Payloads are given as callbacks and work in the order of their list.
+    """A change to an update on its way to the server. You give payloads as callbacks; they run in the order listed.
 
-    The client halves run as ``on_client_end`` of callbacks do, the server halves in reverse before the hooks
+    The client halves run in ``on_client_end``; the server halves run in reverse order before the hooks
     ``on_before_server_step``.
 
     Attributes:
-        bounds_length: Whether it bounds ‖δ_i‖, which noise is measured by.
-        adds_noise: Whether it adds noise: what shortens updates comes before it, and the server's rule may read their
-            mean alone, as votes and single updates would pass the noise by or drown in it.
+        bounds_length: Whether it bounds ‖δ_i‖; noise is scaled by this bound.
+        adds_noise: Whether it adds noise. Payloads that bound lengths must come before it. The rule may read only the
+            mean update, because noise would spoil votes and single updates or not reach them.
     """
 
     bounds_length = adds_noise = False
 
     def encode(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """The client's half: edits ``update.delta`` in place, and sets ``update.bytes_up`` where that changes."""
+        """The client's half: edits ``update.delta`` in place, and sets ``update.bytes_up`` if its size changes."""
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Runs the client's half."""
         self.encode(trainer, pl_module, update)
 
     def decode(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """The server's half: edits the reduced update in place, alike on every process."""
+        """The server's half: edits the reduced update in place, in the same way on every process."""
 
 
 def payloads_of(callbacks: Sequence[Callback]) -> list[Payload]:
-    """Returns the payloads among callbacks, in their order; refuses one that is there twice, or too late."""
+    """Returns the payloads among callbacks, in their order; refuses one given twice, or after noise by mistake."""
     found = [callback for callback in callbacks if isinstance(callback, Payload)]
     names = [type(payload).__name__ for payload in found]
     if len(set(names)) < len(names):

@@ -1,4 +1,4 @@
-"""A bar for the rounds, one for the clients of the round, and the layers of the module before them."""
+"""A progress bar for rounds, one for the clients of a round, and the summary of the module's layers."""
 
 import sys
 from importlib.util import find_spec
@@ -21,12 +21,12 @@ _EVALUATED = ("test/acc", "val/acc", "test/loss", "val/loss")
 class FederatedProgressBar(FederatedCallback):
     """Shows rounds with the newest metrics and the time left, and the clients of the current round.
 
-    Metrics are the loss of training, those logged with ``prog_bar``, and where none of them is of an evaluation, the
-    first of test and validation accuracy, then of losses, that is there; behind them stands how many clients that were
-    drawn have been left out so far, if any.
+    It shows the training loss and metrics logged with ``prog_bar``. If none of these comes from an evaluation, it adds
+    the first that exists of test accuracy, validation accuracy, test loss and validation loss. It also shows how many
+    drawn clients were left out so far, if any were.
 
-    In a notebook the bars are widgets; without ipywidgets there is the bar of rounds alone, as text. Quiet without a
-    terminal or a notebook: progress then shows in metrics.csv, which is flushed after every round.
+    In a notebook the bars are widgets; without ipywidgets only the bar for rounds is shown, as text. Without a terminal
+    or a notebook nothing is shown: look at metrics.csv, which is flushed after every round.
     """
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class FederatedProgressBar(FederatedCallback):
         self._clients: Any = None
         self._left_out = self._missing = 0
 
-    def on_fit_start(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
-        """Forgets the clients that a former run has left out."""
+    def on_fit_start(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
+        """Resets the count of clients left out."""
         self._left_out = 0
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Opens the bars, when all is said that comes before, and starts that of the clients of this process anew."""
+        """Opens the bars, after all earlier messages, and resets the bar for the clients of this process."""
         if self._rounds is None and self.is_enabled and trainer.is_global_zero:
             self._open(trainer)
         self._missing = len(cohort.clients) + len(cohort.skipped)
@@ -52,11 +52,11 @@ class FederatedProgressBar(FederatedCallback):
         has_widgets = self.in_notebook and find_spec("ipywidgets") is not None
         bar: Any = tqdm
         if has_widgets:
-            from tqdm.auto import tqdm as bar  # warns in a notebook that has no widgets
+            from tqdm.auto import tqdm as bar  # imported only here, as it warns in a notebook without widgets
         self._rounds = bar(
             total=trainer.max_rounds, initial=trainer.round - 1, desc="Rounds", unit="round", mininterval=_TICK_S
         )
-        if has_widgets or not self.in_notebook:  # text in a notebook is one line, and cannot go back to another
+        if has_widgets or not self.in_notebook:  # in a notebook text bars must share one line
             self._clients = bar(desc="Clients", unit="client", leave=False, mininterval=_TICK_S)
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
@@ -65,10 +65,10 @@ class FederatedProgressBar(FederatedCallback):
             self._clients.update()
 
     def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Notes how many of those drawn have entered."""
+        """Notes how many of the drawn clients entered the round."""
         self._missing -= update.num_clients
 
-    def on_train_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_train_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
         """Counts a round and shows the newest values."""
         self._left_out += self._missing
         if self._rounds is not None:
@@ -78,11 +78,11 @@ class FederatedProgressBar(FederatedCallback):
             self._rounds.set_postfix(shown, refresh=False)
             self._rounds.update()
 
-    def on_fit_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
-        """Closes the bars before the trainer says where the run lies."""
+    def on_fit_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
+        """Closes the bars before the trainer prints the run's folder."""
         self._close()
 
-    def teardown(self, trainer: TrainerLike, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
+    def teardown(self, trainer: TrainerLike, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # the trainer is ours
         """Closes the bars of a run that failed."""
         self._close()
 
@@ -108,9 +108,9 @@ def _metrics(trainer: Any) -> dict[str, float]:
 
 
 def model_summary() -> ModelSummary:
-    """Makes Lightning's table of the module's layers, which is shown again only when it has changed."""
+    """Makes Lightning's table of the module's layers; it is shown again only if it has changed."""
     shown = ModelSummary()
-    shown.summarize = _summarize  # type: ignore[method-assign]  # a subclass would not give way to the user's own
+    shown.summarize = _summarize  # type: ignore[method-assign]  # the user's own could not replace a subclass
     return shown
 
 

@@ -1,4 +1,4 @@
-"""Lightning's own callbacks whose hooks are about batches and epochs: called once a round, where that has a meaning."""
+"""Calls hooks for batches and epochs of Lightning's own callbacks once a round, where this makes sense."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ _ACCELERATORS: dict[str, Any] = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator,
 
 
 class _Columns:
-    """A logger that makes columns of the round's row of what a callback sends to loggers."""
+    """A logger that turns what a callback sends to loggers into columns of the round's row."""
 
     group_separator = "/"
 
@@ -37,12 +37,12 @@ class _Columns:
 
 
 class _RoundView:
-    """A trainer as one of Lightning's callbacks reads it at the end of a round, its epoch, with names ``instead``."""
+    """The trainer as Lightning's callbacks read it after a round, their epoch; ``instead`` replaces attributes."""
 
     def __init__(self, trainer: Any, **instead: Any) -> None:
         self._trainer = trainer
         at = torch.tensor(trainer.round)
-        self.current_epoch = trainer.round - 1  # it counts from 0, and asks whether the next one is a multiple
+        self.current_epoch = trainer.round - 1  # epochs count from 0, and callbacks test epoch + 1 for multiples
         self.callback_metrics = {**trainer.callback_metrics, "epoch": at, "round": at}
         self.num_val_batches = [1] if trainer.val_loaders else [0]
         self.ckpt_path = getattr(trainer, "ckpt_path", None)
@@ -59,19 +59,19 @@ class _RoundView:
 
 
 class StockCallbacks(FederatedCallback):
-    """Calls the hooks that ``hooks.ONCE_A_ROUND`` keeps from Lightning's own callbacks, once a round.
+    """Calls once a round the hooks of Lightning's own callbacks that ``hooks.ONCE_A_ROUND`` skips.
 
-    ModelCheckpoint saves between two rounds, monitors make columns of the round's row, averages of weights are those of
-    the global model, a round being a step, and finetuning unfreezes what clients train from a round on.
+    ModelCheckpoint saves between two rounds. Monitors add columns to the round's row. WeightAveraging averages global
+    models, with a round as a step. Finetuning unfreezes weights for the clients of all later rounds.
     """
 
     def __init__(self) -> None:
         self._as_given: dict[int, dict[str, Any]] = {}
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Gives each run's ModelCheckpoint the folder of the run, unless it has one of its own."""
+        """Gives ModelCheckpoint the run's folder, unless it has one of its own, and sets up the other callbacks."""
         for callback in _of(trainer, "ModelCheckpoint"):
-            if stage == "fit":  # as it was given: a further run starts without the best values of the one before
+            if stage == "fit":  # reset, so that the best values of an earlier run are forgotten
                 given = self._as_given.setdefault(id(callback), deepcopy(vars(callback)))
                 vars(callback).update(deepcopy(given))
             run = trainer.run
@@ -79,7 +79,7 @@ class StockCallbacks(FederatedCallback):
             callback.setup(_RoundView(trainer, loggers=[], default_root_dir=str(root)), pl_module, stage)
             shared = run is not None and str(callback.dirpath) == str(run.checkpoints)
             if shared and callback.save_last and callback.CHECKPOINT_NAME_LAST == "last":
-                callback.last_model_path = str(run.checkpoints / "last.ckpt")  # the trainer writes the same file
+                callback.last_model_path = str(run.checkpoints / "last.ckpt")  # the trainer writes this file too
         for callback in _of(trainer, "DeviceStatsMonitor"):
             try:
                 callback.setup(_RoundView(trainer, loggers=[_Columns(pl_module)]), pl_module, stage)
@@ -90,20 +90,20 @@ class StockCallbacks(FederatedCallback):
             if is_stock(callback, "BackboneFinetuning") and not isinstance(backbone, nn.Module):
                 raise FederatedError(
                     f"Expected {type(pl_module).__name__} to have a module `backbone` for {type(callback).__name__} to "
-                    f"freeze and unfreeze, got {type(backbone).__name__}: name the part of the network so."
+                    f"freeze and unfreeze, got {type(backbone).__name__}: give that part of the network this name."
                 )
             callback.setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Lets averages of weights begin at the model that the run begins with."""
+        """Starts WeightAveraging from the model that the run starts with."""
         for callback in _of(trainer, "LearningRateMonitor"):
             callback.on_train_start(self._monitoring(trainer, pl_module))
         for callback in _of(trainer, "WeightAveraging"):
-            if not trainer.resumed:  # it has copied the model before weights were loaded
+            if not trainer.resumed:  # its copy was made before weights were loaded
                 callback._average_model.module.load_state_dict(pl_module.state_dict())
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Lets finetuning unfreeze weights, and monitors log what they log of a batch or an epoch."""
+        """Lets finetuning unfreeze weights, and monitors log what they log at a batch or an epoch."""
         view = self._monitoring(trainer, pl_module)
         for callback in _of(trainer, "BaseFinetuning"):
             callback.on_train_epoch_start(view, pl_module)
@@ -114,7 +114,7 @@ class StockCallbacks(FederatedCallback):
             callback.on_train_batch_start(view, pl_module, None, 0)
 
     def on_after_server_step(self, trainer: Any, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Lets averages of weights take in the new global model."""
+        """Adds the new global model to WeightAveraging's average."""
         view = self._monitoring(trainer, pl_module)
         for callback in _of(trainer, "WeightAveraging"):
             callback.on_train_batch_end(view, pl_module, None, None, 0)
@@ -122,13 +122,13 @@ class StockCallbacks(FederatedCallback):
             callback.on_train_batch_end(view, pl_module, None, None, 0)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Notes what is trained by now, where finetuning changes that."""
+        """Saves which parameters are trained now, if finetuning changes that."""
         if _of(trainer, "BaseFinetuning"):
             trained = [name for name, parameter in pl_module.named_parameters() if parameter.requires_grad]
             checkpoint["federated"]["trained"] = trained
 
     def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Freezes and unfreezes what was frozen and trained."""
+        """Freezes and unfreezes parameters as they were when the checkpoint was written."""
         if not _of(trainer, "BaseFinetuning"):
             return
         trained = set(checkpoint["federated"]["trained"])
@@ -136,14 +136,14 @@ class StockCallbacks(FederatedCallback):
             parameter.requires_grad_(name in trained)
         for part in pl_module.modules():
             if isinstance(part, _BatchNorm) and part.weight is not None and part.weight.requires_grad:
-                BaseFinetuning.make_trainable(part)  # its statistics too
+                BaseFinetuning.make_trainable(part)  # unfreezes its statistics too
 
     def save(self, trainer: Any, pl_module: LightningModule) -> None:
         """Lets every ModelCheckpoint save what is due after the current round.
 
         Raises:
-            FederatedError: If one monitors what is not logged.
-            WriteError: If the system refuses to write one, which then knows of the former ones alone.
+            FederatedError: If one monitors a metric that is not logged.
+            WriteError: If the system refuses a write; that callback then keeps its state from before.
         """
         for callback in _of(trainer, "ModelCheckpoint"):
             view, before = _RoundView(trainer), deepcopy(vars(callback))
@@ -168,7 +168,7 @@ def _of(trainer: Any, kind: str) -> list[Any]:
 
 @contextmanager
 def unfrozen(callbacks: Iterable[Any], module: nn.Module) -> Iterator[None]:
-    """Within the block what finetuning callbacks freeze, and unfreeze in a later round, requires a gradient."""
+    """Lets parameters that finetuning callbacks freeze now and unfreeze later require gradients within the block."""
     finetuning = [callback for callback in callbacks if is_stock(callback, "BaseFinetuning")]
     before = [(p, p.requires_grad) for p in module.parameters() if p.is_floating_point()] if finetuning else []
     for parameter, _ in before:

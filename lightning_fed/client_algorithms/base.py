@@ -1,4 +1,4 @@
-"""The base of client algorithms: callbacks on the one local loop."""
+"""The base of client algorithms: callbacks that change local training."""
 
 from typing import Any, Literal
 
@@ -44,7 +44,7 @@ class ClientAlgorithm(FederatedCallback):
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
         vectors_up: The same for those that it sends.
         sends_gradient: Whether a client sends its gradient at w too, unless an exchange has it.
-        lanes: While several clients train at once: how many at most, and whose vectors ``scratch`` returns.
+        lanes: Set while several clients train at once: their largest number, and whose vectors ``scratch`` returns.
     """
 
     adds_to_gradient = True
@@ -62,32 +62,32 @@ class ClientAlgorithm(FederatedCallback):
 
     @property
     def pull(self) -> float:
-        """Strength of a term pull (w_i - w) that the algorithm adds to the gradient."""
+        """The factor of (w_i - w) in the term that the algorithm adds to the gradient."""
         return 0.0
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses, before the first round, what the algorithm cannot work with; overrides call this one too.
+        """Refuses, before the first round, what the algorithm cannot work with; overrides must call this one too.
 
-        It refuses optimizers that maximise, or search by a loss that lacks what is added to the gradient.
+        It refuses optimizers that maximise, and a line search by a loss without the term added to the gradient.
         """
         optimizer, name = trainer.optimizers[0], type(self).__name__
         if any(group.get("maximize") for group in optimizer.param_groups):
             raise FederatedError(
                 f"Expected an optimizer that minimises for {name}, got {type(optimizer).__name__} with maximize=True: "
-                "return minus the value from `training_step` and leave maximize out of `--model.optimizer`."
+                "return the negative loss from `training_step` and leave maximize out of `--model.optimizer`."
             )
         adds = type(self).on_before_optimizer_step is not Callback.on_before_optimizer_step
         if adds and any(group.get("line_search_fn") for group in optimizer.param_groups):
             raise FederatedError(
-                f"Expected an optimizer without line search for {name}, which adds to the gradient but not to the loss "
-                f"that is searched, got {type(optimizer).__name__} with one: leave line_search_fn out of "
+                f"Expected an optimizer without line search for {name}, which changes the gradient but not the loss "
+                f"that it uses, got {type(optimizer).__name__} with one: leave line_search_fn out of "
                 "`--model.optimizer`."
             )
 
     def load_own(self, trainer: TrainerLike, client: int) -> None:
-        """Writes a client's own model to the live weights, for its evaluation; they hold the global model when called.
+        """Writes a client's own model to the live weights, for its evaluation; before, they hold the global model.
 
-        Only for a client whose records this process holds. One that has no model of its own yet keeps what is there.
+        Call it only for a client whose records this process holds. It does nothing if the client has no model yet.
         """
 
     def expect_no_linear_term(self, trainer: TrainerLike, why: str) -> None:
@@ -98,16 +98,16 @@ class ClientAlgorithm(FederatedCallback):
                 raise FederatedError(f"Expected {both}, {why}: leave one out of `--client`.")
 
     def scratch(self, name: str, like: Tensor) -> Tensor:
-        """Returns a vector to work in, made once and reused by every client.
+        """Returns a working vector, made once and reused by every client.
 
-        Where several clients train at once each has a vector of its own, a row of a matrix.
+        While several clients train at once, each has a vector of its own, a row of a matrix.
 
         Args:
             name: Its name within the algorithm.
             like: Tensor of shape (d,), or (m, d) where a hook is called for m clients; gives dtype and device.
 
         Returns:
-            The vector, or those of the m clients, with whatever was last written to it, zeros at first.
+            The vector, or those of the m clients, as last written; zeros at first.
         """
         vectors: dict[str, Tensor] = self.__dict__.setdefault("_vectors", {})
         kept, shape = vectors.get(name), like.shape if self.lanes is None else (self.lanes[0], like.shape[-1])
@@ -116,5 +116,5 @@ class ClientAlgorithm(FederatedCallback):
         return kept if self.lanes is None else kept[self.lanes[1]]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lets go of the vectors."""
+        """Frees the vectors."""
         self.__dict__.pop("_vectors", None)

@@ -15,11 +15,11 @@ __all__ = ["FedDyn"]
 
 
 class FedDyn(ClientAlgorithm):
-    """Bends a client's objective to f_i(θ) - ⟨h_i, θ⟩ + (α/2) ‖θ - w‖²; then h_i <- h_i - α δ_i.
+    """Changes a client's objective to f_i(θ) - ⟨h_i, θ⟩ + (α/2) ‖θ - w‖²; then h_i <- h_i - α δ_i.
 
     Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR
-    2021, Algorithm 1. It goes with the aggregator ``FedDynServer``, whose α it takes. h_i stays with the client and
-    starts at zero: a client's first round is FedProx with μ = α.
+    2021, Algorithm 1. It needs the aggregator ``FedDynServer``, and uses its α. The client keeps h_i, which starts at
+    zero: a client's first round is FedProx with μ = α.
     """
 
     stacks = True
@@ -47,13 +47,13 @@ class FedDyn(ClientAlgorithm):
         """Fetches h_i."""
         trainer.client_states.recall("FedDyn", client.id, self.scratch("own", trainer.weights))
 
-    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # the trainer is ours
         """Adds α (w_i - w) - h_i."""
         own = self.scratch("own", trainer.weights)
         term = difference(trainer.vector.data, trainer.origin, self.scratch("term", own))
         trainer.vector.add_to_gradient(term.mul_(self._alpha).sub_(own))
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Keeps h_i - α δ_i, with the δ_i that the server adds up: its h stays the mean of the h_i."""
+        """Stores h_i - α δ_i, with the same δ_i as the server: so its h stays the mean of the h_i."""
         own = self.scratch("own", trainer.weights)
         trainer.client_states.store("FedDyn", update.client.id, own.sub_(update.delta, alpha=self._alpha))

@@ -1,4 +1,4 @@
-"""FedGA and its relatives: gradients taken where the clients' gradients agree more."""
+"""FedGA: gradients computed at points where the clients' gradients agree more."""
 
 from typing import Any, Literal
 
@@ -21,18 +21,18 @@ class FedGA(ClientAlgorithm):
     g_i = ∇f_i(w) over the client's full data and g̅ = Σ p_i g_i with the aggregator's weights are exchanged before
     training: a second communication round. To first order this adds to the loss a multiple of the variance of the
     clients' gradients. Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning",
-    AAAI 2022, Algorithm 2 (``start``) and Algorithm 3 (``step``). As Σ p_i v_i = 0 nothing is taken back at the end.
+    AAAI 2022, Algorithm 2 (``start``) and Algorithm 3 (``step``). As Σ p_i v_i = 0, nothing is undone at the end.
     β = 0 is plain local training, bit for bit.
 
     Args:
         beta: β, at least 0, in units of the learning rate; or β from each of several rounds on, such as
-            ``{1: 0.1, 50: 0.01}``. The paper found 1.5 to 2.5 best for clients that are alike and 0.025 to 0.05 for
-            clients that are not.
-        form: ``start`` displaces the client once; ``step`` takes each gradient at w_i - β v_i and the step from w_i.
-            They agree for every optimizer that sees gradients alone. Where the optimizer reads the weights, as weight
-            decay does, both are the second form: it reads w_i without displacement.
-        measure_from: Whether the update is measured from the ``displaced`` start, or from the ``global`` model as
-            Algorithm 2 is written: that has the same mean, but displacements then vote in masks and robust means. The
+            ``{1: 0.1, 50: 0.01}``. The paper found 1.5 to 2.5 best for similar clients and 0.025 to 0.05 for
+            different ones.
+        form: ``start`` displaces the client once; ``step`` computes each gradient at w_i - β v_i and steps from w_i.
+            They agree for every optimizer that uses only gradients. If the optimizer reads the weights, as with weight
+            decay, ``step`` is always used, so that it reads w_i without displacement.
+        measure_from: Whether the update is measured from the ``displaced`` start, or from the ``global`` model as in
+            Algorithm 2. The mean is the same, but with ``global`` masks and robust means see displacements too. The
             form ``step`` displaces no start.
     """
 
@@ -61,7 +61,7 @@ class FedGA(ClientAlgorithm):
         return "cohort"
 
     def beta_at(self, round: int) -> float:
-        """Returns β of a round, 0 before the first one that is named."""
+        """Returns β of a round; 0 before the first round that ``beta`` names."""
         given = self.beta if isinstance(self.beta, dict) else {1: self.beta}
         return given[max(named)] if (named := [first for first in given if first <= round]) else 0.0
 
@@ -71,7 +71,7 @@ class FedGA(ClientAlgorithm):
         return difference(start.mean, start.gradient, out).mul_(self.beta_at(client.round))
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Displaces the start, or has every gradient taken at a displaced point."""
+        """Displaces the start, or the point where every gradient is computed."""
         shift = self.shift(trainer, client, self.scratch("shift", trainer.weights))
         self._global = None if self.form == "step" or _reads_weights(trainer) else trainer.origin
         if self._global is None:
@@ -81,22 +81,22 @@ class FedGA(ClientAlgorithm):
         trainer.origin = self.scratch("start", trainer.vector.data).copy_(trainer.vector.data)
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Measures the update from the global model, if asked to."""
+        """Measures the update from the global model, if ``measure_from`` says so."""
         if self.measure_from == "displaced" or self.form == "step":
             return
-        if self._global is None:  # the start itself was not displaced, as the optimizer decays the weights
+        if self._global is None:  # the start was not displaced, because the optimizer reads the weights
             update.delta.sub_(self.scratch("shift", trainer.weights))
-        else:  # not by `origin`, which a server rule moves on from there
+        else:  # not `origin`: a server rule may have moved it further
             update.delta.add_(self.scratch("start", trainer.vector.data)).sub_(self._global)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lets go of the vectors."""
+        """Frees the vectors."""
         super().teardown(trainer, pl_module, stage)
         self.__dict__.pop("_global", None)
 
 
 def _reads_weights(trainer: TrainerLike) -> bool:
-    """Says whether the client's optimizer may read the weights themselves; one from elsewhere may, as LARS does."""
+    """Returns whether the client's optimizer may read the weights; one that is not torch's may, as LARS does."""
     optimizer = trainer.optimizers[0]
     stock = type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, (ASGD, Adafactor))
     return not stock or any(float(group.get("weight_decay", 0)) != 0 for group in optimizer.param_groups)

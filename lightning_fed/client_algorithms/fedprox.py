@@ -1,4 +1,4 @@
-"""FedProx: a pull back to the global model."""
+"""FedProx: a pull towards the global model."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class FedProx(ClientAlgorithm):
         """Returns μ."""
         return self.mu
 
-    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # the trainer is ours
         """Adds the proximal term."""
         if self.mu > 0:
             term = difference(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates against the drift of clients, kept from round to round or made anew in each."""
+"""SCAFFOLD: control variates against client drift, kept between rounds or computed anew in each."""
 
 from typing import Any, Literal
 
@@ -25,28 +25,28 @@ class _Corrected(ClientAlgorithm):
     adds_linear_term = True
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses another algorithm that adds a linear term of the client's own too."""
+        """Refuses a second algorithm that adds a linear term of the client's own."""
         super().check(trainer)
-        why = "as both add a client's own linear term and each would take the other's for a gradient"
+        why = "as both add a client's own linear term and each would mistake the other's for a gradient"
         self.expect_no_linear_term(trainer, why)
 
-    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # the trainer is ours
         """Adds the correction."""
         trainer.vector.add_to_gradient(self.scratch("correction", trainer.weights))
 
 
 class SCAFFOLD(_Corrected):
-    """Adds c - c_i to every local gradient; c_i stays with the client, c is the mean of all clients' c_i.
+    """Adds c - c_i to every local gradient; each client keeps its c_i, and c is the mean of all clients' c_i.
 
     Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
     ICML 2020, Algorithm 1. After training c_i becomes ∇f_i(w) over the client's full data (option I) or
     c_i - c - δ_i / a_i (option II), where a_i = K_i η for plain SGD; momentum and schedules are simulated exactly, see
     ``sgd_distance``. Then c <- c + Σ q_i (c_i⁺ - c_i), with q_i = 1/N under the aggregator's ``weighting`` uniform
     (the paper) and s_i / Σ s_j over all clients under samples; N counts the clients that hold samples. In the first
-    round, from zero, it is plain local training, bit for bit.
+    round all c_i are zero, and it is plain local training, bit for bit.
 
     Args:
-        option: ``II`` reads c_i⁺ off the update and needs SGD; ``I`` takes a pass over the client's data for it.
+        option: How c_i⁺ is computed: ``II`` from the update, which needs SGD; ``I`` by a pass over the client's data.
 
     Attributes:
         control: c, shape (d,), None before the first round.
@@ -61,7 +61,7 @@ class SCAFFOLD(_Corrected):
         self.control: Tensor | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets c of a former ``fit``."""
+        """Forgets c of an earlier ``fit``."""
         if stage == "fit":
             self.control = None
 
@@ -70,7 +70,7 @@ class SCAFFOLD(_Corrected):
         return "client" if self.option == "I" else "none"
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses, under option II, a client optimizer whose distance is unknown: any but SGD."""
+        """Refuses, under option II, a client optimizer other than SGD, because its distance is unknown."""
         super().check(trainer)
         if self.option == "II":
             optimizer_distance(trainer.optimizers[0], [], asked_by="--client.option")
@@ -79,7 +79,7 @@ class SCAFFOLD(_Corrected):
         self._whole = sum(trainer.update_weight(Client(each, int(sizes[each]), trainer.round)) for each in holders)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Any) -> None:
-        """Gets c ready, which changes only when the round is over."""
+        """Prepares c, which changes only at the end of the round."""
         if self.control is None:
             self.control = torch.zeros_like(trainer.weights)
         self.control = self.control.to(trainer.weights)
@@ -93,12 +93,12 @@ class SCAFFOLD(_Corrected):
         torch.sub(self.control, own, out=self.scratch("correction", own))
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Replaces c_i and adds its change to that of c."""
+        """Replaces c_i and adds its change to the change of c."""
         own, correction = self.scratch("own", trainer.weights), self.scratch("correction", trainer.weights)
         new = self.scratch("new", own)
         if self.option == "I":
             new.copy_(trainer.start_gradients.gradient)
-        else:  # what local steps moved, whatever others have made of the update since
+        else:  # the local steps' own change: other callbacks may have changed the update
             moved = difference(trainer.vector.data, trainer.origin, new)
             control_variate(correction, moved, update.distance, new)
         trainer.client_states.store("SCAFFOLD", update.client.id, new)
@@ -106,12 +106,12 @@ class SCAFFOLD(_Corrected):
         self._change.add(new.sub_(own), share)
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Adds the round's change to c, that of the clients of all processes."""
+        """Adds the round's change, summed over all processes, to c."""
         assert self.control is not None
         self.control.add_(trainer.reduce_sum(self._change.close()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns c; the clients' own are kept by ``trainer.client_states``."""
+        """Returns c; the clients' c_i are kept by ``trainer.client_states``."""
         return {} if self.control is None else {"control": self.control.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -120,11 +120,11 @@ class SCAFFOLD(_Corrected):
 
 
 class StatelessSCAFFOLD(_Corrected):
-    """Adds c - c_i to every local gradient, with c_i = ∇f_i(w) and c = Σ p_i c_i over the cohort, anew in each round.
+    """Adds c - c_i to every local gradient, with c_i = ∇f_i(w) and c = Σ p_i c_i over the cohort, new in each round.
 
     Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI 2022, Algorithm 4.
     The gradients, over each client's full data, are exchanged before training: a second communication round. p_i are
-    the aggregator's weights. For a client alone in its round it is plain local training.
+    the aggregator's weights. In a round with one client it is plain local training.
     """
 
     def start_gradients(self, round: int) -> StartGradient:

@@ -1,4 +1,4 @@
-"""GradAlign and linear scaling with alignment: FedGA's relatives for one step on all of a client's data."""
+"""GradAlign and linear scaling with alignment: forms of FedGA with one step on all of a client's data."""
 
 from typing import Literal
 
@@ -23,10 +23,10 @@ class GradAlign(FedGA):
     FedGA with one local step on the full batch. β = 0 is FedSGD, bit for bit.
 
     Args:
-        beta: β, at least 0, in units of the learning rate, which the paper found best at 1.5 to 2.5 (appendix B.2);
-            or β from each of several rounds on.
-        over: What f_i is over: all of a client's ``data``, or one ``batch`` of it, which both v_i and the step are
-            taken on (the paper's figure 2 has batches of 1,000 of 5,000 samples).
+        beta: β, at least 0, in units of the learning rate; the paper found 1.5 to 2.5 best (appendix B.2). Or β from
+            each of several rounds on.
+        over: The samples of f_i: all of a client's ``data``, or one ``batch`` of it for both v_i and the step (the
+            paper's figure 2 has batches of 1,000 of 5,000 samples).
     """
 
     def __init__(self, beta: float | dict[int, float] = 1.5, over: Literal["data", "batch"] = "data") -> None:
@@ -35,12 +35,12 @@ class GradAlign(FedGA):
         self.over = over
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses more than one local step, and batches that are not all of a client's data unless one is asked for."""
+        """Refuses more than one local step, and batches smaller than a client's data unless ``over`` is ``batch``."""
         super().check(trainer)
         name = type(self).__name__
         if trainer.work is not None:
             raise FederatedError(
-                f"Expected {name} with one local step at the learning rate of all, got {type(trainer.work).__name__}: "
+                f"Expected {name} with one local step at one learning rate for all, got {type(trainer.work).__name__}: "
                 "leave out `--trainer.participation.work`, or use FedGA."
             )
         if 1 not in (trainer.local_epochs, trainer.local_steps):
@@ -60,19 +60,19 @@ class GradAlign(FedGA):
 
 
 class LinearScaling(GradAlign):
-    """Takes the cohort's whole step with alignment: w <- w - η Σ_i ∇f_i(w - (η/2) Σ_{j≠i} ∇f_j(w)).
+    """Sums the clients' steps, with alignment: w <- w - η Σ_i ∇f_i(w - (η/2) Σ_{j≠i} ∇f_j(w)).
 
-    To second order it is n steps of size η, one on each client. Dandi, Barba, Jaggi, "Implicit Gradient Alignment in
-    Distributed and Federated Learning", AAAI 2022, appendix A.2. The update is n times the local step, so that the
-    uniform mean is their sum; the displacement is no part of it. With one client it is its plain step. η is the
-    learning rate of the clients' SGD.
+    To second order this is n steps of size η, one on each client. Dandi, Barba, Jaggi, "Implicit Gradient Alignment in
+    Distributed and Federated Learning", AAAI 2022, appendix A.2. The update is n times the local step without the
+    displacement, so the uniform mean is the sum of the steps. With one client it is its plain step. η is the learning
+    rate of the clients' SGD.
     """
 
     def __init__(self) -> None:
         super().__init__(beta=0.0)
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses weights by samples and optimizers whose first step is not the learning rate times the gradient."""
+        """Refuses weights by samples, clipping, and optimizers whose first step is not learning rate times gradient."""
         super().check(trainer)
         if trainer.by_samples:
             raise FederatedError(
@@ -103,7 +103,7 @@ class LinearScaling(GradAlign):
         update.delta.mul_(len(trainer.start_gradients.clients))
 
     def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Sums the steps of those that entered alone, where others diverged or took none."""
+        """Sums only the steps of clients that entered, if others diverged or took no step."""
         share = update.num_clients / len(trainer.start_gradients.clients)
         if share < 1:
             for total in (update.mean, update.normalized_mean, update.sum, update.abs_sum, update.updates):

@@ -1,4 +1,4 @@
-"""What a trainer keeps of a run: its folder, found again or made, its config, and how it ended."""
+"""A trainer's record of a run: its folder (found again or new), its config, and how it ended."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ __all__ = ["Bookkeeping", "going_on"]
 
 @contextmanager
 def going_on(trainer: LightningNames) -> Iterator[None]:
-    """Lets a run go on without what the system refuses to write in the block, if ``on_write_error`` says so."""
+    """Lets a run go on if the system refuses to write a file in the block and ``on_write_error`` is ``continue``."""
     try:
         yield
     except WriteError as error:
@@ -39,7 +39,7 @@ def going_on(trainer: LightningNames) -> Iterator[None]:
 
 
 class Bookkeeping:
-    """The books of a trainer, of its options as they were given and a short name of the method."""
+    """A trainer's record of its run, from the options as given and a short name of the method."""
 
     def __init__(self, given: TrainerOptions, label: str) -> None:
         self.root, self.label = Path(given.default_root_dir), label
@@ -69,7 +69,7 @@ class Bookkeeping:
     def find(
         self, trainer: LightningNames, ckpt_path: str | None, to_train: bool = False
     ) -> tuple[Path | None, RunFolder | None]:
-        """Finds the checkpoint of a call, and its run, which is this process's alone where ``last`` is to train on."""
+        """Finds the checkpoint of a call, and its run; locks the run if training resumes from ``last``."""
         self.ckpt_path = None
         if ckpt_path is None:
             return None, None
@@ -88,11 +88,11 @@ class Bookkeeping:
     def find_weights(
         self, trainer: LightningNames, ckpt_path: str | None, weights: str | None
     ) -> tuple[str | None, str]:
-        """Returns the file of the model to evaluate, None for the module as it is, and the option that gave it."""
+        """Returns the file of the model to evaluate (None for the module itself), and the option that gave it."""
         if ckpt_path is None:
             self.ckpt_path = None
             return weights, "--weights"
-        if weights is not None:  # they name the run that started from them
+        if weights is not None:  # they are part of the config of the run to find
             self.initial_weights = weights
         path, _ = self.find(trainer, ckpt_path)
         if path is None:
@@ -103,7 +103,7 @@ class Bookkeeping:
         return str(path), "--ckpt_path"
 
     def own_checkpoint(self, trainer: LightningNames, ckpt_path: str | None) -> str | None:
-        """Returns the checkpoint of the run that this trainer made to evaluate: ``best`` where none is asked for."""
+        """Returns the checkpoint to evaluate, from this trainer's own run if it has it; by default ``best``."""
         wanted = ckpt_path or "best"
         if wanted not in ("best", "last"):
             return ckpt_path
@@ -114,7 +114,7 @@ class Bookkeeping:
         return ckpt_path if path is None else path
 
     def open_run(self, trainer: LightningNames, ckpt_path: str | None, former: RunFolder | None, found: bool) -> None:
-        """Continues the folder of a run found as ``last``; makes a new one, if anything will be written, otherwise."""
+        """Continues the folder of a run found by ``last``; otherwise makes a new one if anything will be written."""
         self.run, options = None, trainer.options
         saves = trainer.checkpoint_callback is not None
         if options.fast_dev_run or (options.logger is False and not saves and self.run_config is None):
@@ -132,7 +132,7 @@ class Bookkeeping:
         self.run = trainer.processes.from_first(create, "run")
 
     def clear_away(self, trainer: LightningNames) -> None:
-        """Removes the folder of a run that ended before its first row: it holds nothing but its own name."""
+        """Removes the folder of a run that ended before its first row, because it holds no results."""
         run = self.run
         if run is not None and trainer.is_global_zero and not run.metrics.exists() and not run.checkpoints.exists():
             shutil.rmtree(run.path, ignore_errors=True)
@@ -160,7 +160,7 @@ class Bookkeeping:
                 notes = [line for line in notes if line not in text]
                 if notes:
                     write_atomically(path, "\n".join([text.rstrip("\n"), *notes, ""]).encode())
-            elif self.run is not None and trainer.is_global_zero:  # of a run from Python
+            elif self.run is not None and trainer.is_global_zero:  # the run was started from Python
                 options = json.dumps(self.config(trainer), indent=2, default=str)
                 write_atomically(self.run.path / "options.json", options.encode())
         if self.run is not None and log.loggers and trainer.is_global_zero:
@@ -175,11 +175,11 @@ class Bookkeeping:
         try:
             for name, figure in split_figures(trainer.datamodule, trainer.source):
                 keep_picture(figure, run.path / f"{name}.png", log.loggers)
-        except Exception as error:  # no training ends for the sake of a picture
+        except Exception as error:  # a picture must not end the training
             rank_zero_warn(f"The pictures of the split could not be drawn ({type(error).__name__}: {error}).")
 
     def report_end(self, trainer: LightningNames, signum: int | None) -> None:
-        """Says where a finished run lies, or how to resume one that a signal stopped."""
+        """Prints the folder of a finished run, or how to resume a run that a signal stopped."""
         done = trainer.finished_round
         if signum is None or done >= trainer.options.max_rounds:
             if self.run is not None:
@@ -193,7 +193,7 @@ class Bookkeeping:
             sys.stderr.write(self.stop_message + "\n")
 
     def position(self, trainer: LightningNames) -> tuple[str, str]:
-        """Says in which round a call is, and how to go on when it failed."""
+        """Returns the round of a call and how to go on after a failure, for messages."""
         if trainer.state.fn != TrainerFn.FITTING:
             return "", "start it again."
         resumes = self.run is not None and (self.run.checkpoints / "last.ckpt").is_file()

@@ -19,15 +19,15 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "order_callbacks"]
 
-# Lightning's own that work as they are, some of them called once a round: `callbacks.stock`.
+# Lightning's own callbacks that work unchanged, some of them called once a round: `callbacks.stock`.
 WORKING = (
     "EarlyStopping", "Timer", "LambdaCallback", "ModelSummary", "RichModelSummary", "ModelCheckpoint",
     "OnExceptionCheckpoint", "LearningRateMonitor", "DeviceStatsMonitor", "WeightAveraging", "BasePredictionWriter",
     "BackboneFinetuning", "BaseFinetuning",
 )  # fmt: skip
-# Lightning's bars show batches of one loader; the trainer's own shows rounds and clients in their place.
+# Lightning's bars show batches of one loader; the trainer's own bar shows rounds and clients instead.
 BARS = ("TQDMProgressBar", "RichProgressBar")
-# Those of the trainer's own in whose place the user may give one.
+# The trainer's own callbacks that the user's replace.
 _REPLACEABLE = (FederatedCheckpoint, ModelSummary)
 # What one client algorithm of a run alone can do.
 _ONE_OF = {
@@ -37,21 +37,21 @@ _ONE_OF = {
     "has_own_model": "gives each client a model of its own",
 }
 _WHOLE = "start a run of the whole model from its checkpoint by `--weights`"
-# The others, and what to do instead.
+# Lightning's other callbacks, and what to do instead.
 INSTEAD = {
     "BatchSizeFinder": "give `--data.batch_size`",
     "LearningRateFinder": "give the learning rate to the model's optimizer or to `--optimizer`",
     "GradientAccumulationScheduler": "use `--trainer.accumulate_grad_batches`",
-    "ModelPruning": f"prune the model before `fit`, or prune what it has trained and {_WHOLE}",
+    "ModelPruning": f"prune the model before `fit`, or prune the trained model and {_WHOLE}",
     "StochasticWeightAveraging": "use Lightning's WeightAveraging for the average of the global models",
     "SpikeDetection": "use `--trainer.tolerance.max_diverged`",
-    "ThroughputMonitor": "the columns `time/round`, `samples` and `gradients` of metrics.csv say it",
+    "ThroughputMonitor": "read the columns `time/round`, `samples` and `gradients` of metrics.csv",
     "ProgressBar": "use `--trainer.enable_progress_bar`",
 }
 
 
 def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback]:
-    """Flattens and checks callbacks and puts them in the order in which hooks run.
+    """Flattens and checks callbacks, and sorts them in the order in which hooks run.
 
     Client algorithms come first, then other callbacks, then the one aggregator (FedAvg if there is none), then
     checkpointing.
@@ -92,8 +92,8 @@ def add_module_callbacks(callbacks: list[Callback], module: LightningModule) -> 
     for callback in own:
         if isinstance(callback, (Aggregator, ClientAlgorithm)):
             raise FederatedError(
-                f"Expected `{type(module).__name__}.configure_callbacks` to leave the federated algorithm to the "
-                f"trainer, got {type(callback).__name__}: give it in `--trainer.callbacks`."
+                f"Expected `{type(module).__name__}.configure_callbacks` to return no aggregator or client "
+                f"algorithm, got {type(callback).__name__}: give it in `--trainer.callbacks`."
             )
     kept = [cb for cb in callbacks if not any(issubclass(type(new), type(cb)) for new in own)]
     return order_callbacks([*kept, *own]) if own else callbacks
@@ -138,13 +138,13 @@ def _expect_served_needs(callbacks: list[Callback], aggregator: Aggregator) -> N
 
 
 def _expect_mean_under_noise(payloads: list[Payload], aggregator: Aggregator) -> None:
-    """Refuses a rule or a mask that reads more of noisy updates than their mean."""
+    """Refuses a rule or a mask that reads more than the mean of noisy updates."""
     noisy = [type(payload).__name__ for payload in payloads if payload.adds_noise]
     if noisy and aggregator.all_needs & ~Need.MEAN:
         raise FederatedError(
-            f"Expected {noisy[0]} with a rule that reads the mean of updates alone, got {aggregator.label}, whose "
-            "votes or single updates the noise would spoil or not reach: leave out `--aggregator.mask`, or change "
-            "`--aggregator`."
+            f"Expected {noisy[0]} with a rule that reads only the mean update, got {aggregator.label}, which "
+            "reads votes or single updates that noise would spoil or not reach: leave out `--aggregator.mask`, or "
+            "change `--aggregator`."
         )
 
 
@@ -163,7 +163,7 @@ def _flatten(callbacks: Any) -> Iterable[Callback]:
 
 
 def _is_bar(callback: Callback) -> bool:
-    """Leaves out a bar of Lightning's, and says what is shown instead."""
+    """Returns whether a callback is a bar of Lightning's, and prints what is shown instead."""
     name = type(callback).__name__
     if name not in BARS or not is_stock(callback, name):
         return False
@@ -174,7 +174,7 @@ def _is_bar(callback: Callback) -> bool:
 
 
 def _expect_supported(callback: Any) -> None:
-    """Refuses Lightning's own callbacks, and subclasses of them, that reach into parts that do not exist here."""
+    """Refuses callbacks of Lightning's, and their subclasses, that need parts of its trainer that do not exist here."""
     if any(is_stock(callback, name) for name in WORKING):
         if is_stock(callback, "ModelCheckpoint") and (callback._every_n_train_steps or callback._train_time_interval):
             raise FederatedError(  # within a round there is no global model
@@ -186,7 +186,7 @@ def _expect_supported(callback: Any) -> None:
         stock = kind.__module__.startswith(("lightning.pytorch.callbacks", "pytorch_lightning.callbacks"))
         if stock and kind.__name__ not in ("Callback", "Checkpoint"):
             known = [INSTEAD[base.__name__] for base in kind.__mro__ if base.__name__ in INSTEAD]
-            hint = known[0] if known else f"these of Lightning's do: {', '.join(WORKING)}"
+            hint = known[0] if known else f"of Lightning's own these work: {', '.join(WORKING)}"
             if kind.__module__.startswith("pytorch_lightning.") and kind.__name__ in WORKING:
                 hint = f"use {kind.__name__} of lightning.pytorch"
             raise FederatedError(

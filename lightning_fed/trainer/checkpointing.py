@@ -1,4 +1,4 @@
-"""Checkpoints: what a run must remember between two rounds, as tensors and primitives only."""
+"""Checkpoints: everything that a run needs to resume between two rounds, as tensors and primitives only."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,10 +28,10 @@ __all__ = ["load_weights", "restore_state", "save_checkpoints", "save_last_good"
 
 
 def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Path]) -> None:
-    """Writes the checkpoint of the last finished round, between two rounds, into these files one after the other.
+    """Writes the checkpoint of the last finished round to these files, one after the other, between two rounds.
 
     Raises:
-        WriteError: On all processes, if the system refuses one; its ``written`` has those before it.
+        WriteError: On all processes, if the system refuses a file; ``written`` lists the files before it.
     """
     checkpoint = _dump(trainer)
     written: list[Path] = []
@@ -45,11 +45,11 @@ def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Pa
                 written.append(path)
                 if path.parent.absolute() == run.checkpoints.absolute():
                     trainer.client_states.saved(path.stem, {file.stem for file in run.kept()})
-                    with suppress(OSError):  # of an earlier round, and of no more use
+                    with suppress(OSError):  # from an earlier round, so no longer needed
                         (run.checkpoints / f"{LAST_GOOD}.ckpt").unlink(missing_ok=True)
         except WriteError as error:
             error.written = written
-            trainer.client_states.remove_unused()  # a full disk is not to be filled with more of them each round
+            trainer.client_states.remove_unused()  # otherwise each round would leave more files on a full disk
             return error
         return None
 
@@ -59,7 +59,7 @@ def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Pa
 
 
 def save_model(trainer: LightningNames, path: Path) -> None:
-    """Writes the model alone, in Lightning's layout: its weights and hyper-parameters."""
+    """Writes only the model, in Lightning's layout: its weights and hyper-parameters."""
     if isinstance(trainer.train_state, TrainState):
         if trainer.client is not None and not trainer.interrupted_or_failed:
             raise FederatedError(
@@ -73,22 +73,22 @@ def save_model(trainer: LightningNames, path: Path) -> None:
 
 
 def save_last_good(trainer: LightningNames, folder: Path) -> None:
-    """Writes ``last_good.ckpt``: the weights of the global model alone, for ``--weights``.
+    """Writes ``last_good.ckpt``: only the weights of the global model, for ``--weights``.
 
-    What client algorithms keep may be that of the round that failed.
+    The state of client algorithms is left out, because the failed round may have changed it.
     """
     if not (trainer.is_global_zero and trainer.weights.isfinite().all()):
         return
     trainer.train_state.load_global_model()
     try:
         save_checkpoint(_weights_of(trainer.lightning_module), folder / f"{LAST_GOOD}.ckpt")
-    except (OSError, WriteError) as error:  # the failure that brought us here is the one to be seen
+    except (OSError, WriteError) as error:  # a warning only: the run's own failure must be shown
         round = trainer.finished_round
         rank_zero_warn(f"The model of round {round} could not be written to last_good.ckpt: {error}")
 
 
 def _weights_of(module: LightningModule) -> dict[str, Tensor]:
-    """Copies what a module holds, in torch's usual layout, whatever it has while it trains."""
+    """Copies a module's state in torch's usual memory layout, whatever its layout in training."""
     usual = {torch.strided: torch.contiguous_format}
     return {
         name: value.detach().clone(memory_format=usual.get(value.layout, torch.preserve_format))
@@ -97,14 +97,14 @@ def _weights_of(module: LightningModule) -> dict[str, Tensor]:
 
 
 def _model_of(trainer: LightningNames) -> dict[str, Any]:
-    """Gathers what Lightning's own checkpoints say of a model."""
+    """Gathers a model's part of Lightning's checkpoints."""
     module = trainer.lightning_module
     return {
         "epoch": trainer.round,
         "global_step": trainer.train_state.steps_before_round,
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": _weights_of(module),
-        "loops": None,  # those of Lightning's trainer, which takes them if there are any
+        "loops": None,  # Lightning's trainer would load these if there were any
         "callbacks": {},
         "hparams_name": "kwargs",
         "hyper_parameters": dict(module.hparams),
@@ -134,27 +134,27 @@ def _dump(trainer: LightningNames) -> dict[str, Any]:
 
 
 def _storable(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Turns a checkpoint into tensors and primitives; hyper-parameters that are objects are passed again at loading."""
+    """Turns a checkpoint into tensors and primitives; you pass hyper-parameters that are objects again at loading."""
     parts = {name: checkpoint.pop(name) for name in ("hyper_parameters", "callbacks")}
     stored = {**primitives_of(checkpoint, ""), "callbacks": primitives_of(parts["callbacks"], "callbacks")}
     return {**stored, "hyper_parameters": primitives_of(parts["hyper_parameters"], "hyper_parameters", say=False)}
 
 
 def _methods(trainer: LightningNames) -> list[str]:
-    """Names the aggregator, the mask, client algorithms and finetuning: a checkpoint is resumed by the same ones."""
+    """Names the aggregator, mask, client algorithms and finetuning: a resumed run must have the same ones."""
     algorithms = sorted(type(cb).__name__ for cb in trainer.callbacks if isinstance(cb, ClientAlgorithm))
     finetuning = [type(cb).__name__ for cb in trainer.callbacks if is_stock(cb, "BaseFinetuning")]
     return [trainer.aggregator.label, *algorithms, *finetuning]
 
 
 def _out_of_time(trainer: LightningNames) -> bool:
-    """Says whether a depleted Timer asked for the stop: a resumed run that is given more time goes on."""
+    """Returns whether a Timer ended the run: such a run goes on if it is resumed with more time."""
     timers = [cb for cb in trainer.callbacks if isinstance(cb, Timer)]
     return any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
 
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: str, option: str) -> None:
-    """Loads the weights of a checkpoint or a plain ``state_dict``, from the file that ``option`` named, in place."""
+    """Loads the weights of a checkpoint or a ``state_dict``, read from file ``source`` of ``option``, in place."""
     if "state_dict" in checkpoint:  # as Lightning does: the hook may change what is loaded
         module.on_load_checkpoint(checkpoint)
     state: dict[str, Tensor] = checkpoint.get("state_dict", checkpoint)
@@ -178,18 +178,18 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
 
 
 def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: str) -> None:
-    """Restores a run from a checkpoint of sound layout, in place; weights must have been loaded before."""
+    """Restores a run from a checkpoint with a checked layout, in place; load its weights before."""
     state = checkpoint["federated"]
     split = getattr(trainer.datamodule, "split_hash", None)
     if state["split_hash"] != split:
         raise FederatedError(
-            f"Expected the data split of the run that {source} is from ({str(state['split_hash'])[:12]}...), got "
+            f"Expected the same data split as in the run of {source} ({str(state['split_hash'])[:12]}...), got "
             f"another ({str(split)[:12]}...): give the same `--data`, or start a new run with `--weights`."
         )
     methods = _methods(trainer)
-    if state["methods"] != methods:  # its state would be missing, or another's left behind
+    if state["methods"] != methods:  # else state would be missing or unused
         raise FederatedError(
-            f"Expected the methods of the run that {source} is from, {', '.join(state['methods'])}, got "
+            f"Expected the same methods as in the run of {source}, {', '.join(state['methods'])}, got "
             f"{', '.join(methods)}: give the same `--aggregator`, `--client` and `--trainer.callbacks`, or start a new "
             "run with `--weights`."
         )
@@ -202,8 +202,8 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
         )
     if state["layout"] != trainer.train_state.layout:
         raise FederatedError(
-            f"Expected the memory layout of the run that {source} is from, as its vectors have the order of the "
-            "parameters in memory: give the same `--trainer.memory_format`, or start a new run with `--weights`."
+            f"Expected the same memory layout as in the run of {source}, got another, which orders vectors "
+            "differently: give the same `--trainer.memory_format`, or start a new run with `--weights`."
         )
     trainer.train_state.load_state_dict(state, Path(source).absolute().parent.parent / FOLDER)
     trainer.train_state.steps_before_round = checkpoint["global_step"]
@@ -215,11 +215,11 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
         if callback.state_key in checkpoint["callbacks"]:
             _restore_callback(callback, checkpoint["callbacks"][callback.state_key], source)
     trainer.train_state.load_global_model()
-    trainer.train_state.finished_round = trainer.round  # at last: until here nothing of this run could be kept
+    trainer.train_state.finished_round = trainer.round  # last: before this, the run had nothing to save
 
 
 def _restore_callback(callback: Any, state: Any, source: str) -> None:
-    """Gives a callback its state, which it alone knows: what it makes of a wrong one is said in a sentence."""
+    """Gives a callback its state; turns any error on a wrong state, which only it can check, into one sentence."""
     try:
         if is_stock(callback, "ModelCheckpoint") and state.get("dirpath", callback.dirpath) == callback.dirpath:
             _expect_own_files(Path(callback.dirpath), state, source)
@@ -228,13 +228,13 @@ def _restore_callback(callback: Any, state: Any, source: str) -> None:
         raise
     except Exception as error:
         raise FederatedError(
-            f"Expected {source} to hold the state of {type(callback).__name__}, which cannot take it "
+            f"Expected {source} to hold the state of {type(callback).__name__}, which cannot load it "
             f"({type(error).__name__}: {error}): give another `--ckpt_path`, or the same callback as before."
         ) from error
 
 
 def _expect_own_files(folder: Path, state: dict[str, Any], source: str) -> None:
-    """Refuses names of files elsewhere, which ModelCheckpoint would remove when it keeps better ones."""
+    """Refuses files elsewhere, because ModelCheckpoint would remove them once it has better ones."""
     for name in (*state.get("best_k_models", ()), state.get("kth_best_model_path"), state.get("last_model_path")):
         if name and folder.resolve() not in Path(name).resolve().parents:
             raise FederatedError(

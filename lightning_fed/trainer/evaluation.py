@@ -1,4 +1,4 @@
-"""Validation, test and prediction of one model through the LightningModule's own steps."""
+"""Validation, test and prediction of one model by the LightningModule's own steps."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,11 +28,11 @@ __all__ = [
 ]  # fmt: skip
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
-_UNNAMED = "dataloader_idx_"  # as Lightning calls the loaders of a list
+_UNNAMED = "dataloader_idx_"  # Lightning's name for the loaders of a list
 
 
 def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
-    """Sorts what a ``*_dataloader`` method returns: one loader, a list, a dict of named ones, or None."""
+    """Names the loaders that a ``*_dataloader`` method returns as one loader, a list, a dict or None."""
     if loaders is None:
         return {}
     if isinstance(loaders, dict):
@@ -44,9 +44,9 @@ def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
 
 @contextmanager
 def eval_mode(module: LightningModule, name: str) -> Iterator[None]:
-    """Puts every submodule in eval mode without gradients, and each back in its own mode afterwards.
+    """Puts every submodule in eval mode without gradients, and back in its own mode afterwards.
 
-    The module's own ``on_*_model_eval`` and ``on_*_model_train`` take the place of either, as under Lightning.
+    The module's own ``on_*_model_eval`` and ``on_*_model_train`` are called instead, as in Lightning.
     """
     modes = {m: m.training for m in module.modules()}
     getattr(module, f"on_{name}_model_eval")()
@@ -63,7 +63,7 @@ def eval_mode(module: LightningModule, name: str) -> Iterator[None]:
 
 @contextmanager
 def in_stage(trainer: LightningNames, stage: RunningStage) -> Iterator[None]:
-    """Lets what a module reads of the trainer, such as ``trainer.validating``, say so within the block."""
+    """Sets the stage within the block, so that a module can read it, for example as ``trainer.validating``."""
     former, trainer.state.stage = trainer.state.stage, stage
     try:
         yield
@@ -74,8 +74,8 @@ def in_stage(trainer: LightningNames, stage: RunningStage) -> Iterator[None]:
 def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: RunningStage) -> list[LoggedMetrics]:
     """Runs ``validation_step`` or ``test_step`` over data sets by name, and returns the metrics of each, in order.
 
-    A name that the datamodule gave, or any of several, is a suffix of its metrics. What epoch hooks log joins those of
-    each set. Nothing is returned if the stage is limited to 0 batches.
+    A set's name is a suffix of its metrics if the datamodule gave it or there are several sets. What epoch hooks log is
+    added to the metrics of each set. The list is empty if the stage is limited to 0 batches.
     """
     name, module = _STEPS[stage], trainer.lightning_module
     limit = trainer.limit_val_batches if stage == RunningStage.VALIDATING else trainer.limit_test_batches
@@ -98,7 +98,7 @@ def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: 
             gather_logged(trainer.processes, recorder, module)
             results.append(recorder.compute())
             trainer.metrics.update(results[-1])
-            if index < len(loaders) - 1:  # the next set counts for itself
+            if index < len(loaders) - 1:  # each set has its own totals
                 held += recorder.set_metrics_aside()
         recorder.take_metrics_back(held)
         seed_evaluation(trainer, name, len(loaders))
@@ -121,7 +121,7 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]]) -> list[
     if limit == 0:
         return []
     outputs: list[list[Any]] = []
-    # What Lightning's writers of predictions read; which samples a batch has is not known, as of many loaders there.
+    # Lightning's writers of predictions read this; as with many loaders there, a batch's sample indices are unknown.
     trainer.predict_loop = SimpleNamespace(current_batch_indices=[])
     recorder = MetricRecorder()
     with in_stage(trainer, RunningStage.PREDICTING), eval_mode(module, "predict"), recording(module, recorder):
@@ -143,10 +143,10 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]]) -> list[
 
 
 def scored_batches(trainer: LightningNames) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
-    """Yields the batches of all test sets, or of the validation sets where there are none, as a classifier scores them.
+    """Yields a classifier's scores on the batches of all test sets, or of the validation sets if there are none.
 
-    Each time that is the set's name, the batch, scores of shape (B, C) and labels of shape (B,), on all processes.
-    Hooks of callbacks are not called, and at the end module and random streams are as they were.
+    Each item is the set's name, the batch, scores of shape (B, C) and labels of shape (B,), on all processes. Hooks of
+    callbacks are not called. At the end module and random streams are as before.
     """
     module, options, stage = trainer.lightning_module, trainer.options, RunningStage.TESTING
     loaders, limit = _loaders(trainer, "test_dataloader"), options.limit_test_batches
@@ -180,19 +180,19 @@ def run_batches(
     hooks: Callable[..., None] | None = None,
     step: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[int, Any]]:
-    """Yields number and output of each batch of one data set; of several processes each takes batches in turn.
+    """Yields number and output of each batch of one data set; several processes take batches in turn.
 
-    With other ``hooks`` than the trainer's the data set is this process's own. ``step`` replaces the module's.
+    If ``hooks`` are given instead of the trainer's, this process takes all batches. ``step`` replaces the module's.
 
-    What a step draws at random depends on its batch's number alone, and so does what is drawn to read a batch: all
-    processes shuffle alike, and the results are those of one.
+    Random numbers drawn in a step, or to read a batch, depend only on the batch's number. So all processes shuffle in
+    the same way, and the results are those of a single process.
     """
     module = trainer.lightning_module
     if resident := hasattr(loader, "to"):
         loader = loader.to(trainer.fabric.device)
     transfer = batch_transfer(trainer.fabric, module, trainer.datamodule, resident)
     step = getattr(module, f"{name}_step") if step is None else step
-    # Arguments go by position: only their order is Lightning's, their names are the user's.
+    # Arguments are passed by position: Lightning fixes their order, but the user names them.
     takes_batch = accepts(step, "batch_idx", 2)
     takes_loader = accepts(step, "dataloader_idx", 3) if num_loaders > 1 else requires(step, "dataloader_idx")
     which = (index,) if num_loaders > 1 else ()
@@ -205,7 +205,7 @@ def run_batches(
         if batch_idx % size != rank:
             continue
         seed_evaluation(trainer, name, index, 2 * batch_idx + 1)
-        if resident:  # slices of the data itself, which a step may change in place
+        if resident:  # copied: batches are slices of the data, and a step may change them in place
             batch = apply_to_collection(batch, Tensor, torch.clone)
         if transfer is not None:
             batch = transfer(batch, index)
@@ -220,7 +220,7 @@ def run_batches(
 
 
 def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
-    """Yields the batches of a data loader, whatever is drawn from the global streams between them."""
+    """Yields the batches of a data loader; random numbers drawn between two batches do not affect the reading."""
     seed_evaluation(trainer, name, index, 0)
     for number, batch in enumerate(loader, 1):
         yield batch
@@ -228,14 +228,14 @@ def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int)
 
 
 def seed_evaluation(trainer: LightningNames, name: str, loader: int, place: int | None = None) -> None:
-    """Seeds the global streams for a place in an evaluation; rounds differ, other evaluations are alike."""
+    """Seeds the global streams for a place in an evaluation: by round in ``fit``, elsewhere always the same."""
     purpose = Purpose.PREDICT if name == "predict" else Purpose.EVALUATE
     round = trainer.round if trainer.state.fn == TrainerFn.FITTING else 0
     seed_everywhere(seed_for(trainer.seed, purpose, round, loader, place))
 
 
 def print_results(names: list[str], results: list[dict[str, float]]) -> None:
-    """Prints the metrics of an evaluation, one line each, under the name of their data set."""
+    """Prints the metrics of an evaluation, one per line, under the name of their data set."""
     width = max((len(key) for metrics in results for key in metrics), default=0)
     for name, metrics in zip(names, results, strict=False):  # a limit of 0 batches gives no results
         if name:

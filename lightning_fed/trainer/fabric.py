@@ -1,4 +1,4 @@
-"""What a run needs before its first batch: Fabric, checks of the module, device, precision and memory layout."""
+"""Prepares a run before its first batch: Fabric, checks of the module, device, precision and memory layout."""
 
 import os
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ __all__ = [
     "announce_device", "launch", "lay_out", "make_fabric", "move_to_device", "set_determinism", "show_optimizers"
 ]  # fmt: skip
 
-# Processes for each core of this machine, and machines: a number beyond them is a slip, and would ask for memory.
+# Most processes for each core, and most machines: a larger number is a typing error that would use up memory.
 _MOST_PROCESSES, _MOST_NODES = 64, 2**16
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "32", "64", "bf16", 32, 64)
-# What in the user's own code takes weights, or what convolutions give, to lie in torch's usual order, and what of a
-# callback the flat vector, whose numbers are in the order of memory.
+# Names in user code that suggest that it relies on torch's usual memory order: of weights or outputs of convolutions in
+# a module, and also of the flat vector in a callback.
 _OF_MODULES = frozenset({
     "view", "view_as", "view_as_real", "view_as_complex", "as_strided", "stride", "is_contiguous", "data_ptr",
     "storage", "untyped_storage", "parameters_to_vector", "vector_to_parameters",
@@ -71,14 +71,14 @@ def make_fabric(given: TrainerOptions) -> Fabric:
             f"refuses them: {' '.join(str(error).split()).rstrip('.')}."
         ) from error
     if isinstance(mixed := fabric.strategy.precision, MixedPrecision):
-        # As Lightning's trainer has it: weights that change within a step are cast anew, not taken from a cache.
+        # As in Lightning's trainer: without a cache, weights that change within a step are cast again.
         context = partial(torch.autocast, fabric.device.type, torch.bfloat16, cache_enabled=False)
         mixed.forward_context = context  # type: ignore[method-assign]  # Fabric's plugin has no option for it
     fabric.strategy.remove_checkpoint = partial(_remove_checkpoint, fabric)  # type: ignore[attr-defined]  # as Trainer's has
     if fabric.world_size > 1 and not isinstance(fabric.strategy, ClientsStrategy):
         raise FederatedError(
             f"Expected `--trainer.strategy` to be auto or {NAME} for {fabric.world_size} processes, got {strategy!r}: "
-            "others share gradients or parts of one model, but each process trains clients of its own."
+            "the others share gradients or parts of one model, but here each process trains its own clients."
         )
     if isinstance(fabric.strategy, ClientsStrategy):
         fabric.strategy.silence_s = 60.0 * given.tolerance.process_timeout
@@ -97,7 +97,7 @@ def _expect_sizes(devices: Any, num_nodes: int) -> None:
 
 
 def _remove_checkpoint(fabric: Fabric, path: str) -> None:
-    """Removes a file, as Lightning's checkpoint callbacks ask the strategy to."""
+    """Removes a file, for Lightning's checkpoint callbacks, which ask the strategy to."""
     if fabric.is_global_zero:
         Path(path).unlink(missing_ok=True)
 
@@ -117,9 +117,9 @@ def _started_by_torchrun() -> tuple[int, int] | None:
 
 
 def launch(fabric: Fabric) -> None:
-    """Makes the run's device the current one, and starts its other processes, once, and waits for them."""
+    """Makes the run's device current; starts its other processes, once, and waits for them."""
     if fabric.world_size == 1:
-        fabric.accelerator.setup_device(fabric.device)  # else what names no number would go to device 0
+        fabric.accelerator.setup_device(fabric.device)  # else tensors for a device without number would go to device 0
         return
     if fabric._launched:
         return
@@ -136,31 +136,31 @@ def launch(fabric: Fabric) -> None:
 
 
 def set_determinism(deterministic: Any, benchmark: bool | None = None) -> None:
-    """Asks torch for deterministic algorithms, and cuDNN for the fastest ones, as Lightning's options do."""
+    """Sets torch's deterministic algorithms and cuDNN's benchmark mode, as Lightning's options do."""
     if benchmark is not None:
         torch.backends.cudnn.benchmark = benchmark
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
         torch.backends.cudnn.benchmark = False
-        # Each new tensor would be filled with NaN first, to find code that reads what nobody wrote.
+        # Else torch fills each new tensor with NaN first, to find reads of uninitialised memory; this takes time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property
 
 
 def announce_device(fabric: Fabric, module: LightningModule) -> None:
-    """Lets ``self.device`` name the device in ``setup`` already, before the module is moved, as Lightning does."""
+    """Sets ``self.device`` for use in ``setup``, before the module is moved, as Lightning does."""
     for part in module.modules():
         if lightning_class(type(part), "_DeviceDtypeModuleMixin") is not None:
             vars(part)["_device"] = fabric.device
 
 
 def move_to_device(fabric: Fabric, module: LightningModule) -> None:
-    """Brings a module to the device and precision of Fabric, without wrapping it."""
+    """Moves a module to Fabric's device and precision, without wrapping it."""
     layer = cudnn_layer(module, fabric.device)
     if layer is not None and isinstance(fabric.strategy.precision, MixedPrecision):
         raise FederatedError(
-            f"Expected {type(module).__name__} to have one precision on a GPU, as cuDNN computes its {layer} in "
-            "float16 under bf16-mixed, and nothing scales the loss for it: set `--trainer.precision 32-true`."
+            f"Expected {type(module).__name__} to have one precision on a GPU, got bf16-mixed: cuDNN would compute its "
+            f"{layer} in float16 without a loss scale; set `--trainer.precision 32-true`."
         )
     fabric.strategy.precision.convert_module(module)
     doubles = any(tensor.dtype == torch.float64 for tensor in (*module.parameters(), *module.buffers()))
@@ -173,8 +173,8 @@ def move_to_device(fabric: Fabric, module: LightningModule) -> None:
 
 
 def show_optimizers(fabric: Fabric, optimizers: list[Optimizer]) -> None:
-    """Lets ``LightningModule.optimizers`` find them where it looks."""
-    vars(fabric.strategy).pop("backward", None)  # of a former module that optimized by itself
+    """Puts the optimizers where ``LightningModule.optimizers`` reads them."""
+    vars(fabric.strategy).pop("backward", None)  # left by an earlier module that optimized by itself
     fabric.strategy._lightning_optimizers = optimizers  # type: ignore[attr-defined]  # not declared
 
 
@@ -185,7 +185,7 @@ def lay_out(
     asked: Literal["auto", "preserve", "channels_last"],
     kept: Literal["preserve", "channels_last"] | None,
 ) -> Literal["preserve", "channels_last"]:
-    """Lays out the weights of 2-D convolutions, and says why where nobody asked for it; ``kept`` is a resumed run's."""
+    """Sets the memory layout of 2-D convolutions and prints why if it chose one; ``kept`` is a resumed run's layout."""
     chosen = kept if asked == "auto" else asked
     if chosen is None:
         chosen, why = _layout(fabric, module, callbacks)
@@ -199,7 +199,7 @@ def lay_out(
 def _layout(
     fabric: Fabric, module: LightningModule, callbacks: Sequence[Callback]
 ) -> tuple[Literal["preserve", "channels_last"], str]:
-    """Chooses by what the run is, and says why; without 2-D convolutions there is nothing to be said."""
+    """Chooses a layout for the run, and gives the reason; without 2-D convolutions no reason is needed."""
     convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     if not convolutions or any(map(is_lazy, module.parameters())):
         return "preserve", ""

@@ -1,4 +1,4 @@
-"""What those arguments of Lightning's Trainer mean here that ours does not have under their names."""
+"""Handles arguments of Lightning's Trainer that FederatedTrainer does not have under the same name."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -15,20 +15,20 @@ from lightning_fed.trainer.options import GROUPS, TrainerOptions
 
 __all__ = ["ALIASES", "FOREIGN", "INSTEAD", "WITHOUT_EFFECT", "make_options", "own_arguments", "same_twice"]
 
-# The same under another name: a round is an epoch here, and some options are parts of a group.
+# Options with another name here: a round is an epoch, and some options are in a group.
 ALIASES = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "check_val_every_n_rounds", **FLAT_NAMES}
 
-# Any value is taken, and said to change nothing: why.
+# Any value is accepted, with a message that it changes nothing, for this reason.
 WITHOUT_EFFECT = {
     "log_every_n_steps": "a row is logged after every round",
     "num_sanity_val_steps": "round 0 evaluates the whole validation set before any training",
     "inference_mode": "evaluation takes no gradients in any case",
-    "use_distributed_sampler": "processes share out whole clients, so that no client's data are split",
+    "use_distributed_sampler": "each client is trained by one process, so no client's data are split",
     "sync_batchnorm": "a client's batch is never split over processes",
     "enable_autolog_hparams": "every logger gets the run's config",
 }
 
-# Values under which a run goes as it does here anyway, and for any other what to use instead.
+# The values that describe what happens here anyway, and what to use instead of any other value.
 INSTEAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "min_epochs": ((None,), "a callback may stop a run after any round, so give EarlyStopping a larger `patience`"),
     "max_steps": ((None, -1), "use `max_rounds` for the length of a run and `local_steps` for that of a client"),
@@ -36,26 +36,26 @@ INSTEAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "limit_train_batches": ((None, 1.0), "use `local_steps` for the steps of a client in a round"),
     "overfit_batches": ((None, 0, 0.0), "use `fast_dev_run` for a trial, or give data with few samples"),
     "val_check_interval": (
-        (None, 1.0), "the global model changes between rounds alone, so use `check_val_every_n_rounds`"
+        (None, 1.0), "the global model changes only between rounds, so use `check_val_every_n_rounds`"
     ),
-    "profiler": ((None,), "the hooks that it times are Lightning's loops', so put torch.profiler around `fit`"),
+    "profiler": ((None,), "it times hooks of Lightning's own loops, so put torch.profiler around `fit`"),
     "barebones": (
         (None, False), "use `logger`, `enable_checkpointing`, `enable_progress_bar` and `enable_model_summary`"
     ),
     "plugins": ((None, []), "use `precision` and `strategy`"),
     "reload_dataloaders_every_n_epochs": ((None, 0), "clients keep their data for the whole run, so leave it out"),
-    "model_registry": ((None,), "upload the checkpoints of the run's folder, so leave it out"),
+    "model_registry": ((None,), "leave it out, and upload the checkpoints of the run's folder yourself"),
 }  # fmt: skip
 
 FOREIGN = frozenset({*ALIASES, *WITHOUT_EFFECT, *INSTEAD})
 
 
 def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Turns arguments of Lightning's Trainer into ours, says which change nothing, proposes ``others`` for a slip."""
+    """Turns arguments of Lightning's Trainer into ours, prints which change nothing, suggests ``others`` for a typo."""
     ours: dict[str, Any] = {}
     for name, value in given.items():
         if name in ALIASES:
-            if value is not None or name in FLAT_NAMES:  # as Lightning's defaults for "the usual number"
+            if value is not None or name in FLAT_NAMES:  # None in Lightning means its default number
                 ours[ALIASES[name]] = value
         elif name in WITHOUT_EFFECT:
             rank_zero_info(f"`--trainer.{name}` changes nothing here: {WITHOUT_EFFECT[name]}.")
@@ -73,7 +73,7 @@ def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dic
 
 
 def make_options(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> TrainerOptions:
-    """Returns the options of a constructor, which it was given under their ``own`` names and others."""
+    """Returns the options of a constructor, from its ``own`` arguments and those with ``lightning``'s names."""
     default, given = TrainerOptions(), {field.name: own[field.name] for field in fields(TrainerOptions)}
     for name, kind in GROUPS.items():
         given[name] = kind() if given[name] is None else given[name]
@@ -93,7 +93,7 @@ def make_options(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> Traine
 
 
 def same_twice(path: str, *values: Any) -> FederatedError:
-    """Makes a mistake of an option that is given under two names in one place."""
+    """Makes the error for an option that is given under two names in one place."""
     return FederatedError(
         f"Expected `--trainer.{path}` under one name, got {' and '.join(map(str, values))}: leave one out."
     )

@@ -1,4 +1,4 @@
-"""The one round loop: draw a cohort, train it, step the global model, evaluate, log, save."""
+"""The round loop: draws a cohort, trains it, steps the global model, evaluates, logs and saves."""
 
 import math
 import os
@@ -46,7 +46,7 @@ from lightning_fed.trainer.signals import StopRequest
 
 __all__ = ["RoundLoop"]
 
-# Between clients, where the module's weights are not what the next client starts from.
+# Hooks between clients: the module's weights then are not those from which the next client starts.
 _ROUND_HOOKS = (
     "on_train_epoch_start", "on_round_start", "on_before_server_step", "on_round_end", "on_after_server_step",
     "on_train_epoch_end", "on_save_checkpoint",
@@ -56,7 +56,7 @@ _BEFORE_STEP = ("on_before_server_step", "on_round_end")
 
 
 class RoundLoop:
-    """Runs the rounds of one ``fit``, with model, data, global vector and callbacks set up and restored."""
+    """Runs the rounds of one ``fit``; model, data, global vector and callbacks are set up and restored before."""
 
     def __init__(self, trainer: LightningNames, log: RunLog, stop: StopRequest) -> None:
         self.trainer, self.options, self.state = trainer, trainer.options, trainer.train_state
@@ -89,7 +89,7 @@ class RoundLoop:
             trainer.hooks("on_train_start")
         self.guard.take_over_start(trainer.resumed)
         self._note(self.recorder.compute())
-        # By now the module has all that it trains with.
+        # Only now, because hooks before may still change the module.
         self.engine = make_engine(self.state, self.options, trainer.hooks, self.reducer)
         trainer.books.log_start(trainer, self.log)
         if trainer.round == 0 and not trainer.resumed:
@@ -126,7 +126,7 @@ class RoundLoop:
                 self._step_server(update)
             elif cohort.clients and not self.engine.divergence.clients and self.options.participation.work is None:
                 self._expect_training()
-            self.state.load_global_model()  # once more, as hooks after the server's step may write to its weights
+            self.state.load_global_model()  # again, because hooks after the server's step may have changed the weights
             self._count(cohort, update, trained)
             self._note(self.recorder.compute())
             self._evaluate()
@@ -134,15 +134,15 @@ class RoundLoop:
             self._call("on_train_epoch_end", monitors=False)
             self._note(self.recorder.compute())
             self.recorder.reset_metrics()
-            if update.num_clients:  # else what they monitor of clients is of another round, or not there yet
+            if update.num_clients:  # else a monitored metric of clients is from an earlier round or missing
                 self._call("on_train_epoch_end", module=False, monitors=True)
         self._finish_round(started)
 
     def _expect_training(self) -> None:
-        """Warns of a module that none of its clients has trained by now, though nothing kept them from it.
+        """Warns if no client has taken a step in the run so far.
 
         Raises:
-            FederatedError: If it is so in the last round too.
+            FederatedError: If this is still so in the last round.
         """
         if self.state.steps_before_round:
             return
@@ -155,17 +155,17 @@ class RoundLoop:
         rank_zero_warn(f"No client of {name} has taken a step yet: {why}.")
 
     def _is_users(self, hook: str) -> bool:
-        """Says whether code of the user's own runs in a hook between clients."""
+        """Returns whether a hook between clients runs user code."""
         own = not all(is_ours(method) for method in self.trainer.hooks.methods(hook))
         return own or (hook in _OF_MODULES_TOO and overrides(self.module, hook))
 
     def _call(self, hook: str, *args: Any, **options: Any) -> None:
-        """Calls a hook between clients, and looks after what the user's own code writes to the module there."""
+        """Calls a hook between clients, and handles changes that user code makes to the module there."""
         with self.guard.watching(f"`{hook}`", hook in self.watched, before_step=hook in _BEFORE_STEP):
             self.trainer.hooks(hook, *args, **options)
 
     def _seed(self, at: int) -> None:
-        """Seeds the global streams, for hooks outside local training that draw: a resumed run draws the same."""
+        """Seeds the global streams for hooks outside local training, so that a resumed run draws the same numbers."""
         seed_everywhere(seed_for(self.trainer.seed, Purpose.ROUND, self.trainer.round, at))
 
     def _make_draw(self) -> CohortDraw:
@@ -213,13 +213,13 @@ class RoundLoop:
         self.state.load_global_model()
 
     def _learning_rates(self) -> dict[str, float]:
-        """Returns what every client of the round begins with, by column: ``lr``, or ``lr/K`` for the K-th group."""
+        """Returns the clients' first learning rate in the round, by column: ``lr``, or ``lr/K`` for the K-th group."""
         groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups if "lr" in group]
         names = ["lr"] if len(groups) == 1 else [f"lr/{number}" for number in range(1, len(groups) + 1)]
         return {name: float(group["lr"]) for name, group in zip(names, groups, strict=True)}
 
     def _count(self, cohort: Cohort, update: ReducedUpdate, trained: float) -> None:
-        """Adds to the run's totals and says how many clients took part."""
+        """Adds to the run's totals, and logs how many clients took part."""
         totals = self.trainer.totals
         for name, count in round_costs(self.trainer, self.engine, update).items():
             totals[name] += count
@@ -255,13 +255,13 @@ class RoundLoop:
                 self._note(result)
 
     def _warn_of_nan(self, metrics: dict[str, float]) -> None:
-        """Says, once in a run, that a validation gives no number."""
+        """Warns, once in a run, that a validation metric is NaN."""
         names = [name for name, value in metrics.items() if math.isnan(value)]
         if names and not self.warned_of_nan:
             self.warned_of_nan = True
             rank_zero_warn(
-                f"The validation of round {self.trainer.round} gives NaN for {', '.join(names)}: no `best` is chosen "
-                "by it; look at the model's `validation_step`, at its learning rate and at the data."
+                f"The validation of round {self.trainer.round} gives NaN for {', '.join(names)}: it cannot be the "
+                "`best`; check the model's `validation_step`, the learning rate and the data."
             )
 
     def _note(self, metrics: LoggedMetrics) -> None:
@@ -271,11 +271,11 @@ class RoundLoop:
         self.trainer.round_metrics.update({**metrics.logged, **metrics.callback})
 
     def _finish_round(self, started: float) -> None:
-        """Steps schedules, writes the row and then the checkpoint: a row is there before the round counts as done."""
+        """Steps schedules, writes the row and then the checkpoint, so that every finished round has its row."""
         trainer = self.trainer
         self.engine.watch.expect_parameters()
-        if os.getpid() != self.stop.process:  # it would write what its parent writes
-            print("Expected a process that a hook forks to end there: it goes on to train.", file=sys.stderr)
+        if os.getpid() != self.stop.process:  # else it would write to the same files as its parent
+            print("Expected a process that a hook forks to end there, got one that trains on: ended.", file=sys.stderr)
             os._exit(1)
         if trainer.round > 0:
             self.state.optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
@@ -288,12 +288,12 @@ class RoundLoop:
             with going_on(trainer):
                 self.stock.save(trainer, self.module)
         final = not self._continues()
-        with nullcontext() if final else going_on(trainer):  # what the run has come to must not be lost
+        with nullcontext() if final else going_on(trainer):  # the run's result must not be lost
             self._save(final)
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 
     def _agree(self) -> None:
-        """Lets all processes stop after the same round, and makes sure that they go on with the same numbers."""
+        """Makes all processes stop after the same round, and checks that they go on with the same numbers."""
         trainer, processes = self.trainer, self.trainer.processes
         if processes.size == 1:
             return
@@ -308,7 +308,7 @@ class RoundLoop:
         expect_same_standing(everyone, trainer.round)
         if len({standing.kept for standing in everyone}) > 1:
             for method, state in zip(methods, state_of_first(processes, states), strict=True):
-                if state and processes.rank > 0:  # the first one's is what a checkpoint holds
+                if state and processes.rank > 0:  # a checkpoint holds the state of the first process
                     method.load_state_dict(state)
 
     def _save(self, final: bool) -> None:

@@ -1,4 +1,4 @@
-"""The trainer's options: checked when they are given, one sentence for each mistake, before any work begins."""
+"""The trainer's options, checked when they are given; each mistake is one sentence, before any work begins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lightning_fed.sampling import Participation
 __all__ = ["GROUPS", "TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
 
 
-# Options that Lightning does not know, by what they are about.
+# Groups of options that Lightning does not have, by topic.
 GROUPS: dict[str, type[Any]] = {
     "participation": Participation, "full_gradients": FullGradients, "tolerance": Tolerance
 }  # fmt: skip
@@ -33,7 +33,7 @@ GROUPS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True)
 class TrainerOptions(LocalOptions):
-    """The arguments of ``FederatedTrainer``, which documents each, under their names and with their defaults."""
+    """The arguments of ``FederatedTrainer``, with the same names and defaults; its docstring explains each."""
 
     accelerator: str = "auto"
     devices: list[int] | str | int = "auto"
@@ -98,7 +98,7 @@ class TrainerOptions(LocalOptions):
         return {name: describe(vars(value) if name in GROUPS else value) for name, value in vars(self).items()}
 
     def shortened(self) -> TrainerOptions:
-        """Returns the options cut to a few rounds of as many steps and batches, if ``fast_dev_run`` asks for it."""
+        """Returns the options; with ``fast_dev_run`` n, cut to n rounds of n steps, and n batches per evaluation."""
         count = int(self.fast_dev_run)
         if not count:
             return self
@@ -111,7 +111,7 @@ class TrainerOptions(LocalOptions):
 
 
 def _choices(hint: Any) -> tuple[Any, ...] | None:
-    """Returns the values that a type hint of truth values and literals allows; None of any other."""
+    """Returns the values that a type hint allows if it has only bool, None and Literal; else None."""
     if hint is bool:
         return True, False
     if hint is type(None):
@@ -123,15 +123,15 @@ def _choices(hint: Any) -> tuple[Any, ...] | None:
 
 
 def known_length(loader: Any) -> int | None:
-    """Returns the number of batches; None where nobody knows, as of streams, whose loaders have ``__len__`` too."""
+    """Returns the number of batches; None if unknown, as for streams (their loaders have a ``__len__`` that raises)."""
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):  # what a stream's `__len__` raises, that of a user's own too
+    except (TypeError, NotImplementedError):  # raised by the `__len__` of a stream
         return None
 
 
 def batch_limit(limit: int | float, total: int | None) -> int | None:
-    """Turns a count (int) or a fraction (float) of ``total`` batches, None if unknown, into the most; None for all."""
+    """Turns a limit, a count (int) or fraction (float) of ``total`` (None: unknown), into batches (None: all)."""
     if not isinstance(limit, float):
         return limit
     if limit == 1.0:
@@ -140,7 +140,7 @@ def batch_limit(limit: int | float, total: int | None) -> int | None:
         got = "a loader without a length" if total is None else f"only {total} batches"
         raise FederatedError(
             f"Expected a fraction given as `--trainer.limit_val_batches`, `limit_test_batches` or "
-            f"`limit_predict_batches` to come to at least one batch, got {limit} of {got}: give a count instead."
+            f"`limit_predict_batches` to be at least one batch, got {limit} of {got}: give a count instead."
         )
     return int(limit * total)
 
@@ -164,7 +164,7 @@ def _expect_loggers(logger: Any) -> None:
 
 
 def _expect_duration(duration: Any) -> None:
-    """Lets Lightning's Timer judge, which the trainer gives the duration to."""
+    """Checks the duration with Lightning's Timer, because the trainer gives it to a Timer."""
     if duration is None:
         return
     wanted = "a duration such as 00:12:00:00 (DD:HH:MM:SS), a timedelta or a dict for one"
@@ -178,10 +178,10 @@ def _expect_duration(duration: Any) -> None:
 
 
 def expect_module(module: Any, step: str) -> LightningModule:
-    """Refuses what the user gave as the model if it is no LightningModule, or lacks ``step``.
+    """Refuses a model that is no LightningModule, or does not define ``step``.
 
     Returns:
-        The module; of what ``torch.compile`` made of one, the module itself with its steps compiled, as in Lightning.
+        The module; for one wrapped by ``torch.compile``, the inner module with compiled steps, as in Lightning.
     """
     inner: Any = module._orig_mod if isinstance(module, OptimizedModule) else module
     name = type(inner).__name__
@@ -192,16 +192,16 @@ def expect_module(module: Any, step: str) -> LightningModule:
     if not overrides(inner, step) and not (step == "predict_step" and overrides(inner, "forward")):
         raise FederatedError(f"Expected {name} to define `{step}`: add it, or choose another `--model`.")
     if step == "training_step" and not overrides(inner, "configure_optimizers"):
-        raise FederatedError(f"Expected {name} to define `configure_optimizers`, which clients train with.")
+        raise FederatedError(f"Expected {name} to define `configure_optimizers`, as clients train with it: add it.")
     if inner is not module and inner._compiler_ctx is None:
         import_module(f"{base.__module__.partition('.core.')[0]}.utilities.compile").from_compiled(module)
     return cast(LightningModule, inner)
 
 
 def expect_datamodule(model: Any, datamodule: Any, **loaders: Any) -> LightningDataModule:
-    """Returns the data of a call, with clients; refuses what the user gave if there is nothing in it for the call.
+    """Returns the data of a call as a data module, for ``train`` with clients; refuses data that do not fit the call.
 
-    Loaders are those for ``train``, ``val``, ``test`` or ``predict``, the first one for what the call is about.
+    ``loaders`` are data loaders for ``train``, ``val``, ``test`` or ``predict``; the first is the call's own stage.
     """
     data = adopt(datamodule, model, **loaders)
     if data is None:

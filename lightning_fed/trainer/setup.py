@@ -1,4 +1,4 @@
-"""The life of one call of the trainer: attach model and data, set up, take down."""
+"""One call of the trainer from start to end: attaches model and data, sets up, tears down."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -48,7 +48,7 @@ __all__ = ["attached", "evaluating", "train"]
 def attached(
     trainer: LightningNames, model: LightningModule, datamodule: LightningDataModule, fn: TrainerFn
 ) -> Iterator[None]:
-    """Connects model and data for one call, and tells callbacks when it fails."""
+    """Connects model and data for one call, and tells callbacks if it fails."""
     trainer.lightning_module, trainer.datamodule = model, datamodule
     trainer.seed = run_seed() if trainer.options.seed is None else trainer.options.seed
     trainer.state.fn, trainer.state.status = fn, TrainerStatus.RUNNING
@@ -81,11 +81,11 @@ def attached(
         if isinstance(trainer.train_state, TrainState):
             trainer.train_state = cast(TrainState, trainer.train_state.close())
             if trainer.options.memory_format == "auto" and trainer.train_state.memory_format == "channels_last":
-                model.to(memory_format=torch.contiguous_format)  # nobody asked for another one
+                model.to(memory_format=torch.contiguous_format)  # the user did not ask for channels_last
 
 
 def _exit_refused(trainer: LightningNames, error: SystemExit) -> FederatedError:
-    """Makes a failure of an exit in the midst of a call, which would look like the end of a script."""
+    """Turns a ``sys.exit`` during a call into an error, because it would look like a normal end of the script."""
     place = f" in round {trainer.round}" if trainer.state.fn == TrainerFn.FITTING else ""
     whose = f", in the training of client {trainer.client.id}" if trainer.client is not None else ""
     return FederatedError(
@@ -95,7 +95,7 @@ def _exit_refused(trainer: LightningNames, error: SystemExit) -> FederatedError:
 
 
 def train(trainer: Any, stop: StopRequest, ckpt_path: str | None, weights: str | None) -> None:
-    """Sets ``fit`` up, fresh or from a checkpoint, and runs its rounds."""
+    """Sets up ``fit``, new or from a checkpoint, and runs its rounds."""
     books = trainer.books
     _set_up_data(trainer, "fit")
     path, former = books.find(trainer, ckpt_path, to_train=True)
@@ -114,21 +114,21 @@ def train(trainer: Any, stop: StopRequest, ckpt_path: str | None, weights: str |
         with set_detect_anomaly(trainer.options.detect_anomaly):
             RoundLoop(trainer, log, stop).run()
         status = "success"
-    except Exception:  # whatever ended the run, it is raised again: rows that wait in memory are written before
-        if trainer.processes.size == 1:  # else the others wait for word of the failure
+    except Exception:  # rows still in memory are written before it is raised again
+        if trainer.processes.size == 1:  # else other processes would wait to hear of the failure
             with suppress(Exception):
                 log.catch_up()
         raise
     finally:
         log.close(status)
-        # A W&B run of ours is over now; the user's own loggers stay, as under Lightning.
+        # Our own W&B run is finished now; the user's loggers stay, as in Lightning.
         trainer.loggers = [logger for logger in trainer.loggers if not isinstance(logger, RoundWandbLogger)]
     books.report_end(trainer, stop.signum)
 
 
 def _say_if_done(trainer: LightningNames, ckpt_path: str | None) -> None:
-    """Says so when a resumed run has nothing left to do."""
-    if ckpt_path != "last":  # a changed config may have changed what stopped the run
+    """Prints why, if a resumed run has nothing left to do."""
+    if ckpt_path != "last":  # a changed config may no longer stop the run
         trainer.should_stop = False
     if trainer.resumed and trainer.should_stop:
         rank_zero_info(f"A callback ended this run at round {trainer.round}: start a new one to train longer.")
@@ -141,7 +141,7 @@ def evaluating(
     trainer: LightningNames, name: str, model: LightningModule | None, data: dict[str, Any], ckpt_path: str | None,
     weights: str | None,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Sets up for ``validate``, ``test`` or ``predict``; the block gets the data sets by name."""
+    """Sets up ``validate``, ``test`` or ``predict``; the block gets the data sets by name."""
     books = trainer.books
     books.interrupted, books.stop_message = None, ""
     if model is None and trainer.lightning_module is not None:
@@ -169,9 +169,9 @@ def evaluating(
 
 
 def _set_up_data(trainer: LightningNames, stage: str) -> None:
-    """Prepares the data; before a run folder is made, so that a mistake in it leaves none behind."""
+    """Prepares the data, before the run folder is made, so that a mistake leaves no folder behind."""
     data, options = trainer.datamodule, trainer.options
-    for part in (data, trainer.lightning_module):  # one process of a machine prepares for all that run there
+    for part in (data, trainer.lightning_module):  # one process of each machine prepares for all on it
         if trainer.is_global_zero or (trainer.local_rank == 0 and part.prepare_data_per_node):
             part.prepare_data()
     trainer.processes.exchange(None, "data")
@@ -185,10 +185,10 @@ def _set_up_data(trainer: LightningNames, stage: str) -> None:
 
 
 def _call_setups(trainer: LightningNames, stage: str) -> None:
-    """Calls every ``setup`` after that of the data, in Lightning's order."""
+    """Calls every ``setup`` other than the data's, in Lightning's order."""
     model = trainer.lightning_module
     announce_device(trainer.fabric, model)
-    done = getattr(trainer.datamodule, "model_set_up_for", ())  # a model whose own loaders needed it
+    done = getattr(trainer.datamodule, "model_set_up_for", ())  # stages set up already, for the model's own loaders
     trainer.hooks("setup", stage, module=stage not in done)
     model.configure_model()
     sync_metrics(trainer.processes, model)
@@ -197,16 +197,16 @@ def _call_setups(trainer: LightningNames, stage: str) -> None:
 def _set_up_training(
     trainer: LightningNames, run: RunFolder | None, weights: str | None, checkpoint: dict[str, Any] | None, source: str
 ) -> None:
-    """Builds what ``fit`` works on, with its data set up: from a checkpoint, read from ``source``, or ``weights``."""
+    """Builds the state of ``fit``, new, from a ``checkpoint`` read from ``source``, or from ``weights``."""
     model, options, data = trainer.lightning_module, trainer.options, trainer.datamodule
     if checkpoint is not None:
-        expect_layout(checkpoint, source)  # before the module may change what is loaded
-    move_to_device(trainer.fabric, model)  # first: a checkpoint may hold more than the module's precision did
-    with unfrozen(trainer.callbacks, model):  # its own `state_dict` may be of what is trained alone
+        expect_layout(checkpoint, source)  # before a hook of the module may change the checkpoint
+    move_to_device(trainer.fabric, model)  # first: else loading could round the weights
+    with unfrozen(trainer.callbacks, model):  # its `state_dict` may hold only trained weights
         if weights is not None and checkpoint is None:
             load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
         if checkpoint is not None:
-            # Lightning's WeightAveraging keeps the model that training goes on from beside the average, the model.
+            # With Lightning's WeightAveraging `state_dict` is the average; training goes on from the model beside it.
             beside = {"state_dict": checkpoint["current_model_state"]} if "current_model_state" in checkpoint else {}
             load_weights(model, {**checkpoint, **beside}, source, "--ckpt_path")
     trainer.resumed, trainer.validated = checkpoint is not None, False

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the round, save, and stop; a second Ctrl-C stops at once."""
+"""Handles Ctrl-C and SIGTERM: the run finishes its round, saves and stops; a second Ctrl-C stops at once."""
 
 import os
 import signal
@@ -13,10 +13,10 @@ __all__ = ["StopRequest", "graceful_stop"]
 
 
 class StopRequest:
-    """Remembers the signal that asked the run to stop; of several processes, which all get it, one says so.
+    """Remembers the signal that asked the run to stop; all processes get it, but only one prints that it stops.
 
     Attributes:
-        process: The id of the process that the run began in.
+        process: The id of the process that started the run.
     """
 
     def __init__(self, speaks: bool = True) -> None:
@@ -25,7 +25,7 @@ class StopRequest:
         self.process = os.getpid()
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        """Handles a signal: the first asks for a stop after the round, the second interrupts at once."""
+        """Handles a signal: the first one asks for a stop after the round, the second one interrupts at once."""
         if os.getpid() != self.process:  # a forked worker inherits the handler; the signal is for the trainer
             return
         if self.signum is not None:
@@ -37,7 +37,7 @@ class StopRequest:
 
 @contextmanager
 def graceful_stop(speaks: bool = True) -> Iterator[StopRequest]:
-    """Handles SIGINT and SIGTERM within the block and puts the former handlers back.
+    """Handles SIGINT and SIGTERM within the block and restores the former handlers after it.
 
     Outside the main thread, where Python allows no handlers, nothing is changed.
     """

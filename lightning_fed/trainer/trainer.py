@@ -1,4 +1,4 @@
-"""The trainer: one Fabric loop over rounds, and nothing about any algorithm."""
+"""The trainer: one Fabric loop over rounds, independent of any algorithm."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -46,61 +46,61 @@ __all__ = ["FederatedTrainer"]
 class FederatedTrainer(LightningNames, ShownInNotebooks):
     """Trains a LightningModule over simulated clients, round by round.
 
-    Arguments carry the names of Lightning's Trainer wherever the meaning is the same.
+    Arguments have the same names as in Lightning's Trainer wherever they mean the same.
 
     Args:
         accelerator: ``cpu``, ``gpu``, ``auto``, ...
-        devices: Devices to use on each machine; several make as many processes, which share every cohort. ``auto`` is
-            one, or as many as torchrun has started.
+        devices: Devices to use on each machine. With several, there is one process for each, and they share every
+            cohort. ``auto`` is one device, or one for each process that torchrun started.
         num_nodes: Machines to use.
         strategy: Fabric strategy: ``auto``, or ``clients`` for processes that share a cohort.
-        precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``; the global model stays in float32 at least.
-        memory_format: Layout of 2-D convolutions in ``fit``: ``preserve`` keeps the module's; ``channels_last`` is
-            usually faster, changes the last bits and stays in the module; ``auto`` uses ``channels_last`` only where
+        precision: ``32-true``, ``64-true``, ``bf16-mixed``, ``bf16-true``. The global model has at least float32.
+        memory_format: Layout of 2-D convolutions in ``fit``. ``preserve`` keeps the module's. ``channels_last`` is
+            usually faster, changes the last bits and stays in the module. ``auto`` uses ``channels_last`` only where
             it was measured to be faster, and restores the module's layout at the end.
-        logger: Lightning loggers; W&B by default, online when logged in. metrics.csv is always written, unless False.
+        logger: Lightning loggers; by default W&B, online if you are logged in. False also turns off metrics.csv.
         callbacks: Lightning callbacks, aggregators and client algorithms, in any order.
         default_root_dir: Where run folders are made: DEFAULT_ROOT_DIR/NAME/version_K.
-        name: NAME of the run folder; by default the aggregator, mask and client algorithms.
+        name: NAME of the run folder; by default made of the aggregator, mask and client algorithms.
         seed: The run's seed; by default that of ``seed_everything``, else 0.
-        max_rounds: Rounds to train; ``max_epochs`` is taken as well.
+        max_rounds: Rounds to train; you can also write ``max_epochs``.
         clients_per_round: Clients drawn each round, a count (int) or a fraction (float).
         engine: ``sequential`` trains the clients of a cohort one after another, ``vectorized`` many at once, with the
-            same results up to rounding; ``auto`` chooses ``vectorized`` if a rule on module, data and clients says that
-            it is faster and the same.
-        chunk_size: Clients that train at once in the vectorized engine; as many as fit into memory by default.
-        compile: Whether to compile ``training_step`` by ``torch.compile``, for clients that train one after another; or
-            one of its modes (true means ``default``).
-        local_epochs: Passes of a client over its data in a round; 1 unless ``local_steps`` is given.
-        local_steps: Optimizer steps of a client in a round, instead of epochs.
+            same results up to rounding. ``auto`` chooses ``vectorized`` if module, data and clients allow the same
+            results and it is expected to be faster.
+        chunk_size: Clients that train at once in the vectorized engine; by default as many as fit into memory.
+        compile: Whether to compile ``training_step`` by ``torch.compile``, for the sequential engine; or its mode
+            (true means ``default``).
+        local_epochs: Epochs of a client over its own data in a round; 1 unless you give ``local_steps``.
+        local_steps: Optimizer steps of a client in a round, instead of ``local_epochs``.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
-        participation: Who takes part in a round, and how much work each does: ``Participation``.
+        participation: Which clients take part in a round, and how much each trains: ``Participation``.
         full_gradients: How a gradient over all of a client's data is computed, if a method needs it:
             ``FullGradients``.
         tolerance: Which failures a run tolerates: ``Tolerance``.
         client_states: Where client state, such as control variates, is stored between rounds: on the ``device``, in
             ``host`` memory or on ``disk``. Checkpoints always store it on disk.
         check_val_every_n_rounds: Rounds between validations; round 0, before any training, is always validated.
-        check_test_every_n_rounds: Rounds between evaluations on the test sets during ``fit``; never by default.
-            Test metrics are logged; nothing is selected by them.
-        limit_val_batches: Validation batches to run, a count (int) or a fraction (float).
+        check_test_every_n_rounds: Rounds between evaluations on the test sets during ``fit``; by default none.
+            Test metrics are only logged, never used to choose a model.
+        limit_val_batches: Validation batches to run, as a count (int) or a fraction (float).
         limit_test_batches: The same for test batches.
         limit_predict_batches: The same for prediction batches.
-        gradient_clip_val: Bound of a client's gradient in each local step.
-        gradient_clip_algorithm: Whether the bound is on the ``norm``, as by default, or each ``value``.
-        accumulate_grad_batches: Batches whose gradients make one local step.
-        deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns where there is none.
-        fast_dev_run: Runs one round (or n) of one batch for two clients (more if the aggregator needs them), without
-            logging, checkpoints, or any of ``participation`` but its sampler.
+        gradient_clip_val: Bound of a client's gradient in each local step; larger gradients are clipped.
+        gradient_clip_algorithm: Whether to clip the gradient's ``norm`` (the default) or each ``value``.
+        accumulate_grad_batches: Batches whose gradients are combined into one local step.
+        deterministic: Whether torch must use deterministic algorithms; ``warn`` only warns if there is none.
+        fast_dev_run: Trial run: n rounds of n steps (true: 1) with two clients (more if the aggregator needs them),
+            without logging and checkpoints; of ``participation`` only the sampler is used.
         enable_progress_bar: Whether to show progress bars, in a terminal or a notebook.
         enable_checkpointing: Whether to write ``last`` and ``best`` checkpoints.
-        max_time: Time after which no further round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.
+        max_time: Time after which no new round begins: ``DD:HH:MM:SS``, a timedelta or a dict for one.
         enable_model_summary: Whether to show the module's layers before the first round.
-        benchmark: Whether cuDNN measures which of its algorithms is fastest; as torch is set by default.
+        benchmark: Whether cuDNN measures which of its algorithms is fastest; by default torch's setting is kept.
         detect_anomaly: Whether to name the forward operation that causes a NaN in the backward pass.
-        **lightning: Options of the three groups under flat names, such as ``sampler`` of ``participation``. Other
-            arguments of Lightning's Trainer are accepted if ours has another name for them; else one sentence says
-            what to use.
+        **lightning: Options of the three groups by their own names, such as ``sampler`` of ``participation``. Other
+            arguments of Lightning's Trainer are accepted if there is such an option here; else the error says what to
+            use.
     """
 
     def __init__(
@@ -171,11 +171,11 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
     # The run
 
     name: str = forwarded("books.name", "The run's name below ``default_root_dir``.")
-    default_root_dir: Path = forwarded("books.root", "Where run folders are made.")
+    default_root_dir: Path = forwarded("books.root", "The folder in which run folders are made.")
     run: RunFolder | None = forwarded("books.run", "The run's folder, None if nothing is written.")
     run_config: dict[str, Any] | None = forwarded("books.run_config", "The command line's config.", settable=True)
     interrupted: int | None = forwarded("books.interrupted", "The signal that ended the last call early.")
-    stop_message: str = forwarded("books.stop_message", "How to resume after it.")
+    stop_message: str = forwarded("books.stop_message", "How to resume after that signal.")
 
     @property
     def label(self) -> str:
@@ -188,15 +188,15 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
     )
 
     def save_checkpoints(self, *names: str) -> None:
-        """Writes the checkpoint of the last finished round under these names, one after the other, if any is kept."""
+        """Writes the checkpoint of the last finished round under these names, if the run has a folder."""
         if self.run is not None and names:
             save_checkpoints(self, self.run, [self.run.checkpoints / f"{name}.ckpt" for name in names])
 
     def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
-        """Writes a checkpoint that this trainer and Lightning's read, as Lightning's trainer does.
+        """Writes a checkpoint that this trainer and Lightning's can read.
 
-        Between two rounds, where ModelCheckpoint saves, a run can be resumed from it; else, or with ``weights_only``,
-        it holds the model alone. Storage options are of no use here: files are written to disks.
+        If written between two rounds, as by ModelCheckpoint, a run can resume from it. Otherwise, or with
+        ``weights_only``, it holds only the model. ``storage_options`` are ignored: files are written to disk.
         """
         path = Path(filepath)
         if self.run is None or self.run.path.absolute() not in path.absolute().parents:
@@ -209,7 +209,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
             save_model(self, path)
 
     def save_last_good(self) -> None:
-        """Writes the weights of the last finished round as ``last_good``, where a ``fit`` with a run folder failed."""
+        """Writes the weights of the last finished round as ``last_good``, if a ``fit`` with a run folder failed."""
         if self.run is not None and isinstance(self.train_state, TrainState):
             save_last_good(self, self.run.checkpoints)
 
@@ -218,7 +218,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         return evaluate_clients(self, source, clients, getattr(self.datamodule, "eval_batch_size", None), *model)
 
     def scored_batches(self) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
-        """Yields set, batch, scores and labels over the test sets, or the validation sets where there are none."""
+        """Yields set, batch, scores and labels over the test sets, or the validation sets if there are none."""
         return scored_batches(self)
 
     # The four calls of a Lightning user
@@ -236,15 +236,15 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
 
         Args:
             model: The LightningModule; after the call it holds the global model.
-            train_dataloaders: A data loader whose data set is split over clients, or a data module in its place; the
-                model's own if there is neither.
-            val_dataloaders: Data loaders to validate on, beside those for training.
-            datamodule: Gives the clients' batches, validation and test sets; one that knows nothing of clients is split
-                over the default number of them.
-            ckpt_path: Resume from ``last``, the newest checkpoint of a run with the same config (a new run is started
-                if there is none), from ``best``, or from a path.
-            weights: Start a new run from the weights of a checkpoint or a saved state_dict; a checkpoint found by
-                ``ckpt_path`` goes before it.
+            train_dataloaders: A data loader, whose data set is split over clients, or a data module; by default the
+                model's own.
+            val_dataloaders: Data loaders to validate on, together with ``train_dataloaders``.
+            datamodule: Gives the clients' batches, validation and test sets. Training data of a plain data module are
+                split over the default number of clients.
+            ckpt_path: Resume from ``last``, the newest checkpoint of a run with the same config (if there is none, a
+                new run starts), from ``best``, or from a path.
+            weights: Start a new run from the weights of a checkpoint or a saved state_dict. If ``ckpt_path`` finds a
+                checkpoint, that is used instead.
         """
         model = expect_module(model, "training_step")
         data = expect_datamodule(model, datamodule, train=train_dataloaders, val=val_dataloaders)
@@ -269,8 +269,8 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         """Evaluates a model on the validation sets.
 
         Args:
-            model: The LightningModule; by default that of the last call, as its best checkpoint has it.
-            dataloaders: The validation sets as data loaders, or a data module; the model's own if there is neither.
+            model: The LightningModule; by default that of the last call, with the weights of its best checkpoint.
+            dataloaders: The validation sets as data loaders, or a data module; by default the model's own.
             datamodule: Gives the validation sets; by default those of the last call.
             ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to evaluate, a checkpoint or a saved state_dict.
@@ -291,11 +291,11 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         datamodule: LightningDataModule | None = None,
         weights: str | None = None,
     ) -> list[dict[str, float]]:
-        """Evaluates a model on the test sets; its arguments are as those of ``validate``."""
+        """Evaluates a model on the test sets; the arguments are those of ``validate``."""
         data = {"datamodule": datamodule, "test": dataloaders}
         return self._evaluate(model, data, RunningStage.TESTING, ckpt_path, weights, verbose)
 
-    test.__doc__ = str(validate.__doc__).replace("validation", "test")  # which the command line's help reads
+    test.__doc__ = str(validate.__doc__).replace("validation", "test")  # the command line's help reads it
 
     def predict(
         self,
@@ -309,18 +309,18 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         """Runs ``predict_step`` over the prediction set.
 
         Args:
-            model: The LightningModule; by default that of the last call, as its best checkpoint has it.
-            dataloaders: The prediction set as data loaders, or a data module; the model's own if there is neither.
+            model: The LightningModule; by default that of the last call, with the weights of its best checkpoint.
+            dataloaders: The prediction set as data loaders, or a data module; by default the model's own.
             datamodule: Gives the prediction set; by default that of the last call.
             ckpt_path: Checkpoint to use: ``last`` or ``best`` of a run with the same config, or a path.
             weights: Weights to use, a checkpoint or a saved state_dict.
-            output: File to save the predictions in, read with ``torch.load``.
+            output: File to save the predictions in; read it with ``torch.load``.
 
         Returns:
             What ``predict_step`` returned for each batch; a list of such lists for several prediction sets.
         """
         if output is not None and not Path(output).absolute().parent.is_dir():
-            raise FederatedError(f"Expected `--output` to lie in a folder that exists, got {output}.")
+            raise FederatedError(f"Expected `--output` to be in an existing folder, got {output}: make it first.")
         data = {"datamodule": datamodule, "predict": dataloaders}
         with evaluating(self, "predict", model, data, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
@@ -328,7 +328,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         if output is not None and self.is_global_zero:
             save_checkpoint(predictions, Path(output), "--output")
         elif self.run_config is not None:
-            rank_zero_info("The predictions were not kept: give a file as `--output` to save them.")
+            rank_zero_info("The predictions were not saved: give a file as `--output` to save them.")
         return predictions
 
     def _evaluate(

@@ -1,4 +1,4 @@
-"""Logs how far the clients of a round agree on the sign of each coordinate, whatever the aggregator makes of it."""
+"""Logs how far the clients of a round agree on the sign of each coordinate, with any aggregator."""
 
 from typing import Any
 
@@ -17,28 +17,28 @@ _BINS = 20
 
 
 class UpdateAgreement(FederatedCallback):
-    """Logs A = |(1/n) Σ_i sign(δ_i)| over the clients that entered the round, and what a mask would make of it.
+    """Logs A = |(1/n) Σ_i sign(δ_i)| over the clients that entered the round, and the effect of a mask on it.
 
     m is the mask of gradient masked averaging with a threshold τ (Tenison et al., TMLR 2023, eq. 3): 1 where A >= τ, A
-    elsewhere. The run itself may have this mask, another one or none. Training is the same with and without the
+    elsewhere. The run itself may use this mask, another one or none. Training is the same with and without the
     callback, bit for bit.
 
     Logs ``agreement/mean`` (of A over all coordinates), ``agreement/below`` (share of A < τ, as in figure 4),
-    ``agreement/below_by_chance`` (what that share would be if each sign were a fair coin flip: the binomial
-    distribution of n votes, which count alike whatever the weights of the mean),
+    ``agreement/below_by_chance`` (that share if each sign were a fair coin flip: the binomial distribution of n
+    votes, which have equal weight whatever the weights of the mean),
     ``agreement/mask`` (mean of m), ``agreement/through`` (‖m ⊙ Δ‖ / ‖Δ‖ with Δ the mean update, 1 where Δ is 0),
-    ``agreement/overlap`` (of the sets A >= τ of this measurement and the last: their intersection over their union) and
-    ``agreement/least`` (the least mean of m so far over all coordinates: an estimate of the α = inf_j E[m_j] of
+    ``agreement/overlap`` (intersection over union of the sets A >= τ of this measurement and the last) and
+    ``agreement/least`` (the mean of m so far at the coordinate where it is least: an estimate of α = inf_j E[m_j] in
     proposition 4.8). By layer, for each parameter NAME: ``agreement/mean/NAME`` and ``agreement/below/NAME``.
 
     Args:
         threshold: τ in [0, 1].
         every_n_rounds: Rounds between measurements, at least 1.
-        by_layer: Whether parameters get columns of their own.
+        by_layer: Whether to log columns for each parameter.
 
     Attributes:
-        histogram: Coordinates by their A at the last measurement, in 20 bins of equal width over [0, 1], of which the
-            last holds 1; None before the first.
+        histogram: Coordinates counted by A at the last measurement, in 20 bins of equal width over [0, 1]; the last bin
+            includes 1. None before the first.
         coin_flips: The shares of coordinates in these bins if each sign were a fair coin flip.
     """
 
@@ -59,7 +59,7 @@ class UpdateAgreement(FederatedCallback):
         self.coin_flips: Tensor | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets a former ``fit``."""
+        """Forgets an earlier ``fit``."""
         if stage == "fit":
             self._forget()
 
@@ -72,7 +72,7 @@ class UpdateAgreement(FederatedCallback):
         mask = sign_agreement_mask(update.sign_sum, clients, self.threshold)
         self.histogram = _bins_of(update.sign_sum, clients).bincount(minlength=_BINS)
         self.coin_flips = _bins_of(torch.arange(clients + 1.0), clients).bincount(flips, _BINS)
-        agreed = mask == 1  # where A < τ <= 1 it is less
+        agreed = mask == 1  # m is below 1 exactly where A < τ
         self._total = mask.clone() if self._total is None else self._total.to(mask.device).add_(mask)
         self._measured += 1
         length = torch.linalg.vector_norm(update.mean)
@@ -86,7 +86,7 @@ class UpdateAgreement(FederatedCallback):
             "agreement/least": self._total.min() / self._measured,
         }
         if self._agreed is not None:
-            former = self._agreed.to(agreed.device)  # a checkpoint's lies on the CPU
+            former = self._agreed.to(agreed.device)  # on the CPU if it is from a checkpoint
             either, both = (found.sum().to(share.dtype) for found in (agreed | former, agreed & former))
             logged["agreement/overlap"] = torch.where(either > 0, both / either, 1.0)
         self._agreed = agreed
@@ -98,15 +98,15 @@ class UpdateAgreement(FederatedCallback):
         pl_module.log_dict(logged)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the last mask's ones, and the sum of all masks."""
+        """Returns where the last mask was 1, and the sum of all masks."""
         return {"agreed": self._agreed, "total": self._total, "measured": self._measured}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what ``state_dict`` returned."""
+        """Restores what ``state_dict`` returned."""
         self._agreed, self._total = state_dict["agreed"], state_dict["total"]
         self._measured = state_dict["measured"]
 
 
 def _bins_of(votes: Tensor, num_clients: int) -> Tensor:
-    """Returns the bin of each |Σ_i sign(δ_i)|; they are integers, so that edges are exact."""
+    """Returns the bin of each |Σ_i sign(δ_i)|; these are integers, so the bins' edges are exact."""
     return (votes.abs() * _BINS / num_clients).long().clamp_(max=_BINS - 1)

@@ -21,7 +21,7 @@ class GradientDissimilarity(FederatedCallback):
 
     ∇f_i is the gradient over client i's full data and ∇f their mean. Dandi, Barba, Jaggi, "Implicit Gradient Alignment
     in Distributed and Federated Learning", AAAI 2022, section 3 and figures 5, 7 and 9. Training is the same with and
-    without it, bit for bit, and nothing counts as communication; gradients that an algorithm asks for too are computed
+    without it, bit for bit, and no communication is counted. Gradients that an algorithm needs too are computed
     once. A client whose gradient is not finite is left out.
 
     Logs ``gradient/dissimilarity`` (r), ``gradient/distance`` and ``gradient/distance_max`` (mean over the clients and
@@ -31,9 +31,9 @@ class GradientDissimilarity(FederatedCallback):
     Args:
         every_n_rounds: Rounds between measurements, at least 1.
         weighting: Weights of all means: ``uniform`` (1/n, as in the paper) or ``samples`` (p_i ∝ s_i).
-        client: Id of a client whose own distance is logged, None for none; the paper's figures have the first one's, 0.
-        over: Whether f is over the ``cohort`` or over ``all`` clients that hold samples, as in the paper's figures:
-            then the gradients of all are computed, by each process, and kept while they are compared.
+        client: Id of a client whose own distance is logged; None for none. The paper's figures show client 0.
+        over: Whether f is over the ``cohort`` or over ``all`` clients that hold samples, as in the paper's figures.
+            With ``all`` every process computes all gradients, and holds them while it compares them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GradientDissimilarity(FederatedCallback):
         self._found: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses a client that is not there, and a second callback that would log under the same names."""
+        """Refuses a client that does not exist, and a second callback that would log under the same names."""
         if stage != "fit":
             return
         name, clients = type(self).__name__, len(trainer.client_sizes)
@@ -60,7 +60,7 @@ class GradientDissimilarity(FederatedCallback):
         expect_alone(GradientDissimilarity, trainer.callbacks)
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the cohort's gradients in rounds that are due."""
+        """Asks for the cohort's gradients in rounds with a measurement."""
         return "cohort" if round % self.every_n_rounds == 0 and self.over == "cohort" else "none"
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
@@ -75,14 +75,14 @@ class GradientDissimilarity(FederatedCallback):
         self._found = self._measure(clients, rows)
 
     def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Logs, in rounds that are due; the gradients are those of all clients drawn, whatever became of them since."""
+        """Logs in rounds with a measurement, over all clients that were drawn, also those that diverged since."""
         if self.start_gradients(trainer.round) == "cohort":
             start = trainer.start_gradients
             self._found = self._measure(start.clients, start.rows)
         pl_module.log_dict(self._found)
 
     def _measure(self, asked: tuple[Client, ...], rows: Tensor) -> dict[str, Tensor]:
-        """Returns what is logged of the gradients of some clients, those that are finite."""
+        """Returns the values to log, from the gradients that are finite."""
         finite = torch.linalg.vector_norm(rows, dim=1).isfinite()
         clients = [client for client, good in zip(asked, finite.tolist(), strict=True) if good]
         if not clients:

@@ -1,4 +1,4 @@
-"""Pictures of a finished run: what is taken for what, and how figures are distributed."""
+"""Pictures of a finished run: predictions of a classifier, and distributions over clients and coordinates."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,9 +22,9 @@ _RIGHT, _WRONG = "tab:green", "tab:red"
 
 
 def confusion_figure(confusion: npt.NDArray[np.int64], class_names: Sequence[str]) -> "Figure":
-    """Draws the share of each label's samples that is taken for each class.
+    """Draws the share of each label's samples that is predicted as each class.
 
-    ``confusion`` is of shape (C, C), by label and prediction. At most 20 classes are named, with shares in the cells.
+    ``confusion`` is of shape (C, C), by label and prediction. Names and shares are shown for at most 20 classes.
     """
     total, classes = confusion.sum(), len(confusion)
     shares = confusion / confusion.sum(axis=1, keepdims=True).clip(min=1)
@@ -47,9 +47,9 @@ def confusion_figure(confusion: npt.NDArray[np.int64], class_names: Sequence[str
 def predictions_figure(
     predictions: Predictions, names: Sequence[str], mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> "Figure":
-    """Draws the images of right and of wrong predictions, ten in a row, each above its label and what it is taken for.
+    """Draws images with right and with wrong predictions, ten in a row, each above its label and its prediction.
 
-    What ``mean`` and ``std`` of the channels did is undone; without them the range of the images becomes [0, 1].
+    The normalisation by ``mean`` and ``std`` of the channels is undone; without them images are scaled to [0, 1].
     """
     rows: list[tuple[str, list[Shown]]] = []
     for word, right in (("right", True), ("wrong", False)):
@@ -88,9 +88,9 @@ def distribution_figure(values: Mapping[str, Sequence[float]]) -> "Figure":
 
 
 def agreement_figure(counts: npt.NDArray[np.int64], coin_flips: npt.NDArray[np.float64], threshold: float) -> "Figure":
-    """Draws how the agreement A is distributed, beside what coin flips would give, and τ.
+    """Draws the distribution of the agreement A, the one that coin flips would give, and τ.
 
-    ``counts`` of coordinates, and the shares of ``coin_flips``, are of bins of equal width over [0, 1].
+    ``counts`` of coordinates and shares of ``coin_flips`` are both for bins of equal width over [0, 1].
     """
     edges = np.linspace(0, 1, len(counts) + 1)
     figure, axes = new_figure(5, 3.5)

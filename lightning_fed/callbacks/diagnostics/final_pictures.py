@@ -1,4 +1,4 @@
-"""Pictures and tables of a finished run: what the classifier takes for what, and how clients differ."""
+"""Pictures and tables of a finished run: the classifier's predictions, and how clients differ."""
 
 import csv
 import re
@@ -26,21 +26,21 @@ __all__ = ["FinalPictures"]
 
 
 class FinalPictures(FederatedCallback):
-    """Draws, at the end of ``fit``, what the final model takes for what, and how clients and coordinates differ.
+    """Draws, at the end of ``fit``, the final model's predictions, and how clients and coordinates differ.
 
-    Of the test set, or the validation set where there is none, it writes into the run's folder ``confusion.csv``
-    (samples by label and prediction), ``classes.csv`` (samples and accuracy of each class), ``confusion.png`` (shares
-    of each label's samples) and, of images, ``predictions.png`` (some that are predicted right, and some wrong). Of
-    several sets each has its own, as ``confusion_NAME.png``. Beside ``ClientEvaluation`` it draws ``clients.png``, the
-    values of ``clients.csv``, beside ``UpdateAgreement`` ``agreement.png``, A at its last measurement. Loggers get the
-    pictures too.
+    For the test set, or the validation set if there is none, it writes into the run's folder ``confusion.csv`` (samples
+    by label and prediction), ``classes.csv`` (samples and accuracy of each class), ``confusion.png`` (shares of each
+    label's samples) and, for images, ``predictions.png`` (some right and some wrong predictions). Of several sets each
+    has its own files, such as ``confusion_NAME.png``. With ``ClientEvaluation`` it also draws ``clients.png``, the
+    values of ``clients.csv``; with ``UpdateAgreement`` it also draws ``agreement.png``, A at the last measurement.
+    Loggers get the pictures too.
 
-    The module is any whose ``forward`` gives scores (B, C) for the inputs of a batch (inputs, labels). Training is the
-    same with and without it, bit for bit; what cannot be drawn or written is a warning. A run that a signal has stopped
-    gets its pictures when it goes on.
+    It works with any module whose ``forward`` gives scores (B, C) for the inputs of a batch (inputs, labels). Training
+    is the same with and without it, bit for bit. You get a warning if something cannot be drawn or written. A run that
+    a signal stopped gets its pictures when it is resumed and ends.
 
     Args:
-        num_samples: Right, and as many wrong, predictions to show, drawn by the run's seed.
+        num_samples: Right predictions to show, and as many wrong ones, drawn by the run's seed.
     """
 
     def __init__(self, num_samples: int = 20) -> None:
@@ -48,7 +48,7 @@ class FinalPictures(FederatedCallback):
         self.num_samples = num_samples
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Tries one batch, so that a module that is no classifier is told before training."""
+        """Tries one batch, so that a module that is no classifier is refused before training."""
         name = type(self).__name__
         try:
             with closing(trainer.scored_batches()) as batches:
@@ -64,7 +64,7 @@ class FinalPictures(FederatedCallback):
             )
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Writes and draws all, in the first process alone."""
+        """Writes and draws everything, in the first process only."""
         ended = trainer.should_stop or trainer.round >= trainer.max_rounds
         if trainer.run is None or not trainer.is_global_zero or not ended:
             return
@@ -81,7 +81,7 @@ class FinalPictures(FederatedCallback):
             _draw(trainer, "agreement", partial(figures.agreement_figure, *shown))
 
     def _predict(self, trainer: Any) -> dict[str, Predictions]:
-        """Returns what the final model predicts of each set."""
+        """Returns the final model's predictions on each set."""
         found: dict[str, Predictions] = {}
         with closing(trainer.scored_batches()) as batches:
             for name, *batch in batches:
@@ -115,7 +115,7 @@ class FinalPictures(FederatedCallback):
 
 @contextmanager
 def _going_on(what: str) -> Iterator[None]:
-    """Makes one warning of whatever fails in the block: no run ends for the sake of a picture."""
+    """Turns any failure in the block into one warning: a picture must not end a run."""
     try:
         yield
     except Exception as error:
@@ -128,7 +128,7 @@ def _draw(trainer: Any, name: str, draw: Callable[[], Any]) -> None:
 
 
 def _client_values(trainer: Any) -> dict[str, list[float]]:
-    """Returns the finite values of each metric in ``clients.csv``, nothing where there is no such file."""
+    """Returns the finite values of each metric in ``clients.csv``, nothing if the file does not exist."""
     path = trainer.run.path / "clients.csv"
     if not path.is_file():
         return {}

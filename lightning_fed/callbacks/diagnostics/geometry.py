@@ -1,4 +1,4 @@
-"""Logs how long the updates of a round's clients are, and how far they point in the same direction."""
+"""Logs the lengths of a round's updates, and how far they point in the same direction."""
 
 from itertools import zip_longest
 from typing import Any
@@ -23,12 +23,12 @@ class UpdateGeometry(FederatedCallback):
     pairs is (‖s‖² - n) / (n (n - 1)), and the mean cosine to Δ is ⟨s, Δ⟩ / (n ‖Δ‖). Training is the same with and
     without the callback, bit for bit.
 
-    Logs ``update/norm`` and ``update/norm_max`` (mean and maximum of ‖δ_i‖), ``update/norm_mean`` (‖Δ‖, Δ weighted as
-    the aggregator weighs), ``update/cosine`` (mean over pairs of clients, in rounds of two or more that moved),
+    Logs ``update/norm`` and ``update/norm_max`` (mean and maximum of ‖δ_i‖), ``update/norm_mean`` (‖Δ‖, with the
+    aggregator's weights), ``update/cosine`` (mean over pairs of clients with a nonzero update, if there are two),
     ``update/cosine_to_mean``, and ``update/step``, the length of the server's step ‖w_new - w‖.
 
-    With ``by_client`` the file ``updates.csv`` of the run's folder has ‖δ_i‖ of each client and round (``norm``), and
-    what the aggregator made of it, such as CGW's x_i (``cgw_weight``), m_i (``cgw_product``) and sign (``cgw_sign``).
+    With ``by_client`` the file ``updates.csv`` in the run's folder gets ‖δ_i‖ of each client and round (``norm``), and
+    figures of the aggregator, such as CGW's x_i (``cgw_weight``), m_i (``cgw_product``) and sign (``cgw_sign``).
 
     Args:
         every_n_rounds: Rounds between measurements, at least 1.
@@ -49,14 +49,14 @@ class UpdateGeometry(FederatedCallback):
             expect_alone(UpdateGeometry, trainer.callbacks)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Opens the table, where there is a folder for it."""
+        """Opens the table, if the run has a folder."""
         self._table = None
         if self.by_client and trainer.is_global_zero and trainer.run is not None:
             head = ["client", "norm", *trainer.aggregator.client_figures()]
             self._table = RoundTable(trainer.run.path / "updates.csv", head, trainer.round)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Starts the sums of a round that is due."""
+        """Starts the sums in a round with a measurement."""
         self._due = trainer.round % self.every_n_rounds == 0
         if self._due:
             self._directions = torch.zeros_like(trainer.weights)
@@ -73,7 +73,7 @@ class UpdateGeometry(FederatedCallback):
         """Logs lengths and cosines."""
         if not self._due or not update.num_clients:
             return
-        none = self._directions.new_zeros(())  # of a client that another process trains
+        none = self._directions.new_zeros(())  # for a client that another process trains
         norms = trainer.reduce_sum(torch.stack([self._norms.get(client.id, none) for client in update.clients]))
         directions = trainer.reduce_sum(self._directions)
         between, to_mean = direction_cosines(directions, (norms > 0).sum(), update.mean)
@@ -89,7 +89,7 @@ class UpdateGeometry(FederatedCallback):
         self._before, self._lengths = trainer.weights.clone(), norms
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Logs how far the server has stepped."""
+        """Logs the length of the server's step, and writes the table."""
         if self._due and update.num_clients:
             pl_module.log("update/step", torch.linalg.vector_norm(trainer.weights - self._before))
             del self._before

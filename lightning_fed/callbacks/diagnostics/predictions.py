@@ -1,4 +1,4 @@
-"""Predictions of a whole set: confusion matrix, and a sample of those right and wrong to look at."""
+"""Predictions on a whole set: a confusion matrix, and a sample of right and wrong ones to look at."""
 
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ __all__ = ["Predictions", "Shown"]
 
 
 class Shown(NamedTuple):
-    """An image, shape (C, H, W), float32 on the CPU, with its label and what was predicted."""
+    """An image, shape (C, H, W), float32 on the CPU, with its label and prediction."""
 
     image: Tensor
     label: int
@@ -23,9 +23,9 @@ class Shown(NamedTuple):
 
 
 class Predictions:
-    """Adds up the predictions of a classifier over batches, and draws ``count`` images of those right and those wrong.
+    """Counts a classifier's predictions over batches, and draws ``count`` images predicted right and ``count`` wrong.
 
-    They are drawn without replacement, and how samples are divided into batches changes nothing.
+    They are drawn without replacement; the batch size does not change which.
     """
 
     def __init__(self, count: int, rng: np.random.Generator) -> None:
@@ -34,7 +34,7 @@ class Predictions:
         self._drawn: dict[bool, list[tuple[float, Shown]]] = {True: [], False: []}
 
     def add(self, batch: Any, scores: Tensor, labels: Tensor) -> None:
-        """Adds a batch, whose first part may be images of shape (B, C, H, W), scores (B, C) and labels (B,)."""
+        """Adds a batch (its first part may be images, (B, C, H, W)) with its scores (B, C) and labels (B,)."""
         predicted = scores.argmax(dim=1)
         self._confusion += multiclass_confusion_matrix(predicted, labels, scores.shape[1], validate_args=False).cpu()
         keys, pairs = self._rng.random(len(labels)), torch.stack([labels, predicted], dim=1).cpu().numpy()
@@ -53,9 +53,9 @@ class Predictions:
 
     @property
     def confusion(self) -> npt.NDArray[np.int64]:
-        """Samples by label and prediction, shape (C, C)."""
+        """Numbers of samples by label and prediction, shape (C, C)."""
         return np.asarray(self._confusion)
 
     def drawn(self, right: bool) -> list[Shown]:
-        """Returns images of right, or of wrong, predictions in random order."""
+        """Returns the images predicted right, or those predicted wrong, in random order."""
         return [shown for _, shown in self._drawn[right]]

@@ -1,4 +1,4 @@
-"""A table of the run's folder with rows of each round."""
+"""A table in the run's folder with rows for each round."""
 
 import csv
 import io
@@ -16,13 +16,13 @@ __all__ = ["RoundTable", "csv_text", "expect_alone"]
 
 
 class RoundTable:
-    """A CSV file whose first column is the round; where the system refuses it, the run goes on, which is said once.
+    """A CSV file whose first column is the round. If it cannot be written, you are warned once and the run goes on.
 
     Args:
         path: The file.
         head: Names of the columns after ``round``.
-        finished: Index of the last round that the run has finished: rows of later ones, of a run that was cut off after
-            its checkpoint, are removed.
+        finished: Index of the last finished round. Rows of later rounds, left by a run that died after its checkpoint,
+            are removed.
     """
 
     def __init__(self, path: Path, head: Sequence[str], finished: int) -> None:
@@ -35,7 +35,7 @@ class RoundTable:
         self._write(lambda: write_atomically(path, csv_text([["round", *head], *kept])))
 
     def append(self, round: int, rows: Iterable[Sequence[Any]]) -> None:
-        """Adds rows of a round."""
+        """Appends the rows of a round."""
         self._write(lambda: append_whole(self.path, csv_text([round, *row] for row in rows)))
 
     def _write(self, write: Any) -> None:
@@ -49,7 +49,7 @@ class RoundTable:
 
 
 def expect_alone(kind: type[Callback], callbacks: Iterable[Callback]) -> None:
-    """Refuses a second callback of a kind, which would log under the same names."""
+    """Refuses a second callback of a kind, because it would log under the same names."""
     if sum(isinstance(callback, kind) for callback in callbacks) > 1:
         name = kind.__name__
         raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")

@@ -1,4 +1,4 @@
-"""How a name of the trainer is made: read of one of its parts, an option, always the same, or refused."""
+"""Makes attributes of the trainer: read from one of its parts or an option, constant, or refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +12,11 @@ __all__ = ["AbsentNameError", "Refused", "RefusedBut", "derived", "fixed", "forw
 
 
 class AbsentNameError(FederatedError, AttributeError):
-    """Says that a name of Lightning's trainer has no meaning here; ``hasattr`` takes it for none."""
+    """Raised if an attribute of Lightning's trainer has no meaning here; ``hasattr`` returns False."""
 
 
 def forwarded(path: str, doc: str, settable: bool = False) -> Any:
-    """Makes a property that reads an attribute of one of the trainer's parts, by its path, and may set it too."""
+    """Makes a property that reads an attribute of a part of the trainer by its path, and sets it if ``settable``."""
     part, _, name = path.rpartition(".")
     part_of = attrgetter(part)
 
@@ -27,7 +27,7 @@ def forwarded(path: str, doc: str, settable: bool = False) -> Any:
 
 
 def option(name: str, at: str | None = None) -> Any:
-    """Makes a property that reads an option (``at`` another place), and between two calls sets it, which is checked."""
+    """Makes a property that reads an option (from ``at`` if given), and sets it, with a check, between two calls."""
     group, _, part = name.partition(".")
 
     def change(trainer: Any, value: Any) -> None:
@@ -38,20 +38,20 @@ def option(name: str, at: str | None = None) -> Any:
 
 
 def fixed(value: Any, doc: str) -> Any:
-    """Makes a property that is always the same."""
+    """Makes a property with a constant value."""
     shown = f"Always ``{value}``. {doc}" if isinstance(value, (bool, int, float, type(None))) else doc
     return derived(lambda trainer: value, shown)
 
 
 def derived(read: Callable[[Any], Any], doc: str) -> Any:
-    """Makes a property of what a function reads of the trainer."""
+    """Makes a property that a function computes from the trainer."""
     return property(read, doc=doc)
 
 
 class Refused:
-    """A name that says, when it is read, why it is not there, and what to read instead.
+    """An attribute that raises an error when read: why it does not exist, and what to read instead.
 
-    As under Lightning, some are None as long as ``fit`` has not set up what it trains.
+    As in Lightning, some are None until ``fit`` has set up training.
     """
 
     def __init__(self, why: str, none_before_training: bool = False) -> None:
@@ -69,16 +69,16 @@ class Refused:
 
 
 class RefusedBut:
-    """A part of Lightning's trainer of which little is there: the rest says, when it is read or set, why not.
+    """A part of Lightning's trainer that mostly does not exist here: reading or setting the rest raises an error.
 
-    ``known`` is what is there; ``why`` is as for ``Refused``.
+    ``known`` are the attributes that exist; ``why`` is as for ``Refused``.
     """
 
     def __init__(self, path: str, why: str, **known: Any) -> None:
         vars(self).update(known, _path=path, _why=why)
 
     def __getattr__(self, name: str, *_: Any) -> Any:
-        path, why = (vars(self).get(own) for own in ("_path", "_why"))  # a copy is asked before it has any
+        path, why = (vars(self).get(own) for own in ("_path", "_why"))  # ``copy`` reads attributes before they are set
         raise AbsentNameError(f"Expected `trainer.{path}.{name}` not to be used in a federated run, as {why}.")
 
     __setattr__ = __getattr__

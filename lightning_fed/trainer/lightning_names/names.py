@@ -1,4 +1,4 @@
-"""What a trainer's parts, LightningModules and callbacks read of it, under Lightning's names where there are such."""
+"""The attributes of a trainer that its parts, LightningModules and callbacks read, with Lightning's names if any."""
 
 import math
 import signal
@@ -50,7 +50,7 @@ def _of_kind(kind: type) -> Callable[[Any], list[Any]]:
 
 
 def _given(kind: str) -> Callable[[Any], Any]:
-    """Gives loaders the form in which a ``*_dataloader`` method returned them, which ``named_loaders`` took away."""
+    """Returns loaders in the form in which a ``*_dataloader`` method returned them, before ``named_loaders``."""
 
     def given(trainer: Any) -> Any:
         loaders = getattr(trainer, f"{kind}_loaders")
@@ -74,7 +74,7 @@ def _counted(kind: str) -> Callable[[Any], list[int | float]]:
 
 
 class LightningNames:
-    """Names that forward to the trainer's parts, which its constructor makes; a round is an epoch here."""
+    """Attributes that forward to the trainer's parts, which its constructor makes; an epoch is a round here."""
 
     options: TrainerOptions
     fabric: Fabric
@@ -98,20 +98,20 @@ class LightningNames:
     predict_loaders: dict[str, Any]
     books: Any
 
-    # What fit works on
+    # The state of fit
 
     weights: Tensor = forwarded("train_state.weights", "The global vector w, shape (d,), on the device.")
     vector: ParameterVector = forwarded("train_state.vector", "The live module's flat vector.")
     origin: Tensor = forwarded("train_state.origin", "What a client's update is measured from, (d,).", settable=True)
     displacement: Tensor | None = forwarded(
-        "train_state.displacement", "What gradients are displaced by, shape (d,).", settable=True
+        "train_state.displacement", "The displacement of gradients, shape (d,).", settable=True
     )
     start_gradients: StartGradients = forwarded("train_state.start_gradients", "Gradients at w that were asked for.")
     client_states: ClientStates = forwarded("train_state.client_states", "What clients keep between their rounds.")
     client: Client | None = forwarded("train_state.client", "The client that trains now.")
     local_step: int = forwarded("train_state.local_step", "Local steps of the current client.")
     round: int = forwarded("train_state.round", "Index of the round, 0 before training.")
-    finished_round: int = forwarded("train_state.finished_round", "The last round that was kept.")
+    finished_round: int = forwarded("train_state.finished_round", "The last finished round.")
     totals: dict[str, float] = forwarded("train_state.totals", "Counts over the run.")
     buffers: GlobalBuffers = forwarded("train_state.buffers", "The global model's buffers.")
     local_optimizer: LocalOptimizer = forwarded("train_state.optimizer", "The clients' optimizer and schedules.")
@@ -161,10 +161,10 @@ class LightningNames:
     max_epochs: int = forwarded("options.max_rounds", "The number of rounds.")
     max_steps: int = fixed(-1, "A run's length is given in rounds.")
     min_steps: int | None = fixed(None, "A run's length is given in rounds.")
-    min_epochs: int = fixed(0, "A callback may stop a run at any round.")
+    min_epochs: int = fixed(0, "A callback may stop a run after any round.")
     limit_train_batches: float = fixed(1.0, "Clients train on all of their batches, or for ``local_steps``.")
     overfit_batches: float = fixed(0.0, "There is no such mode; ``fast_dev_run`` is for trials.")
-    log_every_n_steps: int = fixed(50, "Lightning's default, for code that logs by itself; rows are written by round.")
+    log_every_n_steps: int = fixed(50, "Lightning's default, for code that logs by itself; a row is a round.")
     num_sanity_val_steps: int = fixed(0, "Round 0 evaluates everything before any training.")
     reload_dataloaders_every_n_epochs: int = fixed(0, "Clients keep their data for the whole run.")
     check_val_every_n_epoch: int = forwarded("options.check_val_every_n_rounds", "Rounds between validations.")
@@ -172,7 +172,7 @@ class LightningNames:
 
     @property
     def global_step(self) -> int:
-        """Local steps of the longest client of each finished round, summed, and those of the current client."""
+        """Local steps of the current client, plus those of the longest client in each finished round."""
         return self.train_state.steps_before_round + self.train_state.local_step
 
     @property
@@ -186,10 +186,10 @@ class LightningNames:
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """Steps that a schedule with interval ``step`` takes at most.
+        """The most steps that a schedule with interval ``step`` takes.
 
-        Those of the client with the most samples in one round, as schedules restart then; in all rounds if
-        ``local_schedule`` is ``continue``.
+        These are the steps of the client with the most samples: in one round, as schedules restart in each, or in all
+        rounds if ``local_schedule`` is ``continue``.
         """
         per_epoch = -(-self.num_training_batches // self.accumulate_grad_batches)
         steps = (self.local_epochs or 1) * per_epoch if self.local_steps is None else self.local_steps
@@ -212,7 +212,7 @@ class LightningNames:
     )
     interrupted_or_failed: bool = derived(
         lambda self: self.state.status == TrainerStatus.INTERRUPTED,
-        "Whether the last call ended by a signal or an error.",
+        "Whether a signal or an error ended the last call.",
     )
 
     # Metrics, loggers, optimizers
@@ -232,7 +232,7 @@ class LightningNames:
     )
 
     enable_autolog_hparams: bool = fixed(True, "Every logger gets the run's config.")
-    profiler: Profiler = fixed(PassThroughProfiler(), "One that measures nothing: put torch.profiler around ``fit``.")
+    profiler: Profiler = fixed(PassThroughProfiler(), "It measures nothing: put torch.profiler around ``fit``.")
     scaler: None = fixed(None, "There is no loss scale: it would couple the clients.")
 
     logger: Logger | None = derived(
@@ -240,7 +240,7 @@ class LightningNames:
     )
     optimizers: list[Optimizer] = derived(
         lambda self: self.local_optimizer.optimizers if hasattr(self, "local_optimizer") else [],
-        "The clients' optimizer in a list, or optimizers; nothing before ``fit``.",
+        "A list of the clients' optimizer or optimizers; empty before ``fit``.",
     )
     lr_scheduler_configs: list[LRSchedulerConfig] = derived(
         lambda self: self.local_optimizer.schedulers if hasattr(self, "local_optimizer") else [],
@@ -254,7 +254,7 @@ class LightningNames:
     init_module: Any = forwarded("fabric.init_module", "A context in which a model is made on its device.")
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Adds up over the processes what each has summed over its own clients, in place; returns the tensor."""
+        """Sums a tensor over the processes in place, for sums over all clients; returns it."""
         self.processes.sum(tensor, what="reduce_sum")
         return tensor
 
@@ -266,8 +266,8 @@ class LightningNames:
     node_rank: int = forwarded("fabric.node_rank", "Index of this node.")
     world_size: int = forwarded("fabric.world_size", "Number of processes.")
     print: Any = forwarded("fabric.print", "Prints once, whatever the number of processes.")
-    precision: str = forwarded("fabric.strategy.precision.precision", "Precision by Lightning's name: ``bf16-mixed``.")
-    precision_plugin = derived(lambda self: Precision(), "Serves ``LightningModule.clip_gradients``.")
+    precision: str = forwarded("fabric.strategy.precision.precision", "Its name in Lightning, such as ``bf16-mixed``.")
+    precision_plugin = derived(lambda self: Precision(), "Used by ``LightningModule.clip_gradients``.")
     num_devices: int = derived(
         lambda self: int(getattr(self.fabric.strategy, "num_processes", 1)), "Devices used here, one for each process."
     )
@@ -293,31 +293,31 @@ class LightningNames:
     test_dataloaders: Any = derived(_given("test"), "What ``test_dataloader`` of the data returned.")
     predict_dataloaders: Any = derived(_given("predict"), "What ``predict_dataloader`` of the data returned.")
     num_val_batches: list[int | float] = derived(
-        _counted("val"), "Batches of each validation set that are evaluated, infinity where nobody knows."
+        _counted("val"), "Batches evaluated of each validation set; infinity if unknown."
     )
-    num_test_batches: list[int | float] = derived(_counted("test"), "Batches of each test set that are evaluated.")
+    num_test_batches: list[int | float] = derived(_counted("test"), "Batches evaluated of each test set.")
     num_predict_batches: list[int | float] = derived(_counted("predict"), "Batches of each prediction set.")
     num_sanity_val_batches: list[int | float] = derived(
-        lambda self: [0] * len(self.val_loaders), "None of any validation set: round 0 evaluates everything."
+        lambda self: [0] * len(self.val_loaders), "Always 0 for each validation set: round 0 evaluates everything."
     )
-    ckpt_path: str | None = forwarded("books.ckpt_path", "The checkpoint that the last call went on from or evaluated.")
+    ckpt_path: str | None = forwarded("books.ckpt_path", "The checkpoint that the last call resumed from or evaluated.")
     received_sigterm: bool = derived(
-        lambda self: self.books.interrupted == signal.SIGTERM, "Whether the last call was ended early by SIGTERM."
+        lambda self: self.books.interrupted == signal.SIGTERM, "Whether SIGTERM ended the last call early."
     )
 
-    # What there is not
+    # Attributes that do not exist here
 
     train_dataloader = Refused(
         "every client has batches of its own: read `num_training_batches` or `datamodule`", none_before_training=True
     )
-    distributed_sampler_kwargs = Refused("processes share out whole clients, and no sampler splits a data set")
+    distributed_sampler_kwargs = Refused("each client is trained by one process, and no sampler splits a data set")
     validate_loop = Refused("evaluation has a loop of its own: read `val_dataloaders` or `num_val_batches`")
     test_loop = Refused("evaluation has a loop of its own: read `test_dataloaders` or `num_test_batches`")
-    predict_loop: Any = Refused("prediction alone has one: read `predict_dataloaders` or `num_predict_batches`")
+    predict_loop: Any = Refused("only prediction has one: read `predict_dataloaders` or `num_predict_batches`")
 
     @property
     def fit_loop(self) -> RefusedBut:
-        """Tells whether there is a validation, as modules ask to choose a ``monitor``; the rest of it is refused."""
+        """Tells whether there is a validation, which modules read to choose a ``monitor``; all else is refused."""
         why = "rounds have a loop of their own: read `current_epoch`, `global_step` or `local_step`"
         source = RefusedBut("fit_loop.epoch_loop.val_loop._data_source", why, is_defined=lambda: bool(self.val_loaders))
         validation = RefusedBut("fit_loop.epoch_loop.val_loop", why, _data_source=source)
@@ -327,23 +327,23 @@ class LightningNames:
 
     early_stopping_callbacks: list[EarlyStopping] = derived(_of_kind(EarlyStopping), "Every EarlyStopping.")
     early_stopping_callback: EarlyStopping | None = derived(
-        lambda self: next(iter(self.early_stopping_callbacks), None), "The first EarlyStopping, None without any."
+        lambda self: next(iter(self.early_stopping_callbacks), None), "The first EarlyStopping; None if there is none."
     )
     checkpoint_callbacks: list[Checkpoint] = derived(_of_kind(Checkpoint), "The callbacks that write checkpoints.")
     checkpoint_callback: Checkpoint | None = derived(
         lambda self: next(iter(self.checkpoint_callbacks), None),
-        "The first callback that writes checkpoints, None without any.",
+        "The first callback that writes checkpoints; None if there is none.",
     )
 
     @property
     def progress_bar_callback(self) -> Any:
-        """The progress bar, which ``LightningModule.print`` writes above."""
+        """The progress bar; ``LightningModule.print`` writes above it."""
         return next((cb for cb in self.callbacks if hasattr(cb, "is_enabled") and hasattr(cb, "print")), None)
 
     @property
     def _results(self) -> Any:
-        """Where ``LightningModule.log`` ends up outside the hooks in which values are collected."""
+        """Reached if ``LightningModule.log`` is called outside the hooks that collect values."""
         raise FederatedError(
-            "Expected `self.log` only in steps and in the hooks of a round, a batch, a validation or a test, where "
-            "Lightning takes it too: move it there, for example to `on_train_epoch_start`."
+            "Expected `self.log` only in steps and in the hooks of a round, a batch, a validation or a test, as in "
+            "Lightning, got a call elsewhere: move it there, for example to `on_train_epoch_start`."
         )
