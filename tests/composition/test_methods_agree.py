@@ -158,8 +158,8 @@ def test_a_run_is_not_resumed_by_another_method_or_another_alpha(tmp_path: Path)
     path = str(run_with(tmp_path, FedDynServer(alpha=0.5), FedDyn()).run.checkpoints / "last.ckpt")
     for callbacks, said in (
         ((FedDynServer(alpha=0.05), FedDyn()), "alpha 0.5"),
-        ((FedAvg(), SCAFFOLD()), "methods of the run"),
-        ((FedDynServer(alpha=0.5),), "methods of the run"),
+        ((FedAvg(), SCAFFOLD()), "same methods as in the run"),
+        ((FedDynServer(alpha=0.5),), "same methods as in the run"),
     ):
         with pytest.raises(FederatedError, match=said):
             run_with(tmp_path, *callbacks, ckpt_path=path)

@@ -143,5 +143,5 @@ def test_a_run_goes_on_with_its_own_clients_alone(tmp_path: Path) -> None:
             trainer.fit(model, data, ckpt_path=last)
             assert trainer.round == 2
             continue
-        with pytest.raises(FederatedError, match="Expected the data split of the run that .* got another"):
+        with pytest.raises(FederatedError, match="Expected the same data split as in the run of .* got another"):
             trainer.fit(model, data, ckpt_path=last)

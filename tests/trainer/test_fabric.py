@@ -62,7 +62,7 @@ def test_recurrent_layers_in_mixed_precision_are_refused_on_a_gpu(
     layer: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        FederatedError, match=f"Moved to .* as cuDNN computes its {layer.__name__} in float16 under bf16"
+        FederatedError, match=f"Moved to .* got bf16-mixed: cuDNN would compute its {layer.__name__} in float16"
     ):
         moved(nn.Sequential(layer(2, 3)))
     assert moved(layer(2, 3), "cpu").places == [torch.device("cpu")]
