@@ -94,7 +94,7 @@ ALONE = {
 }
 # The global model is what it is without them, and what it was at the start.
 BESIDE = {"Ditto": Local(lambda: [Ditto(0.5)]), "APFL": Local(lambda: [APFL(0.5)])}
-UNSENT = {"LocalOnly": Local(lambda: [LocalOnly()], rule="FedAvg")}
+UNSENT = {"LocalOnly": Local(lambda: [LocalOnly()], rule="FedAvg", given={"buffers": "local"})}
 TOGETHER = {
     "FedGA on FedProx": Local(lambda: [FedProx(2.0), FedGA(0.5)], ("FedProx", "FedGA")),
     "FedGA on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedGA(0.5)], ("SCAFFOLD", "FedGA")),
