@@ -20,7 +20,8 @@ MODELS = {**{name: PACKAGE[name] for name in SMALL}, "Net": (Net, partial(make_d
 def goes(rule: str, client: str) -> bool:
     """Whether an aggregator and client algorithms go together."""
     local, weightings = EVERY_CLIENT[client], RULES[rule].weightings
-    if local.few and rule not in ("FedAvg", "FedNova", "FedGMA"):
+    alone = client in CLIENT_LIMITS and local.rule is None  # the server sees plain local training
+    if (local.few or alone) and rule not in ("FedAvg", "FedNova", "FedGMA"):
         return False
     return local.rule in (None, rule) and (not local.uniform or "uniform" in weightings)
 
