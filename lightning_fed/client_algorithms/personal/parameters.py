@@ -72,8 +72,8 @@ class PersonalParameters(ClientAlgorithm):
         for what, held in self._find(module, frozenset(known)):
             if not held:
                 raise FederatedError(
-                    f"Expected {what} of {type(self).__name__} to name trainable parameters of "
-                    f"{type(module).__name__}, but there are none of that name, kind or place: change it, or "
+                    f"Expected trainable parameters {what} of {type(self).__name__}, but the trained layers of "
+                    f"{type(module).__name__} are {_in_words(module, frozenset(known))}: change `--client` or "
                     "`--model`."
                 )
             found |= held
@@ -90,14 +90,14 @@ class PersonalParameters(ClientAlgorithm):
         places = [(name, id(p)) for name, p in module.named_parameters(remove_duplicate=False) if id(p) in known]
         for pattern in self.names:
             held = {key for name, key in places if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
-            yield f"the pattern `{pattern}` in `--client.names`", held
+            yield f"for the pattern `{pattern}` in `--client.names`", held
         for pattern in self.modules:
             parts = [part for part in module.modules() if _is_kind(part, pattern)]
-            yield f"the pattern `{pattern}` in `--client.modules`", _held_by(parts, known)
+            yield f"for the pattern `{pattern}` in `--client.modules`", _held_by(parts, known)
         layers = _layers(module, known)
         for option, some in {"first": layers[: self.first], "last": layers[max(0, len(layers) - self.last) :]}.items():
             if some:
-                yield f"`--client.{option}`", set().union(*some)
+                yield f"for `--client.{option}`", set().union(*some)
 
     def load_own(self, trainer: TrainerLike, client: int) -> None:
         """Writes a client's personal parameters to the live weights; one that has none yet has the initial ones."""
@@ -122,7 +122,7 @@ class FedBN(PersonalParameters):
         parts = {name: p for name, p in module.named_modules() if isinstance(p, _NORMS)}
         with_statistics = (name for name, part in parts.items() if getattr(part, "running_mean", None) is not None)
         self._with_statistics = next(with_statistics, "")
-        yield "the normalisation layers", _held_by(parts.values(), known)
+        yield "in the normalisation layers", _held_by(parts.values(), known)
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses a server that shares the statistics of normalisation layers."""
@@ -165,7 +165,7 @@ class LGFedAvg(PersonalParameters):
 
     def _find(self, module: nn.Module, known: frozenset[int]) -> Iterator[tuple[str, set[int]]]:
         layers = _layers(module, known)
-        yield "`--client.last`", set().union(*layers[: max(0, len(layers) - self.last)])
+        yield "for `--client.last`", set().union(*layers[: max(0, len(layers) - self.last)])
 
 
 class FedRep(PersonalParameters):
@@ -199,11 +199,15 @@ class FedRep(PersonalParameters):
         if trial := bool(getattr(trainer, "fast_dev_run", False)):  # of few steps, whatever the options ask for
             given = other = None
         count = total - 1 if given is None else given
-        if other is not None or not (trial or 1 <= count < total):
-            got = f"the head's in {'epochs' if by_steps else 'steps'}" if other is not None else f"{count} for the head"
+        if other is not None:
             raise FederatedError(
-                f"Expected FedRep to train the head, then the body within `--trainer.local_{unit}`, got {total} with "
-                f"{got}: raise it, or change `--client.head_{unit}`."
+                f"Expected `--client.head_{unit}` of FedRep beside `--trainer.local_{unit}`, got "
+                f"`--client.head_{'epochs' if by_steps else 'steps'}`: both are counted in {unit}."
+            )
+        if not (trial or 1 <= count < total):
+            raise FederatedError(
+                f"Expected `--trainer.local_{unit}` to leave FedRep one for the head and one for the body, got {total}"
+                f", of which {count} for the head: raise it, or change `--client.head_{unit}`."
             )
         stragglers: Any = getattr(trainer, "stragglers", None)
         if trainer.work is not None or (stragglers is not None and stragglers.late == "partial"):
@@ -243,6 +247,16 @@ def _layers(module: nn.Module, known: frozenset[int]) -> list[set[int]]:
     """Returns the parameters of each module that holds some of its own, in order; tied ones belong to each."""
     held = ({id(p) for p in part.parameters(recurse=False)} & known for part in module.modules())
     return [some for some in held if some]
+
+
+def _in_words(module: nn.Module, known: frozenset[int]) -> str:
+    """Names the layers and their classes, for messages; of many the first three and the last three."""
+    words = [
+        f"`{name or 'self'}` ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if any(id(p) in known for p in part.parameters(recurse=False))
+    ]
+    return ", ".join(words if len(words) < 8 else [*words[:3], "...", *words[-3:]])
 
 
 def _held_by(parts: Iterable[nn.Module], known: frozenset[int]) -> set[int]:

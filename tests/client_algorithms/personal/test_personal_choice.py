@@ -75,7 +75,7 @@ def test_frozen_parameters_and_layers_do_not_count() -> None:
     net[0].bias.requires_grad_(False)
     assert chosen(FedPer(), net) == {"3.weight", "3.bias"}
     assert chosen(PersonalParameters(["0"]), net) == {"0.weight"}
-    with pytest.raises(FederatedError, match=r"pattern `4` in `--client.names` of PersonalParameters .* trainable"):
+    with pytest.raises(FederatedError, match=r"trainable .* pattern `4` in `--client.names` of PersonalParameters"):
         chosen(PersonalParameters(["4"]), net)
 
 
@@ -91,13 +91,14 @@ def test_a_tied_parameter_is_personal_if_one_of_its_places_is() -> None:
     [
         (
             PersonalParameters(["4", "hed.*"]),
-            r"^Expected the pattern `hed.\*` in `--client.names` of PersonalParameters",
+            r"^Expected trainable parameters for the pattern `hed.\*` in `--client.names` of PersonalParameters, but "
+            r"the trained layers of Deep are `0` \(Linear\), .*`4` \(Linear\): change `--client` or `--model`.$",
         ),
-        (PersonalParameters(modules=["LSTM"]), r"^Expected the pattern `LSTM` in `--client.modules`"),
+        (PersonalParameters(modules=["LSTM"]), r"^Expected .* for the pattern `LSTM` in `--client.modules`"),
         (PersonalParameters(["*"]), r"^Expected PersonalParameters to leave .* all 7 would stay .*LocalOnly"),
         (FedPer(4), r"^Expected FedPer to leave parameters .*LocalOnly"),
         (FedPer(9), r"^Expected FedPer to leave parameters .*LocalOnly"),
-        (LGFedAvg(4), r"^Expected `--client.last` of LGFedAvg to name trainable parameters"),
+        (LGFedAvg(4), r"^Expected trainable parameters for `--client.last` of LGFedAvg"),
     ],
 )
 def test_a_choice_of_nothing_or_everything_is_refused(method: PersonalParameters, sentence: str) -> None:
@@ -106,8 +107,11 @@ def test_a_choice_of_nothing_or_everything_is_refused(method: PersonalParameters
 
 
 def test_without_normalisation_fedbn_is_refused() -> None:
-    with pytest.raises(FederatedError, match="^Expected the normalisation layers of FedBN to name trainable"):
-        chosen(FedBN(), nn.Linear(2, 2))
+    with pytest.raises(FederatedError, match=r"in the normalisation layers of FedBN, .* `0` \(Linear\): change"):
+        chosen(FedBN(), nn.Sequential(nn.Linear(2, 2)))
+    many = nn.Sequential(*(nn.Linear(1, 1) for _ in range(9)))
+    with pytest.raises(FederatedError, match=r"are `0` \(Linear\), `1` .*, `2` .*, \.\.\., `6` .*, `7` .*, `8` "):
+        chosen(FedBN(), many)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +151,10 @@ def fit(*parts: Any, module: Any = None, **options: Any) -> Any:
         ([FedBN()], {}, r"`--aggregator.buffers local` for FedBN, .*`net.1` .* got average"),
         ([FedBN(), FedAvg(buffers="keep")], {}, r"`--aggregator.buffers local` for FedBN, .* got keep"),
         ([FedPer(), FedBN()], {}, r"one client algorithm that gives each client a model .* got FedPer and FedBN"),
-        ([FedRep()], {}, r"FedRep .*`--trainer.local_epochs`, got 1 with 0 for the head: raise it, or .*head_epochs`"),
-        ([FedRep(head_epochs=3)], {"local_epochs": 3}, r"`--trainer.local_epochs`, got 3 with 3 for the head"),
-        ([FedRep(head_epochs=1)], {"local_steps": 3}, r"local_steps`, got 3 with the head's in epochs: .*head_steps`"),
-        ([FedRep(head_steps=1)], {"local_epochs": 3}, r"local_epochs`, got 3 with the head's in steps: .*head_epochs`"),
+        ([FedRep()], {}, r"local_epochs` to leave FedRep .*, got 1, of which 0 .*: raise it, or .*head_epochs`"),
+        ([FedRep(head_epochs=3)], {"local_epochs": 3}, r"`--trainer.local_epochs` .*, got 3, of which 3 for the head"),
+        ([FedRep(head_epochs=1)], {"local_steps": 3}, r"head_steps` of FedRep .*local_steps`, got .*head_epochs`"),
+        ([FedRep(head_steps=1)], {"local_epochs": 3}, r"head_epochs` of FedRep .*local_epochs`, got .*head_steps`"),
         (
             [FedRep()],
             {"local_epochs": 2, "participation": Participation(work=UnequalWork(epochs=[1, 2]))},
