@@ -90,6 +90,13 @@ class ClientAlgorithm(FederatedCallback):
         Call it only for a client whose records this process holds. It does nothing if the client has no model yet.
         """
 
+    def own_vectors(self, trainer: TrainerLike) -> tuple[Tensor, ...]:
+        """Returns what the client has trained besides the live weights: it has diverged if that is not finite.
+
+        It is read after ``on_client_end``, and the client is left out before its records are written.
+        """
+        return ()
+
     def expect_no_linear_term(self, trainer: TrainerLike, why: str) -> None:
         """Refuses another algorithm that adds a linear term of the client's own, for the reason given."""
         for other in trainer.callbacks:

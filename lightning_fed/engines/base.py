@@ -234,7 +234,9 @@ class Engine(ABC):
         update.bytes_up = state.vector.numel * state.vector.data.element_size()
         for hook in self.client_end_hooks:
             hook(update)
-        if self.client_end_hooks and self.divergence.found(client, update.delta):  # an edit may have gone wrong
+        beside = [vector for each in self.algorithms for vector in each.own_vectors(self.hooks.trainer)]
+        # An edit may have gone wrong, and so may what the client has trained beside the live weights.
+        if (self.client_end_hooks or beside) and self.divergence.found(client, update.delta, *beside):
             return
         self.reducer.add(update, average_buffers=self.aggregator.buffers == "average")
         state.buffers.store(client)

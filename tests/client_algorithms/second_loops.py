@@ -128,7 +128,8 @@ class APFLByHand(StepsByHand):
     def own_gradient(self, i: int, v: np.ndarray, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
         alpha = self.alphas.get(i, self.start)
         gradient = self.problem.gradient(alpha * v + (1 - alpha) * w, rows)
-        self.alphas[i] = min(1.0, max(0.0, alpha - self.rate * float((v - w) @ gradient)))
+        rate = self.rate * self.factors.get(i, 1.0)
+        self.alphas[i] = min(1.0, max(0.0, alpha - rate * float((v - w) @ gradient)))
         return alpha * gradient
 
     def shown(self, i: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from torch.optim import SGD, Adagrad
 from lightning_fed.aggregators import FedAvg, FedAvgM, FedNova
 from lightning_fed.client_algorithms import APFL, Ditto, FedGA, FedProx, LocalOnly, PFedMe
 from lightning_fed.core.hooks import FederatedCallback
+from lightning_fed.core.train_state import Tolerance
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
 from lightning_fed.sampling import Participation, UnequalWork
@@ -210,25 +211,61 @@ def test_engines_and_chunks_agree(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(own(engine="vectorized", **options), alone, rtol=1e-8, atol=1e-9)
 
 
-def test_own_steps_take_the_clients_own_rate(tmp_path: Path) -> None:
-    problem, algorithm = Quadratic(), Ditto(0.5)
-    kept, factors = Kept(algorithm), {}
+@pytest.mark.parametrize("name", ["Ditto", "adaptive"])
+def test_own_steps_take_the_clients_own_rate(name: str, tmp_path: Path) -> None:
+    problem, algorithm = Quadratic(), BESIDE[name]()
+    shows, factors = Shows(algorithm), {}
     work = Participation(work=UnequalWork(lr=[0.5, 1.0]))
 
     class Looks(FederatedCallback):
         def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
             factors[update.client.id] = update.client.lr_factor
 
-    tape = fit(problem, FedAvg(), algorithm, kept, Looks(), optimizer="momentum", participation=work)
-    loop = second.DittoByHand(problem, "momentum", lam=0.5)
+    tape = fit(problem, FedAvg(), algorithm, shows, Looks(), optimizer="momentum", participation=work)
+    loop: Any = second.DittoByHand(problem, "momentum", lam=0.5)
+    if name == "adaptive":
+        loop = second.APFLByHand(problem, "momentum", alpha=0.3, rate=LR)
     loop.factors = factors
     np.testing.assert_allclose(tape.weights[0], loop.run(tape.batches[0]), rtol=1e-10)
     assert len(set(factors.values())) > 1
-    for i, own in loop.own.items():
-        np.testing.assert_allclose(kept.own[0][i], own, rtol=1e-10, atol=1e-12)
+    for i in factors:
+        np.testing.assert_allclose(shows.own[0][i].numpy(), loop.shown(i), rtol=1e-10, atol=1e-12)
     options: dict[str, Any] = {"net": Classifier, "precision": "64-true", "participation": work}
-    one, other = (run(tmp_path, Ditto(0.5), engine=engine, **options)[1] for engine in ("sequential", "vectorized"))
+    one, other = (run(tmp_path, BESIDE[name](), engine=engine, **options)[1] for engine in ("sequential", "vectorized"))
     torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+class FarAway(FederatedCallback):
+    """Puts the own model of client 1 so far away that its next step leaves the range of single precision."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.entered, self.kept = key, [], torch.empty(0)
+
+    def on_round_start(self, trainer: Any, pl_module: Any, cohort: Any) -> None:
+        if trainer.round == 2:
+            trainer.client_states.store(self.key, 1, torch.full_like(trainer.weights, 1e38))
+
+    def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.entered.append([client.id for client in update.clients])
+        if trainer.round == 2:
+            self.kept = torch.empty_like(trainer.weights)
+            trainer.client_states.recall(self.key, 1, self.kept)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_client_whose_own_model_diverges_is_left_out_and_keeps_its_former_one(
+    name: str, engine: Any, tmp_path: Path
+) -> None:
+    algorithm = BESIDE[name]()
+    far = FarAway(algorithm.key)
+    options = {"max_rounds": 2, "net": Classifier, "rule": FedAvg(), "engine": engine}
+    with pytest.warns(UserWarning, match="Client 1 diverged in round 2 and is left out"):
+        run(tmp_path, algorithm, far, tolerance=Tolerance(max_diverged=0.25), **options)
+    assert far.entered == [[0, 1, 2, 3], [0, 2, 3]]
+    assert torch.equal(far.kept, torch.full_like(far.kept, 1e38))
+    with pytest.raises(FederatedError, match="client 1 diverged in round 2"):
+        run(tmp_path, BESIDE[name](), FarAway(algorithm.key), **options)
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])

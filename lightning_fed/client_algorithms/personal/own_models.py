@@ -66,7 +66,7 @@ class LocalOnly(_OwnModel):
     vectors_down = -1  # not even the model
 
     def check(self, trainer: Any) -> None:
-        """Refuses a rule that does more than to add up nothing, and buffers that would be averaged."""
+        """Refuses other rules than FedAvg, and buffers that the server would average."""
         super().check(trainer)
         aggregator, name = trainer.aggregator, type(trainer.aggregator).__name__
         if type(aggregator) is not FedAvg:
@@ -103,7 +103,7 @@ class PFedMe(_OwnModel):
     Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. For each
     batch θ takes K steps of plain gradient descent from w_i; the last θ of a round is the client's own model. The step
     of w_i is one of the module's optimizer along λ (w_i - θ). The server's β is ``aggregator.lr`` of FedAvg. With K = 1
-    it is FedAvg at the rate η λ η_θ.
+    and SGD it is FedAvg at the rate η λ η_θ.
 
     Args:
         lam: λ above 0.
@@ -138,7 +138,7 @@ class _OwnSteps(_OwnModel):
     """Lets each client's own model v_i take a step on the batch of every local step, beside w_i.
 
     The step is one of the module's optimizer, with a state for v_i that starts anew in each round, as that of w_i does.
-    Clipping bounds the gradient of w_i alone.
+    Clipping bounds the gradient of w_i alone. A client whose v_i is no longer finite has diverged.
     """
 
     takes_second_gradient = True
@@ -187,6 +187,10 @@ class _OwnSteps(_OwnModel):
         self._optimizer.step()
         if before is not None:
             torch.lerp(before, own, self.scratch("rate", trainer.weights[:1]), out=own)
+
+    def own_vectors(self, trainer: TrainerLike) -> tuple[Tensor, ...]:
+        """Returns v_i."""
+        return (self.scratch("own", trainer.weights),)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lets go of the vectors."""
@@ -256,7 +260,8 @@ class APFL(_OwnSteps):
         slope = torch.sub(own, live, out=point).mul_(out).sum(dim=-1, keepdim=True) if self.adaptive else None
         out.mul_(share)
         if slope is not None:
-            share.sub_(slope, alpha=float(trainer.optimizers[0].param_groups[0]["lr"])).clamp_(0, 1)
+            rate = self.scratch("rate", trainer.weights[:1])  # the client's own factor
+            share.sub_(slope.mul_(rate), alpha=float(trainer.optimizers[0].param_groups[0]["lr"])).clamp_(0, 1)
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Keeps v_i and α."""
