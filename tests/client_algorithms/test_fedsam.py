@@ -126,6 +126,29 @@ def test_engines_and_chunks_agree_under_a_mask(name: str, tmp_path: Path) -> Non
         torch.testing.assert_close(run(engine="vectorized", **options), alone, rtol=1e-8, atol=1e-9)
 
 
+class HeadOnly(Classifier):
+    """Its optimizer holds the head alone; the body is frozen, or has gradients that nobody steps by."""
+
+    def __init__(self, frozen: bool) -> None:
+        net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        super().__init__(net, lambda m: torch.optim.SGD(m.net[2].parameters(), 0.1))
+        net[0].requires_grad_(not frozen)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", ["FedSAM", "PerFedAvg", "hessian_free", "PFedMe"])
+def test_parameters_that_no_optimizer_holds_count_no_more_than_frozen_ones(
+    name: str, engine: Any, tmp_path: Path
+) -> None:
+    def head(frozen: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        trainer = federated_trainer(tmp_path, *MADE[name](), max_rounds=2, engine=engine, precision="64-true")
+        trainer.fit(HeadOnly(frozen), federated_data(6, 24, 15, 9, batch_size=9))
+        return trainer.weights[-27:]
+
+    torch.testing.assert_close(head(frozen=False), head(frozen=True), rtol=1e-10, atol=1e-12)
+
+
 def test_two_that_replace_the_gradient_are_refused() -> None:
     with pytest.raises(FederatedError, match=r"one client algorithm that replaces the gradient.* FedSAM and PFedMe: "):
         fit(Quadratic(), FedAvg(), FedSAM(), PFedMe())

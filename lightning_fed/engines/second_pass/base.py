@@ -22,6 +22,7 @@ class SecondGradient(ABC):
     the first gradient again. It goes through ``training_step`` and ``backward``, not through hooks around these, and
     leaves no trace: what it logs is dropped; buffers, attributes, random streams and the first gradient stay. With a
     displacement the gradient is taken at the point less that. Its samples count as gradients, not as trained samples.
+    Both gradients are zero where no client's optimizer steps, so that no length counts, and no point moves, there.
 
     Args:
         engine: The engine of the run; its client algorithms say who asks.
@@ -41,6 +42,8 @@ class SecondGradient(ABC):
 
         def call(*args: Any) -> None:
             self._is_open = True
+            for place in self.state.untrained:
+                self.state.vector.grad[..., place] = 0
             try:
                 for hook in hooks:
                     hook(*args)
@@ -67,6 +70,8 @@ class SecondGradient(ABC):
             raise FederatedError(f"Expected `part` of `trainer.gradient_at` to be (k, n) with 0 ≤ k < n, got {part!r}.")
         with without_trace(self.module, self.state.buffers.parameters, quick=True):
             self._compute(point, out, part)
+        for place in self.state.untrained:
+            out[..., place] = 0
 
     @abstractmethod
     def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
