@@ -51,8 +51,8 @@ class FedIIR(LossAlgorithm):
             self.mean = self._round = None
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the cohort's gradients at w."""
-        return "cohort"
+        """Asks for the cohort's gradients at w, unless ḡ is not used."""
+        return "cohort" if self.active else "none"
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses a last layer that is not trained."""

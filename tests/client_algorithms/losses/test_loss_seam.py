@@ -152,6 +152,12 @@ def test_at_its_limit_it_is_fedavg_to_the_bit(at_limit: LossAlgorithm, kind: typ
     assert differ(fit_weights(at_limit, module=kind(), engine=engine), fit_weights(module=kind(), engine=engine)) == 0
 
 
+def test_at_its_limit_fediir_exchanges_nothing() -> None:
+    plain, at_limit = fit().totals, fit(FedIIR(0.0)).totals
+    assert at_limit == plain
+    assert plain["comm/rounds"] == hand.ROUNDS
+
+
 class ProximalByHand(hand.CalibratedByHand):
     def loss(self, i: int, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return super().loss(i, w, x, y) + 0.35 * (w - self.w).square().sum()
