@@ -46,7 +46,7 @@ class MomentumAlgorithm(ClientAlgorithm, ABC):
         """Adds what the next m is made of to ``_sum``, weighted."""
 
     def mix(self, trainer: TrainerLike, own: float, common: float) -> None:
-        """Makes of the gradient own * g + common * m; nothing is done where the gradient's share is 1."""
+        """Replaces the gradient g by own * g + common * m; nothing is done where the gradient's share is 1."""
         assert self.momentum is not None
         if own < 1:
             trainer.vector.scale_gradient(own)
@@ -67,7 +67,7 @@ class MomentumAlgorithm(ClientAlgorithm, ABC):
 
 
 class FedCM(MomentumAlgorithm):
-    """Makes of every local gradient g <- α g + (1 - α) m, m the mean direction of the last round's local steps.
+    """Replaces every local gradient g by α g + (1 - α) m, with m the mean direction of the last round's local steps.
 
     Xu, Wang, Wang, Yao, "FedCM: Federated Learning with Client-level Momentum", 2021, arXiv:2106.10874, Algorithm 1.
     m = -Σ p_i δ_i / a_i with the a_i of the client's own steps, K_i η for plain SGD; momentum and schedules are

@@ -13,7 +13,7 @@ __all__ = ["MimeLite"]
 
 
 class MimeLite(MomentumAlgorithm):
-    """Makes of every local gradient g <- (1 - β) g + β m, with m of the server: m <- β m + (1 - β) Σ p_i ∇f_i(w).
+    """Replaces every local gradient g by (1 - β) g + β m, with the server's m <- β m + (1 - β) Σ p_i ∇f_i(w).
 
     Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier for cross-device federated
     learning", NeurIPS 2021, Algorithm 1 (MimeLite) with the momentum of SGDm. ∇f_i(w) is over all of a client's data at
