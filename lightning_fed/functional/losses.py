@@ -76,10 +76,12 @@ def not_true_divergence(live: Tensor, teacher: Tensor, labels: Tensor, temperatu
     Args:
         live: Scores at the live weights, shape (B, C, ...).
         teacher: Scores at the global model.
-        labels: True classes, shape (B, ...).
+        labels: True classes, shape (B, ...); a label that is no class, such as -100, counts for nothing.
         temperature: τ above 0.
     """
     classes = torch.arange(live.shape[1], device=live.device).view(-1, *[1] * (live.ndim - 2))
     true, least = labels.unsqueeze(1) == classes, torch.finfo(live.dtype).min / 2
     own, other = (F.log_softmax((s / temperature).masked_fill(true, least), 1) for s in (live, teacher.to(live.dtype)))
-    return temperature**2 * (other.exp() * (other - own)).sum(1).mean()
+    known = true.any(1)
+    divergence = (other.exp() * (other - own)).sum(1) * known
+    return temperature**2 * divergence.sum() / known.sum().clamp_min(1)

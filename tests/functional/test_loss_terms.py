@@ -66,6 +66,18 @@ def test_the_true_class_is_no_part_of_the_divergence() -> None:
     assert found > 0
 
 
+@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 2)])
+def test_labels_that_are_no_class_count_for_nothing(shape: tuple[int, ...]) -> None:
+    """As in torch's cross-entropy, whose mean is over the others."""
+    live, teacher = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.arange(6 * math.prod(shape[2:])).view(6, *shape[2:]) % 3
+    labels[4:] = -100
+    known = not_true_divergence(live[:4], teacher[:4], labels[:4], 1.3)
+    torch.testing.assert_close(not_true_divergence(live, teacher, labels, 1.3), known)
+    assert known > 0.01
+    assert not_true_divergence(live[4:], teacher[4:], labels[4:], 1.3) == 0
+
+
 def test_places_of_a_sequence_count_like_samples() -> None:
     torch.manual_seed(0)
     live, teacher = torch.randn(2, 2, 4, 3)
