@@ -562,6 +562,28 @@ def test_a_chunk_that_fails_later_trains_one_after_another(tmp_path, name, chunk
     assert shown._SAID["engine"] == "sequential from round 2 on", "so that a second run says its engine anew"
 
 
+class AsksWhoHolds(FederatedCallback):
+    """Keeps what says where clients' records are, before each round and after it."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def on_round_start(self, trainer: Any, pl_module: Any, cohort: Any) -> None:
+        self.found.append(trainer.client_states.elsewhere)
+
+    def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.found.append(trainer.client_states.elsewhere)
+
+
+@pytest.mark.usefixtures("few_lanes_pay")
+def test_who_holds_a_clients_records_is_known_when_clients_begin_to_train_alone(tmp_path: Path) -> None:
+    asks = AsksWhoHolds()
+    found = run(tmp_path, Branches, "auto", asks, max_rounds=3)
+    assert found.trainer.engine_choice["engine"] == "sequential"
+    assert len(asks.found) == 6
+    assert all(each == asks.found[0] for each in asks.found), "one that knows nothing would say: all are here"
+
+
 class RunsOut:
     """Stands for the optimizer of many clients at once, of which memory holds only so many."""
 

@@ -97,6 +97,7 @@ class AutomaticEngine(VectorizedEngine):
         tell(f"Engine: sequential from round {state.round} on, as {reason}.")
         state.engine_choice = {"engine": "sequential", "reason": reason}
         self.alone = self.make_alone()
+        state.client_states.elsewhere = self.assignment.elsewhere  # it still knows who holds which client's records
         state.start_gradients = self.alone.start_gradients = start  # of this round, which has begun
         start.full_gradient = self.full_gradient
         self.alone.divergence, self.at_work = self.divergence, ()
