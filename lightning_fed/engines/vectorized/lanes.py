@@ -24,10 +24,11 @@ class StackedVector:
     Attributes:
         data: Their live weights, shape (m, d).
         grad: Their gradients, shape (m, d).
+        personal: The live weights that stay with them, shape (m, p).
     """
 
-    def __init__(self, data: Tensor, grad: Tensor) -> None:
-        self.data, self.grad = data, grad
+    def __init__(self, data: Tensor, grad: Tensor, personal: Tensor) -> None:
+        self.data, self.grad, self.personal = data, grad, personal
         self.dtype, self.device, self.numel = data.dtype, data.device, data.shape[1]
 
     def scale_gradient(self, factor: float) -> None:
@@ -89,7 +90,7 @@ class Lanes:
         self.active = self._count = count = len(clients)
         self._measured, self._origins, self._shifts = False, {}, {}
         self.weights[:count, self._shared].copy_(weights)
-        for client, own in zip(clients, self.personal, strict=False) if len(self.state.initial) else ():
+        for client, own in zip(clients, self.personal, strict=False) if self.state.num_personal else ():
             self.state.load_own(client.id, own)
         values = self.state.buffers.values
         copy_each((self.buffers[name][:count] for name in values), values.values())
@@ -205,7 +206,7 @@ class Lanes:
         if self._displacement is None:
             return weights
         moved = weights[:, self._shared] - self._displacement[lanes].to(weights.dtype)
-        return torch.cat([moved, self.personal[lanes]], dim=1) if len(self.state.initial) else moved
+        return torch.cat([moved, self.personal[lanes]], dim=1) if self.state.num_personal else moved
 
     def clip(self, clip_val: float, algorithm: Literal["norm", "value"], untrained: list[slice]) -> None:
         """Clips each client's gradient over what the optimizer trains, as torch clips that of one."""
@@ -236,7 +237,8 @@ class Lanes:
         state, count = self.state, self.active
         vector = state.vector
         origin = self._origin if self._origin is self._start else self._origin[:count]
-        state.vector = StackedVector(self.weights[:count, self._shared], self.gradients[:count, self._shared])  # type: ignore[assignment]  # stands in
+        live, gradients = self.weights[:count, self._shared], self.gradients[:count, self._shared]
+        state.vector = StackedVector(live, gradients, self.personal[:count])  # type: ignore[assignment]  # stands in
         state.origin = origin
         try:
             with _rows(algorithms, self.capacity, slice(0, count)):

@@ -13,6 +13,7 @@ from lightning_fed.callbacks import ClipUpdates
 from lightning_fed.callbacks.diagnostics import GradientDissimilarity, UpdateAgreement
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
+    ClientAlgorithm,
     FedBN,
     FedCM,
     FedDyn,
@@ -246,3 +247,25 @@ def test_a_client_begins_where_it_ended(tmp_path: Path) -> None:
             former = own.values[round - 2][client] if round > 1 else PROBLEM.start[LAST]
             assert np.array_equal(starts[round, client], former)
         assert np.array_equal(starts[-round, 3], own.values[round - 1][3])
+
+
+class ReadsPersonal(ClientAlgorithm):
+    """Adds up the personal weights that each step finds."""
+
+    stacks = True
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.total += float(trainer.vector.personal.sum())
+
+
+def test_a_step_of_many_clients_shows_what_each_keeps() -> None:
+    totals = []
+    for engine in ("sequential", "vectorized"):
+        reads = ReadsPersonal()
+        run(FedPer(), reads, engine=engine)
+        totals.append(reads.total)
+    assert abs(totals[0]) > 1e-3
+    np.testing.assert_allclose(*totals, rtol=1e-9)
