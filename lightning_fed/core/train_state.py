@@ -166,6 +166,7 @@ class TrainState:
         untrained: The parts of ``vector.all_data`` that no client's optimizer steps in this round; nothing of the
             shared part is meant by those behind it.
         initial: The personal parameters that clients begin with, and the global model has, shape (p,).
+        num_personal: p, a plain number: asking a tensor for its length costs more, several times per client.
         known: Names of the parameters and persistent buffers that the module had when ``fit`` began.
     """
 
@@ -196,11 +197,12 @@ class TrainState:
     memory_format: Literal["preserve", "channels_last"] = "preserve"
     untrained: list[slice] = field(init=False)
     initial: Tensor = field(init=False)
+    num_personal: int = field(init=False)
     known: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.known = names_kept(self.module)
-        self.initial = self.vector.personal.clone()
+        self.initial, self.num_personal = self.vector.personal.clone(), self.vector.personal.numel()
         self.start_round()
 
     def start_round(self) -> None:
@@ -226,7 +228,7 @@ class TrainState:
     def whole_model(self) -> Tensor:
         """Returns the global model as live weights have it, the initial personal parameters too, shape (d + p,)."""
         shared = self.weights.to(self.vector.dtype)
-        return torch.cat([shared, self.initial.to(shared.dtype)]) if len(self.initial) else shared
+        return torch.cat([shared, self.initial.to(shared.dtype)]) if self.num_personal else shared
 
     def load_own(self, client: int, out: Tensor | None = None) -> None:
         """Writes a client's personal parameters, the initial ones if it has none yet, to the live weights or ``out``.
@@ -234,14 +236,14 @@ class TrainState:
         Raises:
             FederatedError: If another process holds them.
         """
-        if len(self.initial):
+        if self.num_personal:
             out = self.vector.personal if out is None else out
             if not self.client_states.recall(PERSONAL, client, out):
                 out.copy_(self.initial)
 
     def keep_own(self, client: int) -> None:
         """Keeps the live personal parameters as the client's."""
-        if len(self.initial):
+        if self.num_personal:
             self.client_states.store(PERSONAL, client, self.vector.personal)
 
     @property

@@ -122,7 +122,7 @@ class SequentialEngine(Engine):
             )
         start = self.start_gradients
         gradient = [start.gradient, start.loss] if start.method_level == "client" else []
-        if self.divergence.found(client, self.delta, *gradient, *([vector.personal] if len(state.initial) else [])):
+        if self.divergence.found(client, self.delta, *gradient, *([vector.personal] if state.num_personal else [])):
             return None
         update = Update(client, self.delta, steps)
         if not self._take_gradient(update):

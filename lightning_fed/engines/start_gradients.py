@@ -59,7 +59,7 @@ class ComputedStartGradients:
         self.exchanged, self.samples = False, 0
         self.wants_losses, self.losses_alone = aggregator.reads_start_losses, False
         self.own_losses: FullGradient | None = None
-        self._here: frozenset[int] = frozenset()
+        self._here: tuple[Client, ...] = ()
         self.clients: tuple[Client, ...] = ()
         none = state.weights.new_empty(0)
         self.gradient = self.loss = self.mean = self._losses = none
@@ -108,7 +108,7 @@ class ComputedStartGradients:
             ‖g_i‖ + f_i for each client of ``own``, shape (k,): not finite where the gradient cannot be used. None if no
             algorithm asks for the cohort's: a diagnostic leaves no client out.
         """
-        self._here = frozenset(client.id for client in own)
+        self._here = own
         self.level = self._level(cohort.round, (Callback,))
         self.method_level = self._level(cohort.round, (ClientAlgorithm, Aggregator))
         self.exchanged = self.method_level == "cohort"
@@ -145,7 +145,8 @@ class ComputedStartGradients:
         """Computes f_i of clients of the round at the global model as it is now, shape (n,); see ``StartGradients``."""
         computes = self.own_losses or self.full_gradient
         self.samples += sum(map(computes.count, clients))
-        here = tuple(client for client in clients if client.id in self._here)
+        own = {client.id for client in self._here}
+        here = tuple(client for client in clients if client.id in own)
         found = zip((client.id for client in here), computes.compute_at_start(here, None).tolist(), strict=True)
         self.state.load_global_model()
         everyone = self.processes.exchange(dict(found), "losses")

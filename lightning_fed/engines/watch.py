@@ -168,5 +168,5 @@ class HookGuard:
             state.weights.copy_(state.vector.data)
             state.initial.copy_(state.vector.personal)
         state.buffers.take_over(changed)
-        personal = [state.initial] if len(state.initial) else []
+        personal = [state.initial] if state.num_personal else []
         follow_first(self.processes, [state.weights, *personal, *state.buffers.values.values()], "start")

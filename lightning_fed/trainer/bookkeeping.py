@@ -142,7 +142,7 @@ class Bookkeeping:
         data, choice = trainer.datamodule, trainer.engine_choice
         layout = trainer.train_state.memory_format
         facts: dict[str, Any] = {"parameters": trainer.vector.all_numel, "engine": choice, "memory_format": layout}
-        if personal := len(trainer.train_state.initial):
+        if personal := trainer.train_state.num_personal:
             facts["personal_parameters"] = personal
         notes = []
         if hasattr(data, "split_summary"):

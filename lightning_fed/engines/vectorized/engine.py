@@ -249,7 +249,7 @@ class VectorizedEngine(Engine):
             sizes = sizes + self.divergence.buffer_sizes([torch.linalg.vector_norm(row, dim=1) for row in rows])
         if self.start_gradients.method_level == "client":
             sizes = sizes + lanes.own_sizes()
-        if len(self.state.initial):
+        if self.state.num_personal:
             sizes = sizes + torch.linalg.vector_norm(lanes.personal[:count], dim=1)
         return self.divergence.finite(clients, sizes)
 

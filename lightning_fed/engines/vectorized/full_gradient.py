@@ -58,8 +58,8 @@ class StackedFullGradient(FullGradient):
         for first in range(0, len(clients), self.chunk_size):
             chunk = clients[first : first + self.chunk_size]
             weights = vector.data.expand(len(chunk), -1)
-            if len(self.state.initial):
-                own = vector.personal.new_empty(len(chunk), len(self.state.initial))
+            if self.state.num_personal:
+                own = vector.personal.new_empty(len(chunk), self.state.num_personal)
                 for client, row in zip(chunk, own, strict=True):
                     self.state.load_own(client.id, row)
                 weights = torch.cat([weights, own], dim=1)

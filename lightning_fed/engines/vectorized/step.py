@@ -52,7 +52,8 @@ class StackedStep:
         self.recorder, self.touched = MetricRecorder(), set[str]()
         self.losses = self.vector.data.new_empty(0)
         self.client_losses: ClientLosses | None = None
-        self._call: tuple[tuple[str, ...], TreeSpec, int]  # names of buffers, what the batch is, its number
+        # Names of buffers, what the batch is, its number, and who changes the loss.
+        self._call: tuple[tuple[str, ...], TreeSpec, int, ClientLosses | None]
         self._replaced: tuple[str, ...]
         self._gradients = grad_and_value(self._loss, has_aux=True)
         self._stacked = vmap(self._flat_gradients, randomness="different")
@@ -83,8 +84,8 @@ class StackedStep:
         self.recorder.batch_size = size
         self.touched.clear()
         with recording(self.module, self.recorder), self._restoring(), torch.set_grad_enabled(out is not None):
-            leaves, spec = tree_flatten((batch, own))
-            self._call = tuple(buffers), spec, batch_idx
+            leaves, spec = tree_flatten((batch, own) if own else batch)
+            self._call = tuple(buffers), spec, batch_idx, self.client_losses if own else None
             compute = self._stacked_losses if out is None else self._stacked
             found = compute(*self._pieces(weights), *buffers.values(), *leaves)
         count = 0 if out is None else len(self.starts)
@@ -130,9 +131,9 @@ class StackedStep:
 
     def _loss(self, pieces: tuple[Tensor, ...], *rest: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What is differentiated for one client; its loss, totals of what it logged, and buffers that it replaced."""
-        names, spec, batch_idx = self._call
-        buffers, (batch, own) = dict(zip(names, rest, strict=False)), tree_unflatten(rest[len(names) :], spec)
-        changed, step = self.client_losses if own else None, self.module.training_step
+        names, spec, batch_idx, changed = self._call
+        buffers, given = dict(zip(names, rest, strict=False)), tree_unflatten(rest[len(names) :], spec)
+        (batch, own), step = (given, ()) if changed is None else given, self.module.training_step
         step = step if changed is None else partial(changed.step, step, own=own)
         for name, places, value in zip(self.vector.all_names, self.parameter_places, pieces, strict=True):
             if torch.is_grad_enabled():
