@@ -77,6 +77,7 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
     trainer, optimizer, strategy = hooks.trainer, state.optimizer, state.fabric.strategy
     # What the run's engine has set there, and a second one sets anew.
     elsewhere, flat_step, of_strategy = state.client_states.elsewhere, optimizer.flat_step, dict(vars(strategy))
+    listening = [dict(each._optimizer_step_post_hooks) for each in optimizer.optimizers]
     buffers, seed = state.buffers.aside(), seed_for(state.seed, Purpose.TUNE)
     gradient = state.vector.all_grad.clone()
     trainer.train_state = own = replace(state, seed=seed, recorder=MetricRecorder(), buffers=buffers)
@@ -100,6 +101,9 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
         for name in vars(strategy).keys() - of_strategy.keys():
             delattr(strategy, name)
         vars(strategy).update(of_strategy)
+        for each, hooks_of in zip(optimizer.optimizers, listening, strict=True):
+            each._optimizer_step_post_hooks.clear()
+            each._optimizer_step_post_hooks.update(hooks_of)
         optimizer.flat_step = flat_step
         optimizer.start_client()
         state.vector.zero_grad()

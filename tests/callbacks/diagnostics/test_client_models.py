@@ -344,6 +344,23 @@ def test_training_is_the_same_bit_for_bit_whatever_is_evaluated(
         assert len({found[f"per_client/{word}loss"][3] for word in ("", "trained/", "tuned/", "own/")}) == 4
 
 
+class CountsListeners(FederatedCallback):
+    """Counts who is told of the optimizer's steps."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.counts.append(len(trainer.optimizers[0]._optimizer_step_post_hooks))
+
+
+def test_an_evaluation_leaves_nobody_behind_who_listens_to_steps(tmp_path: Path) -> None:
+    listeners = CountsListeners()
+    trainer = trainer_for(tmp_path, ClientEvaluation(1, models=("tuned",)), listeners, max_rounds=3)
+    trainer.fit(StepsByItself(), net_data())
+    assert listeners.counts == [1, 1, 1]
+
+
 class NormedClients(ScoredClients):
     """Normalises its inputs by statistics of batches."""
 
