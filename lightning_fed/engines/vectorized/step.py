@@ -133,7 +133,7 @@ class StackedStep:
         """What is differentiated for one client; its loss, totals of what it logged, and buffers that it replaced."""
         names, spec, batch_idx, changed = self._call
         buffers, given = dict(zip(names, rest, strict=False)), tree_unflatten(rest[len(names) :], spec)
-        (batch, own), step = (given, ()) if changed is None else given, self.module.training_step
+        (batch, own), step = (given, None) if changed is None else given, self.module.training_step
         step = step if changed is None else partial(changed.step, step, own=own)
         for name, places, value in zip(self.vector.all_names, self.parameter_places, pieces, strict=True):
             if torch.is_grad_enabled():
