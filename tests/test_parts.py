@@ -1,6 +1,8 @@
 """What tests are made of."""
 
+import ast
 from itertools import product
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,3 +38,19 @@ def test_what_is_not_slow_has_every_value_once() -> None:
     fewer = graded(product("abcd", "abc"), quick=2)
     assert [each.values for each in fewer] == [each.values for each in given]
     assert [len(each.marks) for each in fewer] == [0] * 2 + [1] * 10
+
+
+def test_classes_that_the_command_line_names_are_there_once() -> None:
+    """One of the same name elsewhere would make the short name ambiguous, in whichever test runs after its import."""
+    tests = Path(__file__).parent
+    named = {
+        node.name for node in ast.parse((tests / "cli/parts.py").read_text()).body if isinstance(node, ast.ClassDef)
+    }
+    others = {path: ast.parse(path.read_text()).body for path in tests.rglob("*.py") if path.name != "parts.py"}
+    again = [
+        (node.name, path.relative_to(tests).as_posix())
+        for path, body in others.items()
+        for node in body
+        if isinstance(node, ast.ClassDef) and node.name in named
+    ]
+    assert again == [("Plain", "data/test_datamodule.py")]  # a data module, which no model is mistaken for

@@ -145,7 +145,7 @@ def test_a_cohort_without_any_weight_gets_its_first_back(tmp_path: Path) -> None
     assert rule.adjusted[3] == 1
 
 
-class Fails(FederatedCallback):
+class FailsInRound(FederatedCallback):
     """Ends a run in its third round, once."""
 
     armed = True
@@ -161,8 +161,8 @@ def test_the_weights_are_saved_and_a_resumed_run_goes_on_with_them(tmp_path: Pat
     wanted, found = FedDGGA(), FedDGGA()
     whole = train(tmp_path / "whole", wanted, **options)
     with pytest.raises(FederatedError, match="nothing"):
-        train(tmp_path / "parts", FedDGGA(), Fails(), **options)
-    parts = train(tmp_path / "parts", found, Fails(), **options)
+        train(tmp_path / "parts", FedDGGA(), FailsInRound(), **options)
+    parts = train(tmp_path / "parts", found, FailsInRound(), **options)
     assert parts.resumed
     assert torch.equal(parts.weights, whole.weights)
     assert wanted.adjusted is not None

@@ -163,14 +163,14 @@ class Holding(FederatedDataModule):
         self.held_out = DivisionOptions(0.2, "per_client")
 
 
-class Plain(Linear):
+class LinearAlone(Linear):
     """Without decay, dropout and BatchNorm."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Ends(FederatedCallback):
+class AsksAtTheEnd(FederatedCallback):
     """Keeps where each client ends."""
 
     stacks = True
@@ -194,12 +194,12 @@ POINTS = list(product(["start", "end"], ["train", "held_out"]))
 
 @pytest.mark.parametrize(("at", "over"), POINTS)
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", [Plain, Net])
+@pytest.mark.parametrize("kind", [LinearAlone, Net])
 def test_losses_are_where_and_over_what_the_rule_says(
     kind: Any, at: Any, over: Any, engine: Any, tmp_path: Path
 ) -> None:
     """In double precision that of a model made anew; and training goes on as if nobody had asked."""
-    aggregator, ends, plain_ends = Elsewhere(at, over), Ends(), Ends()
+    aggregator, ends, plain_ends = Elsewhere(at, over), AsksAtTheEnd(), AsksAtTheEnd()
     runs = []
     for rule, keeps in ((aggregator, ends), (FedAvg(), plain_ends)):
         torch.manual_seed(0)
@@ -221,7 +221,7 @@ def test_losses_are_where_and_over_what_the_rule_says(
             rows = split.index[split.offsets[i] : split.offsets[i + 1]]
             start = aggregator.before[number] if at == "start" else ends.found[3 * number + i]
             for weights, found in ((start, update.losses), (aggregator.after[number], aggregator.now[number])):
-                made = Plain().double()
+                made = LinearAlone().double()
                 torch.nn.utils.vector_to_parameters(weights, made.parameters())
                 x, y = (tensor[rows] for tensor in _tensors())
                 loss = torch.nn.functional.cross_entropy(made.layers(x.double()), y)

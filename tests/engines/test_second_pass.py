@@ -20,7 +20,7 @@ SIZES = (16, 6, 24, 13)
 ENGINES = ["sequential", "vectorized"]
 
 
-class Busy(Classifier):
+class BusySecond(Classifier):
     """Dropout, BatchNorm, and a running centre that is read in training: nothing of them may differ between passes."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Busy(Classifier):
         return loss
 
 
-class Metered(Busy):
+class Metered(BusySecond):
     """What only a client that trains alone may have: a metric object, a counter, a parameter that the loss misses."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Asks(ClientAlgorithm):
         self.ask(trainer)
 
 
-def fit(folder: Path, *algorithms: Any, net: Any = Busy, data: Any = None, **options: Any) -> Any:
+def fit(folder: Path, *algorithms: Any, net: Any = BusySecond, data: Any = None, **options: Any) -> Any:
     torch.manual_seed(0)
     trainer = federated_trainer(folder, FedAvg(), *algorithms, **{"max_rounds": 2, **options})
     trainer.fit(net(), data or federated_data(*SIZES))
@@ -114,7 +114,9 @@ def test_it_is_displaced_as_the_first_is(engine: Any, form: Any, tmp_path: Path)
     fit(tmp_path, Asks(again), FedGA(0.5, form), engine=engine)
 
 
-@pytest.mark.parametrize(("net", "engine"), [(Metered, "sequential"), (Busy, "sequential"), (Busy, "vectorized")])
+@pytest.mark.parametrize(
+    ("net", "engine"), [(Metered, "sequential"), (BusySecond, "sequential"), (BusySecond, "vectorized")]
+)
 @pytest.mark.parametrize("ask", [again, far])
 def test_nothing_of_it_shows_but_its_cost(net: Any, engine: Any, ask: Any, tmp_path: Path) -> None:
     """Weights, buffers, attributes, logged values and parameters without a gradient are those of a run without."""
@@ -129,7 +131,7 @@ def test_nothing_of_it_shows_but_its_cost(net: Any, engine: Any, ask: Any, tmp_p
     assert asked.totals["gradients"] == (3 if ask is again else 2) * plain.totals["samples"]
 
 
-class Fragile(Metered):
+class FragileSecond(Metered):
     """Cannot be taken far from where it trains."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -143,7 +145,7 @@ def test_one_that_fails_leaves_what_others_have_logged(tmp_path: Path) -> None:
         trainer.gradient_at(trainer.vector.data + away, torch.empty_like(trainer.vector.grad))
 
     tolerant = {"on_client_error": "skip", "max_diverged": 0.5}
-    trainer = fit(tmp_path, Asks(ask), net=Fragile, tolerance=Tolerance(**tolerant), max_rounds=1)
+    trainer = fit(tmp_path, Asks(ask), net=FragileSecond, tolerance=Tolerance(**tolerant), max_rounds=1)
     assert trainer.logged_metrics["clients/failed"] == 1
     assert {"accuracy", "seen", "train/loss"} <= trainer.callback_metrics.keys()
 
@@ -219,7 +221,7 @@ def test_steps_of_several_gradients_are_refused_before_the_first(name: str, tmp_
             fit(tmp_path, FedSAM(), net=lambda: Classifier(optimizer=optimizer), engine=engine, **options)
 
 
-class Manual(Classifier):
+class ManualSecond(Classifier):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -227,10 +229,10 @@ class Manual(Classifier):
 
 def test_manual_optimization_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FederatedError, match=r"^Expected automatic optimization, .*FedSAM"):
-        fit(tmp_path, FedSAM(), net=Manual)
+        fit(tmp_path, FedSAM(), net=ManualSecond)
 
 
-class Silent(ClientAlgorithm):
+class SilentSecond(ClientAlgorithm):
     """Does not say that it takes one."""
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -249,7 +251,7 @@ class AtTheEnd(ClientAlgorithm):
 @pytest.mark.parametrize(
     ("algorithm", "sentence"),
     [
-        (Silent(), r"^Expected `takes_second_gradient = True` of a client algorithm"),
+        (SilentSecond(), r"^Expected `takes_second_gradient = True` of a client algorithm"),
         (AtTheEnd(), r"^Expected `trainer.gradient_at` to be called in `on_before_optimizer_step`"),
         (Asks(lambda t: t.gradient_at(t.vector.data, t.vector.grad, part=(2, 2))), r"^Expected `part` .* got \(2, 2\)"),
         (
@@ -282,7 +284,7 @@ def test_who_does_not_ask_keeps_nothing(engine: Any, tmp_path: Path) -> None:
     assert [noted for noted, _ in kept] == [0] * 2 * len(SIZES), "the last batch is let go"
 
 
-class Late(Classifier):
+class LateSecond(Classifier):
     """Asks for its client in the second step of the second round: many clients at once cannot go on from there."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -292,7 +294,7 @@ class Late(Classifier):
 
 
 def test_what_a_chunk_that_failed_had_taken_counts_once(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, FedSAM(0.1), net=Late, data=federated_data(*[16] * 8), engine="auto", max_rounds=3)
+    trainer = fit(tmp_path, FedSAM(0.1), net=LateSecond, data=federated_data(*[16] * 8), engine="auto", max_rounds=3)
     assert "trainer.client" in trainer.engine_choice["reason"]
     assert trainer.totals["gradients"] == 2 * trainer.totals["samples"] == 2 * 3 * 8 * 16
 
