@@ -53,4 +53,6 @@ def test_classes_that_the_command_line_names_are_there_once() -> None:
         for node in body
         if isinstance(node, ast.ClassDef) and node.name in named
     ]
-    assert again == [("Plain", "data/test_datamodule.py")]  # a data module, which no model is mistaken for
+    # The others are of another kind: no model, and no client algorithms.
+    elsewhere = [("Failing", "distributed/process_cases.py"), ("Failing", "engines/test_client_errors.py")]
+    assert sorted(again) == [*elsewhere, ("Plain", "data/test_datamodule.py")]
