@@ -266,18 +266,27 @@ def test_each_rival_has_a_sentence_with_the_numbers_and_the_word_of_its_cell() -
         assert word == row["verdict"], rule
 
 
-def test_the_rivals_on_signatures_have_the_numbers_of_their_table() -> None:
-    page = (RESULTS / "rivals.md").read_text().partition("## Where the mask is right")[2]
-    table = csv.DictReader((RESULTS / "rivals/signatures/table.csv").open())
-    cells = {(row["rule"], row["shared by"]): row for row in table if row["metric"] == "test/acc/wrong"}
-    rules = {rule for rule, _ in cells}
+@pytest.mark.parametrize(
+    ("heading", "study", "metric", "columns"),
+    [
+        ("## Where the mask is right", "signatures", "test/acc/wrong", ("1", "2", "5")),
+        ("## A tenth of the clients with shuffled labels", "shuffled", "test/acc", ("",)),
+    ],
+)
+def test_the_other_rivals_have_the_numbers_of_their_table(
+    heading: str, study: str, metric: str, columns: tuple[str, ...]
+) -> None:
+    page = (RESULTS / "rivals.md").read_text().partition(heading)[2].partition("\n## ")[0]
+    table = csv.DictReader((RESULTS / "rivals" / study / "table.csv").open())
+    cells = {(row["rule"], row.get("shared by", "")): row for row in table if row["metric"] == metric}
+    rules = {rule for rule, _ in cells} - {"FedAvg"}
     told = {}
     for line in page.splitlines():
         name = re.match(r"\| \[?([^\]|]+?)(?:\]\(.*?\))? \|", line)
-        if name and name[1] in rules - {"FedAvg"}:
+        if name and name[1] in rules:
             told[name[1]] = re.findall(rf"({NUMBER}) \(({NUMBER}) to ({NUMBER})\)", line)
-    assert told.keys() == rules - {"FedAvg"}
+    assert told.keys() == rules
     for rule, each in told.items():
-        for k, numbers in zip("125", each, strict=True):
-            row = cells[rule, k]
-            assert is_rounded(numbers, [row[name] for name in ("difference", "t_low", "t_high")], 100), (rule, k)
+        for column, numbers in zip(columns, each, strict=True):
+            row = cells[rule, column]
+            assert is_rounded(numbers, [row[name] for name in ("difference", "t_low", "t_high")], 100), (rule, column)
