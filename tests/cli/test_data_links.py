@@ -143,7 +143,7 @@ def test_nothing_is_linked_on_request(cli: CommandLine) -> None:
     assert arguments(call) | {"backbone": None, "optimizer": None} == {
         "backbone": None, "num_classes": 10, "optimizer": None, "lr_scheduler": None,
     }  # fmt: skip
-    assert arguments(call, "backbone") == {"in_features": 64, "hidden": [200], "num_classes": 10}
+    assert arguments(call, "backbone") == {"in_features": 64, "hidden": [200], "num_classes": 10, "norm": "none"}
     assert Facts.read == 0
 
 
@@ -176,7 +176,7 @@ def test_printed_config_leaves_room_for_other_data(cli: CommandLine, capsys: pyt
     with pytest.raises(SystemExit):
         run(cli, *CLASSIFIER, "--model.backbone", "MLP", *FACTS, "--print_config")
     text = capsys.readouterr().out
-    assert set(yaml.safe_load(text)["model"]["init_args"]["backbone"]["init_args"]) == {"hidden"}
+    assert set(yaml.safe_load(text)["model"]["init_args"]["backbone"]["init_args"]) == {"hidden", "norm"}
     assert Facts.read == 0
     call = run(cli, "--config", cli.file("printed.yaml", text), "--data", "Digits")
     assert arguments(call, "backbone")["in_features"] == 64
@@ -204,7 +204,7 @@ def test_a_run_goes_on_is_done_again_and_done_on_other_data(tmp_path: Path) -> N
     assert len((folder / "metrics.csv").read_text().splitlines()) == 1 + 3
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["model"]["init_args"]["num_classes"] == 4, "what is given is kept"
-    assert saved["model"]["init_args"]["backbone"]["init_args"] == {"hidden": [4]}
+    assert saved["model"]["init_args"]["backbone"]["init_args"] == {"hidden": [4], "norm": "none"}
     fit(tmp_path, f"--config={folder / 'config.yaml'}", "--trainer.max_rounds=3", "--ckpt_path=last")
     assert len((folder / "metrics.csv").read_text().splitlines()) == 1 + 4
     model = ImageClassifier.load_from_checkpoint(folder / "checkpoints" / "last.ckpt")
