@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from torch import Tensor
 from lightning_fed.core.seeding import kept_streams
 from lightning_fed.engines.second_pass import SecondGradient
 from lightning_fed.engines.vectorized.batches import BatchGroup
-
-if TYPE_CHECKING:
-    from lightning_fed.engines.vectorized.engine import VectorizedEngine
 
 __all__ = ["StackedBatchGradient"]
 
@@ -25,9 +22,9 @@ class StackedBatchGradient(SecondGradient):
         engine: See ``SecondGradient``.
     """
 
-    engine: VectorizedEngine
+    engine: Any  # the vectorized engine, which makes this object and so cannot be imported
 
-    def __init__(self, engine: VectorizedEngine) -> None:
+    def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self._noted: list[tuple[BatchGroup, Callable[[], None], dict[str, Tensor], Any]] = []
 
