@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_fed.aggregators import FedAvg, FedDynServer
-from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedCM, FedDyn, FedProx
+from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedCM, FedDyn, FedProx, MimeLite
 from lightning_fed.errors import FederatedError
 from tests.client_algorithms import hand_loops as hand
 from tests.client_algorithms.client_runs import fit
@@ -77,10 +77,11 @@ def test_at_1_it_is_fedavg_to_the_bit_and_engines_agree_else(engine: Any, tmp_pa
     assert (found - weights()).abs().max() > 1e-3
 
 
-def test_the_momentum_is_saved_and_a_resumed_run_goes_on_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [lambda: FedCM(0.3), lambda: MimeLite(0.6)])
+def test_the_momentum_is_saved_and_a_resumed_run_goes_on_with_it(make: Any, tmp_path: Path) -> None:
     def run(name: str, rounds: int) -> Any:
         torch.manual_seed(0)
-        made = FedCM(0.3)
+        made = make()
         trainer = federated_trainer(tmp_path / name, made, max_rounds=rounds, enable_checkpointing=True)
         trainer.fit(Classifier(), federated_data(6, 24, 10), ckpt_path="last")
         return trainer, made

@@ -102,23 +102,6 @@ def test_chunks_and_neighbours_change_nothing(tmp_path: Path) -> None:
     assert (one - trained(tmp_path, MimeLite(0.6))).abs().max() > 1e-3
 
 
-def test_the_momentum_is_saved_and_a_resumed_run_goes_on_with_it(tmp_path: Path) -> None:
-    def run(name: str, rounds: int) -> Any:
-        torch.manual_seed(0)
-        made = MimeLite(0.6)
-        trainer = federated_trainer(tmp_path / name, made, max_rounds=rounds, enable_checkpointing=True)
-        trainer.fit(Classifier(), federated_data(6, 24, 10), ckpt_path="last")
-        return trainer, made
-
-    whole, wanted = run("whole", 4)
-    run("parts", 2)
-    parts, found = run("parts", 4)
-    assert parts.resumed
-    assert torch.equal(parts.weights, whole.weights)
-    assert torch.equal(found.momentum, wanted.momentum)
-    assert found.momentum.any()
-
-
 def test_another_that_scales_is_refused() -> None:
     with pytest.raises(FederatedError, match=r"one client algorithm that scales .* got MimeLite and FedCM"):
         fit(Quadratic(), FedAvg(), MimeLite(), FedCM())

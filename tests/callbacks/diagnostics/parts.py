@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from lightning_fed import FederatedTrainer
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.data import IID, FederatedDataModule
-from tests.parts import BySizes
+from tests.parts import BySizes, Classifier
 
 SIZES = [1, 3, 2]
 STRENGTHS = np.array([1.0, 2.0, 2.0, 2.0, 0.5, 0.5])  # of each sample: one for each client
@@ -107,3 +107,16 @@ def columns(trainer: FederatedTrainer) -> dict[str, dict[int, float]]:
                 if cell:
                     found.setdefault(name, {})[int(row["round"])] = float(cell)
     return found
+
+
+class Measured(Classifier):
+    """Logs loss and accuracy, in double precision."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.accuracy = Correct()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.accuracy.update(self(batch[0]), batch[1])
+        self.log("val_acc", self.accuracy)

@@ -21,8 +21,8 @@ from lightning_fed.engines.plain import engine as plain
 from lightning_fed.engines.trial import random_states
 from lightning_fed.engines.vectorized.refusals import CannotStack
 from lightning_fed.errors import FederatedError
-from tests.callbacks.diagnostics.parts import Correct, KeepsTrained, Net, columns, net_data, trainer_for
-from tests.parts import CLASSES, FEATURES, Classifier, federated_data
+from tests.callbacks.diagnostics.parts import KeepsTrained, Measured, Net, columns, net_data, trainer_for
+from tests.parts import CLASSES, FEATURES, federated_data
 
 SIZES = (20, 5, 0, 9, 30)
 HOLDERS = (0, 1, 3, 4)
@@ -49,20 +49,7 @@ class NotesModels(FederatedCallback):
         self.ended[trainer.round] = trainer.weights.clone()
 
 
-class ScoredClients(Classifier):
-    """Logs loss and accuracy."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.accuracy = Correct()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.accuracy.update(self(batch[0]), batch[1])
-        self.log("val_acc", self.accuracy)
-
-
-class ScoredBySample(ScoredClients):
+class ScoredBySample(Measured):
     """Says what it measures of each sample."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -77,9 +64,7 @@ def momentum(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.5)
 
 
-def net(
-    kind: type[ScoredClients] = ScoredClients, layers: nn.Module | None = None, optimizer: Any = momentum
-) -> ScoredClients:
+def net(kind: type[Measured] = Measured, layers: nn.Module | None = None, optimizer: Any = momentum) -> Measured:
     torch.manual_seed(0)
     return kind(layers, optimizer)
 
@@ -134,12 +119,12 @@ def expect_values(rows: dict[int, dict[str, str]], model: str, expected: dict[in
         assert accuracy == pytest.approx(values[1], rel=1e-6), (model, client)  # the metric counts in single precision
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("sequential", ScoredClients), ("vectorized", ScoredBySample)])
+@pytest.mark.parametrize(("engine", "kind"), [("sequential", Measured), ("vectorized", ScoredBySample)])
 @pytest.mark.parametrize(
     "tuning", [{}, {"tune_epochs": 2}, {"tune_steps": 1}, {"tune_steps": 5}], ids=["default", "epochs", "step", "steps"]
 )
 def test_each_model_is_that_of_a_loop_by_hand(
-    engine: Any, kind: type[ScoredClients], tuning: dict[str, int], tmp_path: Path
+    engine: Any, kind: type[Measured], tuning: dict[str, int], tmp_path: Path
 ) -> None:
     """A method that changes the local step does not change ``tuned``, nor the samples, bytes and steps that count."""
     data, notes = federated_data(*SIZES), NotesModels()
@@ -361,7 +346,7 @@ def test_an_evaluation_leaves_nobody_behind_who_listens_to_steps(tmp_path: Path)
     assert listeners.counts == [1, 1, 1]
 
 
-class NormedClients(ScoredClients):
+class NormedClients(Measured):
     """Normalises its inputs by statistics of batches."""
 
     def __init__(self) -> None:
@@ -457,7 +442,7 @@ def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
     assert (fits, said) == (([3, 1], False) if breaks == "one by one" else ([], True))
 
 
-class RunsAway(ScoredClients):
+class RunsAway(Measured):
     """Fits a target by squares, at a rate by which some tens of steps run away."""
 
     def loss(self, batch: Any) -> Tensor:
@@ -512,7 +497,7 @@ def test_a_resumed_run_evaluates_the_same_models(where: Any, tmp_path: Path) -> 
     assert {"per_client/own/acc_worst", "per_client/tuned/loss_out_before", "per_client/trained/acc"} <= found[0].keys()
 
 
-class CountsSamples(ScoredClients):
+class CountsSamples(Measured):
     """Counts the samples of its passes."""
 
     trained = validated = 0

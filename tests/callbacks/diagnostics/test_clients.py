@@ -20,23 +20,10 @@ from lightning_fed.data.skews import ClientColors
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import Classifier as LightningClassifier
 from lightning_fed.models import ImageClassifier, LogisticRegression
-from tests.callbacks.diagnostics.parts import Correct, Net, columns, net_data, trainer_for
+from tests.callbacks.diagnostics.parts import Measured, Net, columns, net_data, trainer_for
 from tests.parts import CLASSES, FEATURES, BySizes, Classifier, OneByOne, federated_data, points
 
 SIZES = (20, 5, 0, 9, 30)
-
-
-class Measured(Classifier):
-    """Logs loss and accuracy, in double precision."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.accuracy = Correct()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.accuracy.update(self(batch[0]), batch[1])
-        self.log("val_acc", self.accuracy)
 
 
 def net() -> Measured:
