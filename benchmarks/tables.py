@@ -38,6 +38,9 @@ def _method(name: str, aim: float | None = None, note: str = "") -> Row:
     return Row(f"A-{name}", "A", side, SEQUENTIAL, aim, note)
 
 
+EVALUATIONS = ("global-of-10", "trained", "tuned-of-10", "fedper+own-of-10")
+AT_THE_CLIENT = ("fedper", "ditto", "pfedme", "apfl", "per-fedavg", "fedlc", "moon", "fedntd", "fedsam", "mimelite")
+
 ROWS = [
     Row("A-plain", "A", PLAIN, note="control: how far two equal sides are apart"),
     Row("A-sequential", "A", SEQUENTIAL, aim=0.92),
@@ -71,6 +74,8 @@ ROWS = [
     _method("scaffold", 1.08),
     _method("fedprox", 1.08),
     _method("fedga", 1.08, "without its exchange of gradients"),
+    *(_method(name, note="10 clients of 600 images evaluated in every round") for name in EVALUATIONS),
+    *(_method(name) for name in AT_THE_CLIENT),
 ]
 
 _GPU, _GPU_BF16 = (Contestant("plain", accelerator="gpu", precision=p) for p in ("32-true", "bf16-mixed"))

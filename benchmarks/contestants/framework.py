@@ -21,7 +21,21 @@ from lightning_fed.callbacks.diagnostics import (
     UpdateAgreement,
     UpdateGeometry,
 )
-from lightning_fed.client_algorithms import SCAFFOLD, FedGA, FedProx
+from lightning_fed.client_algorithms import (
+    APFL,
+    MOON,
+    SCAFFOLD,
+    Ditto,
+    FedGA,
+    FedLC,
+    FedNTD,
+    FedPer,
+    FedProx,
+    FedSAM,
+    MimeLite,
+    PerFedAvg,
+    PFedMe,
+)
 from lightning_fed.data import ByUser, FederatedDataModule
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import ImageClassifier
@@ -39,6 +53,20 @@ METHODS: dict[str, Callable[[], list[Callback]]] = {
     "geometry": lambda: [UpdateGeometry()],
     "dissimilarity": lambda: [GradientDissimilarity()],
     "each-client": lambda: [ClientEvaluation(every_n_rounds=1)],
+    "global-of-10": lambda: [ClientEvaluation(every_n_rounds=1, num_clients=10)],
+    "trained": lambda: [ClientEvaluation(every_n_rounds=1, models=["trained"])],
+    "tuned-of-10": lambda: [ClientEvaluation(every_n_rounds=1, models=["tuned"], num_clients=10)],
+    "fedper": lambda: [FedPer()],
+    "fedper+own-of-10": lambda: [FedPer(), ClientEvaluation(every_n_rounds=1, models=["own"], num_clients=10)],
+    "ditto": lambda: [Ditto()],
+    "pfedme": lambda: [PFedMe()],
+    "apfl": lambda: [APFL()],
+    "per-fedavg": lambda: [PerFedAvg()],
+    "fedlc": lambda: [FedLC()],
+    "moon": lambda: [MOON()],
+    "fedntd": lambda: [FedNTD()],
+    "fedsam": lambda: [FedSAM()],
+    "mimelite": lambda: [MimeLite()],
 }
 
 
