@@ -135,11 +135,11 @@ def _read(hint: Any, value: Any, place: str) -> Any:
 
 
 def _read_one_of(hints: tuple[Any, ...], value: Any, place: str) -> Any:
-    """Reads null as None, a mapping as the dataclass of the union, and anything else as the other type."""
+    """Reads null as None, a mapping as the dataclass or dict of the union, and anything else as the other type."""
     if value is None and type(None) in hints:
         return None
     hints = tuple(hint for hint in hints if hint is not type(None))
-    chosen = next((hint for hint in hints if is_dataclass(hint) == isinstance(value, dict)), hints[0])
+    chosen = next((h for h in hints if (is_dataclass(h) or get_origin(h) is dict) == isinstance(value, dict)), hints[0])
     return _read(chosen, value, place)
 
 

@@ -109,6 +109,8 @@ def _differences(study: Study, table: StudyTable) -> Block:
         line = [*row, *column, _signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs), seen]
         lines.append(line + (_judged(cell.verdict, found.std, cell.percent) if cell.verdict else ["", "", ""]))
     note = "Paired by seed; paired t-test, p-values adjusted (Holm) for all different tests of the table."
+    for metric, other in study.report.against.items():
+        note += f" {metric} is compared with {other}."
     if lost:
         note += f" {counted(lost, 'comparison')} with runs that diverged {'is' if lost == 1 else 'are'} left out."
     shown = {cell.percent for cell in table.cells.values()}

@@ -109,12 +109,15 @@ class Report:
         rows: Axes of the table's rows (default: all that are not columns); also `seed`, `metric` and `statistic`.
         columns: Axes of the table's columns.
         baseline: Values of axes; the other runs are compared with the runs that have these values, paired by seed.
+        against: For some metrics, the baseline's metric that they are compared with (default: the same), as in
+            `{per_client/own/acc: per_client/tuned/acc}`.
         published: Published figures next to those of the runs: a `file`; `where`, its columns that have the same value
             for all cells; and `axes`, the column of each axis.
         target: Value of the first metric, an accuracy in [0, 1]; a table has the rounds until it is reached.
         x: Column for the x-axis of curves.
         gain: The smallest gain of interest if none is published, in the unit of the first metric (an accuracy in
-            [0, 1]), negative if less is better. A verdict on each difference says whether this gain is reproduced.
+            [0, 1]), negative if less is better; or a gain for each of some metrics. A verdict on each difference says
+            whether this gain is reproduced.
         learned: Value that the baseline must have reached for its cells to be compared, in the same unit.
         plateau: Whether a note says how many runs still improve over the last fifth of their rounds.
     """
@@ -124,12 +127,19 @@ class Report:
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     baseline: dict[str, Name] = field(default_factory=dict)
+    against: dict[str, str] = field(default_factory=dict)
     published: dict[str, Any] = field(default_factory=dict)
     target: float | None = None
     x: str = "round"
-    gain: float | None = None
+    gain: float | dict[str, float] | None = None
     learned: float | None = None
     plateau: bool = False
+
+    def gain_in(self, metric: str) -> float:
+        """Returns the smallest gain of interest in a metric, 0 where none is given."""
+        if isinstance(self.gain, dict):
+            return self.gain.get(metric, 0.0)
+        return self.gain or 0.0 if metric == self.metric[0] else 0.0
 
 
 @dataclass(frozen=True)
@@ -291,6 +301,9 @@ def _expect_sound_report(study: Study) -> None:
         elif not report.baseline:
             raise FederatedError(f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
     _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
+    gains = report.gain if isinstance(report.gain, dict) else {}
+    for place, metrics in (("report.against", [*report.against, *report.against.values()]), ("report.gain", [*gains])):
+        expect_known(place, metrics, report.metric, "metrics of `report.metric`")
 
 
 def _expect_sound_tuning(study: Study) -> None:

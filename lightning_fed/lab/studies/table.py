@@ -85,7 +85,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
             "Expected `report.statistic` to use evaluated rounds, got "
             f"{', '.join(study.report.statistic)} of runs that end at round {max(run.rounds for run in results.runs)}."
         )
-    cells = _compared(cells, study.report.baseline, row_axes, column_axes)
+    cells = _compared(cells, study, row_axes, column_axes)
     if published is not None:
         cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
     cells = _judged(cells, study, row_axes, column_axes)
@@ -172,29 +172,31 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, target
 
 
 def _compared(
-    cells: dict[tuple[Key, Key], TableCell], baseline: Mapping[str, str], row_axes: Key, column_axes: Key
+    cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
 ) -> dict[tuple[Key, Key], TableCell]:
     """Compares each cell with its baseline cell, and adjusts the p-values for the number of tests."""
     compared, tests = dict(cells), dict[tuple[tuple[float, ...], ...], float]()
-    for key, other in _pairs(cells, baseline, row_axes, column_axes):
+    pairs = [*_pairs(cells, study, row_axes, column_axes)]
+    for key, other in pairs:
         cell = compared[key] = replace(cells[key], difference=_difference(cells[key], cells[other]))
         assert cell.difference is not None
         # Equal cells are not a test, and a pair of cells that occurs twice is one test.
         if cell.difference.std > 0 or cell.difference.p_value < 1:
             tests[cell.values, cells[other].values] = cell.difference.p_value
     adjusted = dict(zip(tests, holm_adjusted([*tests.values()]).tolist(), strict=True))
-    for key, other in _pairs(cells, baseline, row_axes, column_axes):
+    for key, other in pairs:
         p_holm = adjusted.get((cells[key].values, cells[other].values), math.nan)
         compared[key] = replace(compared[key], p_holm=p_holm)
     return compared
 
 
 def _pairs(
-    cells: Mapping[tuple[Key, Key], TableCell], baseline: Mapping[str, str], row_axes: Key, column_axes: Key
+    cells: Mapping[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
 ) -> Iterator[tuple[tuple[Key, Key], tuple[Key, Key]]]:
     """Yields the key of each cell with a baseline cell other than itself, and the key of this baseline cell."""
     for key, cell in cells.items():
-        other = _key({**cell.names, **baseline}, row_axes, column_axes)
+        metric = study.report.against.get(cell.names["metric"], cell.names["metric"])
+        other = _key({**cell.names, **study.report.baseline, "metric": metric}, row_axes, column_axes)
         if other != key and other in cells:
             yield key, other
 
@@ -204,10 +206,10 @@ def _judged(
 ) -> dict[tuple[Key, Key], TableCell]:
     """Adds a verdict to each difference: on the published gain, or else on the smallest gain of interest."""
     judged, report = dict(cells), study.report
-    for key, other in _pairs(cells, report.baseline, row_axes, column_axes):
+    for key, other in _pairs(cells, study, row_axes, column_axes):
         cell, baseline = cells[key], cells[other]
         first, difference = cell.names["metric"] == report.metric[0], cell.difference
-        claimed = (report.gain or 0.0) if first else 0.0
+        claimed = report.gain_in(cell.names["metric"])
         mean, unit = baseline.summary.mean, 100 if cell.percent else 1
         scale = 1.0 if cell.percent else abs(mean)
         level = all(

@@ -175,6 +175,8 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
         ("rows: [rule]", "statistic: worst", "Expected `report.statistic` to be `best`"),
         ("per: [rule]", "statistic: last\n  per: [rule]", "Expected `tune.statistic` to be `best`"),
         ("columns: [rate]", "columns: [x]", "Expected `report.columns` to name axes"),
+        ("baseline: {rule: FedAvg}", "against: {test/acc: val/acc}", "Expected `report.against` to name metrics of"),
+        ("baseline: {rule: FedAvg}", "gain: {val/acc: 0.01}", "Expected `report.gain` to name metrics of"),
         ("baseline: {rule: FedAvg}", "baseline: {rule: A}", "Expected `report.baseline` to name values of 'rule'"),
         ("baseline: {rule: FedAvg}", "statistic: [best, x]", "Expected `report.statistic` to be `best`, .*got 'x'"),
         (

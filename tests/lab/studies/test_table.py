@@ -199,6 +199,33 @@ def test_of_several_metrics_one_may_be_of_other_runs() -> None:
     assert table.notes == ("No run has measured `test/f1`.",)
 
 
+def test_one_metric_is_compared_with_another_of_the_baseline() -> None:
+    own, tuned = "per_client/own/acc", "per_client/tuned/acc"
+    values = {
+        "FedAvg": {tuned: (0.8, 0.82, 0.81)},
+        "FedAvg, masked": {own: (0.85, 0.86, 0.87), tuned: (0.7, 0.75, 0.7)},
+    }
+    runs = [
+        study_run(seed, {name: {9: each[seed]} for name, each in metrics.items()}, rule=rule, data_set="mnist")
+        for rule, metrics in values.items()
+        for seed in (0, 1, 2)
+    ]
+    report = {"metric": [own, tuned], "columns": ["metric"], "against": {own: tuned}, "gain": {own: 0.01, tuned: 0.2}}
+    asked = study(**report)
+    found = StudyResults("two_rules", "full", tuple(runs))
+    table = study_table(asked, found)
+    cells = {(*row, *column): cell for (row, column), cell in table.cells.items()}
+    assert cells.keys() == {("FedAvg", tuned), ("FedAvg, masked", own), ("FedAvg, masked", tuned)}
+    for metric, claimed, word in ((own, 0.01, "reproduced"), (tuned, 0.2, "undecided")):
+        cell = cells["FedAvg, masked", metric]
+        test = stats.ttest_rel(values["FedAvg, masked"][metric], values["FedAvg"][tuned])
+        assert cell.difference.p_value == pytest.approx(test.pvalue)
+        assert cell.difference.t_interval == pytest.approx(tuple(test.confidence_interval()))
+        assert (cell.verdict.claimed, cell.verdict.word) == (claimed, word)
+    differences = study_blocks(asked, found, table)[1]
+    assert differences.note.endswith(f"{own} is compared with {tuned}.")
+
+
 def test_a_window_that_no_run_reaches_has_no_cells() -> None:
     table = study_table(study(statistic=["final", "rounds 50-60"]), some_results_of_three())
     assert (table.rows, table.columns) == (
