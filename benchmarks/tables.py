@@ -39,7 +39,23 @@ def _method(name: str, aim: float | None = None, note: str = "") -> Row:
 
 
 EVALUATIONS = ("global-of-10", "trained", "tuned-of-10", "fedper+own-of-10")
-AT_THE_CLIENT = ("fedper", "ditto", "pfedme", "apfl", "per-fedavg", "fedlc", "moon", "fedntd", "fedsam", "mimelite")
+AT_THE_CLIENT = (
+    "fedper",
+    "ditto",
+    "pfedme",
+    "apfl",
+    "per-fedavg",
+    "fedlc",
+    "moon",
+    "fedntd",
+    "fedsam",
+    "mimelite",
+    "fedcm",
+)
+RULES = (
+    "sand-mask", "signmajority", "ties", "pcgrad", "fedfv", "fedmgda", "fedomg", "fedexp", "qfedavg", "term", "cgw",
+    "fedgma", "coordinatemedian", "bulyan", "fedavgm", "fedacg", "fedadam",
+)  # fmt: skip
 
 ROWS = [
     Row("A-plain", "A", PLAIN, note="control: how far two equal sides are apart"),
@@ -75,7 +91,7 @@ ROWS = [
     _method("fedprox", 1.08),
     _method("fedga", 1.08, "without its exchange of gradients"),
     *(_method(name, note="10 clients of 600 images evaluated in every round") for name in EVALUATIONS),
-    *(_method(name) for name in AT_THE_CLIENT),
+    *(_method(name) for name in (*AT_THE_CLIENT, *RULES)),
 ]
 
 _GPU, _GPU_BF16 = (Contestant("plain", accelerator="gpu", precision=p) for p in ("32-true", "bf16-mixed"))

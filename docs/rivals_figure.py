@@ -3,8 +3,9 @@
     python docs/rivals_figure.py
 
 reads docs/results/rivals/STUDY/table.csv and writes docs/images/rivals.png (digits: all test images, and the worst
-tenth of the clients) and docs/images/rivals-signatures.png (inputs with a wrong signature, which 1, 2 or 5 of 10
-clients share): for each rule the difference to FedAvg in accuracy, mean and 95 % interval over seeds.
+tenth of the clients), docs/images/rivals-signatures.png (inputs with a wrong signature, which 1, 2 or 5 of 10
+clients share) and docs/images/rivals-images.png (FashionMNIST, EMNIST and MNIST with shuffled labels): for each rule
+the difference to FedAvg in accuracy, mean and 95 % interval over seeds.
 """
 
 import csv
@@ -22,19 +23,21 @@ DOCS = Path(__file__).resolve().parent
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY = "#808080"  # reads on white and on black
 COLOURS = {"above": "#009e73", "below": "#d55e00", "around": GREY}
-# Of each picture: the study, and what a panel shows of its table, under the panel's title.
-PICTURES: dict[str, tuple[str, dict[str, dict[str, str]]]] = {
-    "rivals": (
-        "digits",
-        {"test accuracy": {"metric": "test/acc"}, "worst tenth of the clients": {"metric": "per_client/acc_worst"}},
-    ),
-    "rivals-signatures": (
-        "signatures",
-        {
-            title: {"metric": "test/acc/wrong", "shared by": k}
-            for title, k in (("1 client of 10", "1"), ("2 clients of 10", "2"), ("5 clients of 10", "5"))
-        },
-    ),
+# What a panel shows: a study, and the rows of its table, under the panel's title.
+PICTURES: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
+    "rivals": {
+        "test accuracy": ("digits", {"metric": "test/acc"}),
+        "worst tenth of the clients": ("digits", {"metric": "per_client/acc_worst"}),
+    },
+    "rivals-signatures": {
+        title: ("signatures", {"metric": "test/acc/wrong", "shared by": k})
+        for title, k in (("1 client of 10", "1"), ("2 clients of 10", "2"), ("5 clients of 10", "5"))
+    },
+    "rivals-images": {
+        "FashionMNIST, 2 classes a client": ("fashionmnist", {"metric": "test/acc"}),
+        "EMNIST, one class a client": ("one_class", {"metric": "test/acc"}),
+        "MNIST, a tenth shuffled": ("shuffled", {"metric": "test/acc"}),
+    },
 }
 
 
@@ -43,24 +46,25 @@ def side_of(low: float, high: float) -> str:
     return "above" if low > 0 else "below" if high < 0 else "around"
 
 
-def differences(table: list[dict[str, str]], chosen: dict[str, str]) -> dict[str, tuple[float, float, float]]:
+def differences(study: str, chosen: dict[str, str]) -> dict[str, tuple[float, float, float]]:
     """Returns mean, low and high end of each rule's difference, in points, of the rows that a panel shows."""
+    table = list(csv.DictReader((DOCS / "results/rivals" / study / "table.csv").open()))
     rows = [row for row in table if row["t_low"] and all(row[name] == value for name, value in chosen.items())]
     names = ("difference", "t_low", "t_high")
     return {row["rule"]: (100 * float(row[names[0]]), *(100 * float(row[n]) for n in names[1:])) for row in rows}  # type: ignore[misc]
 
 
-def draw(picture: str, study: str, panels: dict[str, dict[str, str]]) -> None:
-    """Draws one picture; rules are in the order of the first panel."""
-    table = list(csv.DictReader((DOCS / "results/rivals" / study / "table.csv").open()))
-    found = {title: differences(table, chosen) for title, chosen in panels.items()}
-    first = next(iter(found.values()))
-    rules = sorted(first, key=lambda rule: -first[rule][0])
+def draw(picture: str, panels: dict[str, tuple[str, dict[str, str]]]) -> None:
+    """Draws one picture; rules are in the order of the first panel, then those that only others have."""
+    found = {title: differences(*shown) for title, shown in panels.items()}
+    rules = list(dict.fromkeys(rule for cells in found.values() for rule in sorted(cells, key=lambda r: -cells[r][0])))
     ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY, "font.size": 9}):
-        figure, axes = subplots(1, len(panels), figsize=(7.5, 4.8), sharey=True, layout="constrained")
+        figure, axes = subplots(1, len(panels), figsize=(7.5, 1 + 0.19 * len(rules)), sharey=True, layout="constrained")
         for axis, (title, cells) in zip(axes, found.items(), strict=True):
             for at, rule in enumerate(rules):
+                if rule not in cells:
+                    continue
                 mean, low, high = cells[rule]
                 colour = COLOURS[side_of(low, high)]
                 axis.errorbar(mean, at, xerr=[[mean - low], [high - mean]], fmt="o", color=colour, capsize=3)
@@ -75,8 +79,8 @@ def draw(picture: str, study: str, panels: dict[str, dict[str, str]]) -> None:
 
 def main() -> None:
     """Draws the pictures."""
-    for picture, (study, panels) in PICTURES.items():
-        draw(picture, study, panels)
+    for picture, panels in PICTURES.items():
+        draw(picture, panels)
 
 
 if __name__ == "__main__":

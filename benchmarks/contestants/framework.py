@@ -14,7 +14,26 @@ from benchmarks.contestants.contestant import Contestant
 from benchmarks.race.turns import Turns
 from benchmarks.workloads import Data, Work
 from lightning_fed import Client, Cohort, FederatedCallback, FederatedError, FederatedTrainer
-from lightning_fed.aggregators import FedAvg, FedYogi
+from lightning_fed.aggregators import (
+    CGW,
+    TERM,
+    TIES,
+    Bulyan,
+    CoordinateMedian,
+    FedACG,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedExP,
+    FedFV,
+    FedGMA,
+    FedMGDA,
+    FedOMG,
+    FedYogi,
+    PCGrad,
+    QFedAvg,
+    SignMajority,
+)
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
     GradientDissimilarity,
@@ -26,6 +45,7 @@ from lightning_fed.client_algorithms import (
     MOON,
     SCAFFOLD,
     Ditto,
+    FedCM,
     FedGA,
     FedLC,
     FedNTD,
@@ -37,7 +57,7 @@ from lightning_fed.client_algorithms import (
     PFedMe,
 )
 from lightning_fed.data import ByUser, FederatedDataModule
-from lightning_fed.masks import SignAgreement
+from lightning_fed.masks import SANDMask, SignAgreement
 from lightning_fed.models import ImageClassifier
 
 __all__ = ["METHODS", "make_datamodule", "make_model", "make_trainer", "take_part", "refusal"]
@@ -66,7 +86,30 @@ METHODS: dict[str, Callable[[], list[Callback]]] = {
     "moon": lambda: [MOON()],
     "fedntd": lambda: [FedNTD()],
     "fedsam": lambda: [FedSAM()],
+    "fedcm": lambda: [FedCM()],
     "mimelite": lambda: [MimeLite()],
+    "sand-mask": lambda: [FedAvg(mask=SANDMask(0.4))],
+    "fedacg": lambda: [FedACG(), FedProx(mu=0.01)],
+    "cgw": lambda: [CGW()],
+    **{
+        rule.__name__.lower(): lambda rule=rule: [rule()]
+        for rule in (
+            SignMajority,
+            TIES,
+            PCGrad,
+            FedFV,
+            FedMGDA,
+            FedOMG,
+            FedExP,
+            QFedAvg,
+            TERM,
+            FedGMA,
+            CoordinateMedian,
+            Bulyan,
+            FedAvgM,
+            FedAdam,
+        )
+    },
 }
 
 
