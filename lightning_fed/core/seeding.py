@@ -4,11 +4,13 @@ No result may depend on the order of clients, the number of processes or the eng
 global random state: every stream is derived anew with ``numpy.random.SeedSequence([seed, purpose, round, client])``.
 """
 
+import ctypes
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,16 +90,42 @@ def seed_everywhere(seed: int) -> None:
 
 def kept_streams(devices: bool = True) -> Callable[[], None]:
     """Returns what puts the global streams back to where they are now, those of ``devices`` too or the CPU's alone."""
-    state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002  # as above
+    state = random.getstate(), _numpy_stream(), torch.default_generator.get_state()
     others = device_streams() if devices else []
 
     def put_back() -> None:
         random.setstate(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002  # as above
+        _put_numpy_back(*state[1])
         torch.default_generator.set_state(state[2])
         set_device_streams(others)
 
     return put_back
+
+
+# The state of NumPy's global stream as last read, by its words. NumPy takes 0.1 ms to read or to set it.
+_WORDS = 2500
+_known: tuple[bytes | None, Any] = (None, None)
+
+
+def _numpy_stream() -> tuple[bytes | None, Any]:
+    """Returns words and state of NumPy's global stream."""
+    global _known
+    words = _numpy_words()
+    if words is None or words != _known[0] or _known[1][3]:  # a kept normal number goes without a change of words
+        _known = words, np.random.get_state()  # noqa: NPY002  # as above
+    return _known
+
+
+def _put_numpy_back(words: bytes | None, state: Any) -> None:
+    if words is None or state[3] or _numpy_words() != words:
+        np.random.set_state(state)  # noqa: NPY002  # as above
+
+
+def _numpy_words() -> bytes | None:
+    """Returns the words and the position of the global Mersenne twister, None if the user has put in another one."""
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs leave it out
+    is_usual = isinstance(generator, np.random.MT19937)
+    return ctypes.string_at(generator.ctypes.state_address, _WORDS) if is_usual else None
 
 
 @contextmanager

@@ -214,6 +214,19 @@ class ParameterVector:
         if views:
             torch._foreach_copy_(views, gradients)
 
+    def copy_gradients(self, out: Tensor) -> None:
+        """Copies what a backward pass left at the parameters to ``out``, shape (d,); the flat gradients stay."""
+        views, gradients = [], []
+        for p, place in self.places().items():
+            view = out.as_strided(p.shape, p.stride(), out.storage_offset() + place.start)
+            if p.grad is None:
+                view.zero_()
+            else:
+                views.append(view)
+                gradients.append(p.grad.detach() if p.grad.layout == torch.strided else p.grad.to_dense())
+        if views:
+            torch._foreach_copy_(views, gradients)
+
     def hide(self, parameters: Iterable[Tensor]) -> None:
         """Takes their gradients from some parameters: the next step leaves them, and the optimizer's state of them."""
         self.collect_gradients()

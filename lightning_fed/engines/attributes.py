@@ -3,7 +3,7 @@
 import pickle
 import random
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from operator import is_
 from typing import Any
 
@@ -12,12 +12,13 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-__all__ = ["Attributes", "is_wrapped", "of_torch"]
+__all__ = ["Attributes", "is_wrapped", "of_torch", "parts_of"]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Longer lists and dicts, and larger arrays, count as data and are not copied where contents are followed.
 _MOST_ENTRIES, _MOST_BYTES = 10_000, 1 << 16
 _NOTHING: Any = object()
+_RANDOM = (torch.Generator, np.random.RandomState, random.Random, np.random.Generator)
 
 
 def is_wrapped(value: Any) -> bool:
@@ -28,6 +29,23 @@ def is_wrapped(value: Any) -> bool:
 def of_torch(part: Any) -> bool:
     """Returns whether a part of a module is of a class of torch's own."""
     return type(part).__module__.startswith("torch.")
+
+
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """Returns what ``modules()`` yields, without hashing the parts: torchmetrics' hash reads their states."""
+    found: dict[int, nn.Module] = {}
+    todo = [module]
+    while todo:
+        if id(part := todo.pop()) not in found:
+            found[id(part)] = part
+            todo += [child for child in reversed(part._modules.values()) if child is not None]
+    return [*found.values()]
+
+
+@lru_cache(maxsize=4096)
+def _may_hold(kind: type) -> bool:
+    """Returns whether objects of a class have a content that is noted."""
+    return issubclass(kind, (list, dict, set, tuple, np.ndarray, *_RANDOM))
 
 
 class Attributes:
@@ -45,11 +63,18 @@ class Attributes:
 
     def __init__(self, module: nn.Module, places: Collection[Any] | None = None, quick: bool = False) -> None:
         kinds = {p for p in places or () if isinstance(p, type) and not issubclass(p, (nn.Module, Callback))}
-        self._trained = [(p, p.requires_grad) for p in module.parameters()]
-        owners = (*(part for part in module.modules() if not (quick and of_torch(part))), *(places or ()))
+        self.parts = parts_of(module)
+        parameters = (p for part in self.parts for p in part._parameters.values() if p is not None)
+        self._trained = [(p, p.requires_grad) for p in parameters]
+        owners = (*(part for part in self.parts if not (quick and of_torch(part))), *(places or ()))
         self._held = [(owner, "", owner, _attributes(owner)) for owner in owners]
         self._contents: list[tuple[Any, str, Any, Any, Callable[[Any], Any]]] = []
-        todo = [(owner, key, value) for owner, _, _, held in self._held for key, value in held.items()]
+        todo = [
+            (owner, key, value)
+            for owner, _, _, held in self._held
+            for key, value in held.items()
+            if _may_hold(type(value)) or type(value) in kinds  # type: ignore[arg-type]  # classes are hashable
+        ]
         seen: set[int] = set()
         for owner, key, value in todo:  # grows meanwhile
             if id(value) in seen:
@@ -85,6 +110,8 @@ class Attributes:
         """Restores the values."""
         for _, _, holder, before in self._held:
             now, kind = _attributes(holder), type if isinstance(holder, type) else object
+            if now.keys() == before.keys() and all(map(is_, now.values(), map(before.__getitem__, now))):
+                continue
             for key in now.keys() - before.keys():
                 kind.__delattr__(holder, key)
             for key, value in before.items():
@@ -97,7 +124,8 @@ class Attributes:
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    return {name: value for name, value in dict(vars(owner)).items() if not name.startswith("__")}
+    held = dict(vars(owner))
+    return held if isinstance(owner, nn.Module) else {name: v for name, v in held.items() if not name.startswith("__")}
 
 
 def _content(value: Any, follows: bool) -> tuple[Any, Callable[[Any], Any]] | None:
@@ -118,6 +146,8 @@ def _content(value: Any, follows: bool) -> tuple[Any, Callable[[Any], Any]] | No
 
 
 def _refill(container: Any, content: Any) -> None:
+    if not (container or content):
+        return
     container.clear()
     (container.extend if isinstance(container, list) else container.update)(content)
 

@@ -29,8 +29,8 @@ def without_trace(
         quick: See ``Attributes``; buffers of torch's own parts are restored all the same.
     """
     kept = Attributes(module, places, quick)
-    buffers = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
-    held = [v for part in module.modules() if not (quick and of_torch(part)) for v in vars(part).values()]
+    buffers = [buffer for part in kept.parts for buffer in part._buffers.values() if buffer is not None]
+    held = [v for part in kept.parts if not (quick and of_torch(part)) for v in vars(part).values()]
     loose = [t for value in held for t in (value if isinstance(value, list) else [value]) if isinstance(t, Tensor)]
     tensors = [(t, t.detach().clone()) for t in (*buffers, *loose) if _may_change(t)]
     tensors += [(p, p.detach().clone()) for p in frozen]

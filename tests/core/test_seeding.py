@@ -141,6 +141,33 @@ def test_isolated_streams_are_put_back_whatever_happens(seed: int | None) -> Non
     assert draw() == expected
 
 
+@pytest.mark.parametrize("before", range(3))
+@pytest.mark.parametrize("inside", range(4))
+def test_the_second_of_a_pair_of_normal_numbers_is_put_back_too(before: int, inside: int) -> None:
+    seed_everywhere(5)
+    expected = np.random.randn(before + 3)[before:]
+    seed_everywhere(5)
+    np.random.randn(before)
+    for _ in range(2):
+        with isolated_streams():
+            np.random.randn(inside)
+    assert np.random.randn(3) == pytest.approx(expected, abs=0)
+
+
+def test_a_generator_that_the_user_has_put_in_numpys_place_is_put_back() -> None:
+    usual = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.MT19937(1))
+    try:
+        with isolated_streams():
+            first = np.random.rand()
+        np.random.set_bit_generator(np.random.MT19937(2))
+        with isolated_streams():
+            other = np.random.rand()
+        assert (np.random.rand(), first) == (other, np.random.RandomState(np.random.MT19937(1)).rand())
+    finally:
+        np.random.set_bit_generator(usual)
+
+
 class Stream:
     """The random streams of a device that this machine need not have, as torch's module of its kind offers them."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.engines.attributes import Attributes
+from lightning_fed.engines.attributes import Attributes, parts_of
 
 
 class Large(list[int]):
@@ -52,6 +52,14 @@ CHANGES: dict[str, Callable[[Part], Any]] = {
     "newer": lambda part: setattr(Part, "newer", 1),
     "mean": lambda part: delattr(part, "mean"),
 }
+
+
+def test_parts_are_those_that_modules_yields() -> None:
+    twice = nn.Linear(2, 2)
+    inner = nn.Sequential(twice, nn.ModuleList([Part(), nn.BatchNorm1d(2)]))
+    inner.register_module("none", None)
+    module = nn.Sequential(inner, twice, nn.Sequential(inner, Part()))
+    assert list(map(id, parts_of(module))) == list(map(id, module.modules()))
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -42,7 +42,7 @@ class BatchGradient(SecondGradient):
         batch, count = self.take(whole, int(recorder.batch_size or 1), part, dim=0)
         self.engine.more_samples += count
         vector.collect_gradients()
-        first = [(p, p.grad.clone()) for p in self.module.parameters() if p.grad is not None]
+        first = [p.grad for p in vector.all_parameters]  # views of the flat one, which stays
         weights, logged = vector.data.clone(), (recorder.series, recorder.metrics)
         vector.data.copy_(point)
         if self.state.displacement is not None:
@@ -55,10 +55,9 @@ class BatchGradient(SecondGradient):
             self._backward(batch, *rest)
         finally:
             recorder.series, recorder.metrics = logged
-        out.copy_(vector.grad)
+        vector.copy_gradients(out)
         vector.data.copy_(weights)
-        vector.drop_gradients()
-        for parameter, gradient in first:
+        for parameter, gradient in zip(vector.all_parameters, first, strict=True):
             parameter.grad = gradient
         vector.collect_gradients()
 
