@@ -186,7 +186,7 @@ class Bookkeeping:
             if self.run is not None:
                 shown = [f"{k} {v:.4g}" for k, v in sorted(trainer.progress_bar_metrics.items())]
                 rank_zero_info(f"{done} rounds in {self.run.path}: {', '.join(shown) or 'done'}")
-                say_whose(trainer.callbacks if shown else ())
+                say_whose(trainer.callbacks if trainer.val_loaders else ())
             return
         self.interrupted = int(signum)
         trainer.state.status = TrainerStatus.INTERRUPTED

@@ -71,7 +71,9 @@ def records(run: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("name", "point", "engine"), CASES)
-def test_a_killed_run_goes_on_to_the_bit(name: str, point: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on_to_the_bit(
+    name: str, point: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All clients' own models are evaluated in every round, so that each is compared by its metrics too."""
     models: Any = ["global", "own"] if METHODS[name]().has_own_model else ["global"]
 
