@@ -130,8 +130,9 @@ def test_ditto_at_lambda_of_one_over_the_rate_is_one_step_away_from_the_global_m
         assert (own - trainer.weights).abs().max() < 5 * rate
 
 
-def test_at_0_apfl_shows_the_global_model(tmp_path: Path) -> None:
-    trainer, own = run(tmp_path, APFL(0.0))
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_at_0_apfl_shows_the_global_model(engine: Any, tmp_path: Path) -> None:
+    trainer, own = run(tmp_path, APFL(0.0), engine=engine)
     assert torch.equal(own, trainer.weights.expand_as(own))
 
 
