@@ -131,7 +131,8 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
             raise CannotStack(f"{type(module).__name__} overrides `{hook}`, which is for one client")
     for hook in _CALLBACK_HOOKS:
         for method in hooks.methods(hook):
-            raise CannotStack(f"{_owner(method)} overrides `{hook}`, which is for one client")
+            name = type(getattr(method, "__self__", method)).__name__
+            raise CannotStack(f"{name} overrides `{hook}`, which is for one client")
     for hook in ("on_client_start", "on_before_optimizer_step"):
         for method in hooks.methods(hook):
             owner = getattr(method, "__self__", None)
@@ -159,7 +160,3 @@ def _is_watched(optimizer: Optimizer) -> bool:
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     watched = any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
     return watched or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
-
-
-def _owner(method: Any) -> str:
-    return type(getattr(method, "__self__", method)).__name__

@@ -138,11 +138,7 @@ class StepProbe:
             raise CannotStack("it updates torchmetrics objects in training, whose state vmap cannot keep apart")
 
     def lanes_that_fit(self, second_gradients: bool = False) -> int:
-        """Estimates how many clients fit into memory: each takes twice what autograd keeps, 8 vectors and its data.
-
-        Args:
-            second_gradients: Whether an algorithm takes any, which with its own vectors are 8 more.
-        """
+        """Estimates how many clients fit into memory: twice what autograd keeps, 8 or 16 vectors and data for each."""
         kept: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
