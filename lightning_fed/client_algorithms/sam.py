@@ -36,7 +36,8 @@ class FedSAM(ClientAlgorithm):
             return
         vector, point = trainer.vector, self.scratch("point", trainer.weights)
         point.copy_(vector.grad)
-        norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
-        point.mul_(self.rho / norm.clamp_min(torch.finfo(norm.dtype).tiny)).add_(vector.data)
+        norm, limits = torch.linalg.vector_norm(point, dim=-1, keepdim=True), torch.finfo(point.dtype)
+        factor = (self.rho / norm.clamp_min(limits.tiny)).clamp_max(limits.max)  # finite: times a gradient of 0 it is 0
+        point.mul_(factor).add_(vector.data)
         trainer.gradient_at(point, point)
         vector.grad.copy_(point)

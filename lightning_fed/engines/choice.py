@@ -23,7 +23,7 @@ from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.engines.vectorized.refusals import CannotStack, NotQuicker, cause_of, first_sentence, refusal
+from lightning_fed.engines.vectorized.refusals import CannotStack, NotQuicker, cause_of, first_sentence, refusal, unsaid
 from lightning_fed.engines.watch import ModuleWatch
 
 __all__ = ["make_engine"]
@@ -82,7 +82,8 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
             raise CannotStack("the model draws random numbers, which would differ for many clients at once")
         # A resumed run keeps its chunk size: another one would change the random numbers drawn.
         kept = (state.engine_choice or {}).get("chunk_size")
-        size = options.chunk_size or kept or min(own_share(state), LARGEST_CHUNK, probe.lanes_that_fit())
+        twice = any(getattr(callback, "takes_second_gradient", False) for callback in hooks.callbacks)
+        size = options.chunk_size or kept or min(own_share(state), LARGEST_CHUNK, probe.lanes_that_fit(twice))
         apart = _apart(probe, options, hooks)
     except Exception as error:  # any error of the user's code: it may work for one client at a time
         known = isinstance(error, CannotStack) or out_of_memory(error)
@@ -130,12 +131,13 @@ def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: Ho
             raise CannotStack(f"{type(module).__name__} overrides `{hook}`, which is for one client")
     for hook in _CALLBACK_HOOKS:
         for method in hooks.methods(hook):
-            raise CannotStack(f"{_owner(method)} overrides `{hook}`, which is for one client")
+            name = type(getattr(method, "__self__", method)).__name__
+            raise CannotStack(f"{name} overrides `{hook}`, which is for one client")
     for hook in ("on_client_start", "on_before_optimizer_step"):
         for method in hooks.methods(hook):
             owner = getattr(method, "__self__", None)
             if not (isinstance(owner, FederatedCallback) and owner.stacks):
-                raise CannotStack(f"{_owner(method)} overrides `{hook}` without saying `stacks = True`")
+                raise unsaid(owner or method, hook)
     if options.tolerance.on_client_error == "skip":
         raise CannotStack("`--trainer.tolerance.on_client_error` is skip, and clients that train at once fail at once")
     if state.optimizer.step_schedulers and Phases(state, options, hooks).by_epochs:
@@ -158,7 +160,3 @@ def _is_watched(optimizer: Optimizer) -> bool:
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     watched = any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
     return watched or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
-
-
-def _owner(method: Any) -> str:
-    return type(getattr(method, "__self__", method)).__name__

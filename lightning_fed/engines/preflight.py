@@ -137,8 +137,8 @@ class StepProbe:
         if any(isinstance(owner, Metric) for owner, _ in before.changes()):
             raise CannotStack("it updates torchmetrics objects in training, whose state vmap cannot keep apart")
 
-    def lanes_that_fit(self) -> int:
-        """Estimates how many clients fit into memory: each takes twice what autograd keeps, 8 vectors and its data."""
+    def lanes_that_fit(self, second_gradients: bool = False) -> int:
+        """Estimates how many clients fit into memory: twice what autograd keeps, 8 or 16 vectors and data for each."""
         kept: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class StepProbe:
 
         with without_trace(self.module), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self._loss_alone()
-        vectors = 8 * self.state.vector.all_numel * self.state.weights.element_size()
+        vectors = (8 + 8 * second_gradients) * self.state.vector.all_numel * self.state.weights.element_size()
         device = self.state.vector.device
         budget = free_memory(device) // 2 if device.type == "cuda" else _BYTES_ON_CPU // self.processes.size
         return max(1, budget // (2 * sum(kept.values()) + vectors + self._read_ahead))

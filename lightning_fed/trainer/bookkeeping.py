@@ -21,6 +21,7 @@ from lightning_fed.runs.checkpoints import find_checkpoint, find_to_train
 from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
 from lightning_fed.runs.lock import RunLock, remove_leftovers
 from lightning_fed.runs.log import RunLog, keep_picture
+from lightning_fed.trainer.evaluation import say_whose
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import TrainerOptions
 
@@ -185,6 +186,7 @@ class Bookkeeping:
             if self.run is not None:
                 shown = [f"{k} {v:.4g}" for k, v in sorted(trainer.progress_bar_metrics.items())]
                 rank_zero_info(f"{done} rounds in {self.run.path}: {', '.join(shown) or 'done'}")
+                say_whose(trainer.callbacks if trainer.val_loaders else ())
             return
         self.interrupted = int(signum)
         trainer.state.status = TrainerStatus.INTERRUPTED

@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
@@ -23,8 +24,8 @@ from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
 __all__ = [
-    "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches", "scored_batches",
-    "seed_evaluation",
+    "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches", "say_whose",
+    "scored_batches", "seed_evaluation",
 ]  # fmt: skip
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
@@ -232,6 +233,15 @@ def seed_evaluation(trainer: LightningNames, name: str, loader: int, place: int 
     purpose = Purpose.PREDICT if name == "predict" else Purpose.EVALUATE
     round = trainer.round if trainer.state.fn == TrainerFn.FITTING else 0
     seed_everywhere(seed_for(trainer.seed, purpose, round, loader, place))
+
+
+def say_whose(callbacks: Iterable[Any]) -> None:
+    """Says which model validation and test measure, where clients have others of their own."""
+    for name in [type(each).__name__ for each in callbacks if getattr(each, "has_own_model", False)]:
+        rank_zero_info(
+            f"Validation and test measure the global model, not what {name} keeps for each client: that is `own` in "
+            "`models` of ClientEvaluation."
+        )
 
 
 def print_results(names: list[str], results: list[dict[str, float]]) -> None:

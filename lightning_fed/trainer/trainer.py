@@ -32,7 +32,7 @@ from lightning_fed.trainer.bookkeeping import Bookkeeping
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
 from lightning_fed.trainer.client_evaluation import evaluate_clients
-from lightning_fed.trainer.evaluation import evaluate, predict, print_results, scored_batches
+from lightning_fed.trainer.evaluation import evaluate, predict, print_results, say_whose, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.lightning_arguments import make_options
 from lightning_fed.trainer.lightning_names import LightningNames, derived, forwarded
@@ -340,4 +340,5 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
             results = [metrics.logged for metrics in evaluate(self, loaders, stage)]
         if verbose and self.is_global_zero:
             print_results(list(loaders), results)
+            say_whose(self.callbacks if results else ())
         return results

@@ -14,8 +14,8 @@ from lightning_fed.client_algorithms import SCAFFOLD, FedCM, FedProx, FedSAM, Pe
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
 from tests.client_algorithms import second_loops as second
-from tests.client_algorithms.client_runs import fit
-from tests.client_algorithms.known_clients import Linear, Logistic, Quadratic
+from tests.client_algorithms.client_runs import fit, make_data, make_trainer
+from tests.client_algorithms.known_clients import Logistic, Quadratic
 from tests.parts import Classifier, federated_data, federated_trainer
 
 ROUNDS: dict[str, Any] = {"max_rounds": 3, "local_epochs": 2}
@@ -96,9 +96,15 @@ def test_at_0_it_is_fedavg_to_the_bit_and_costs_nothing(engine: Any, tmp_path: P
     assert not FedSAM(0.0).takes_second_gradient
 
 
-def test_where_the_gradient_is_zero_it_does_not_move() -> None:
-    tape = fit(Linear([[0.0, 0.0], [0.0, 0.0]], (3, 3)), FedAvg(), FedSAM(0.5))
-    assert np.array_equal(tape.weights[0], np.full(2, 7.0))
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("rho", [0.5, 1e6])
+def test_where_the_gradient_is_zero_it_does_not_move(rho: float, engine: Any) -> None:
+    """However far it would climb: there is no direction to climb in."""
+    problem = Quadratic((3, 3))
+    problem.targets[:] = problem.start
+    trainer = make_trainer(FedSAM(rho), precision="64-true", engine=engine)
+    trainer.fit(problem.module(problem.start), make_data(problem))
+    assert np.array_equal(trainer.weights.numpy(), problem.start)
 
 
 MADE: dict[str, Any] = {

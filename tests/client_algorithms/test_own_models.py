@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad
+from torch.optim import SGD, Adagrad, AdamW
 
 from lightning_fed.aggregators import FedAvg, FedAvgM, FedNova
 from lightning_fed.client_algorithms import APFL, Ditto, FedGA, FedProx, LocalOnly, PFedMe
@@ -93,6 +93,35 @@ def test_own_optimizers_begin_each_round_anew_as_the_clients_do(tmp_path: Path) 
         assert torch.equal(own, alone)
 
 
+class Misses(Stirred):
+    """A parameter that no batch reaches, and one that only the first batch of an epoch does."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+        self.never, self.at_times = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = super().training_step(batch, batch_idx)
+        return loss if batch_idx else loss + (self.at_times * batch[0][:, :3]).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["decay", "adamw"])
+def test_own_steps_leave_what_the_batch_does_not_reach(kind: str, tmp_path: Path) -> None:
+    """As plain training does: neither decay nor momentum moves it, and its moments wait."""
+    makes: dict[str, Any] = {
+        "decay": lambda m: SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.2, weight_decay=0.1),
+        "adamw": lambda m: AdamW(m.parameters(), 0.1, weight_decay=0.1),
+    }
+    options: dict[str, Any] = {"net": partial(Misses, makes[kind]), "engine": "sequential", "local_epochs": 2}
+    alone = run(tmp_path, LocalOnly(), **options)[1]
+    assert torch.equal(alone[:, :3], torch.ones(4, 3))
+    for make in (lambda: Ditto(0.0), lambda: APFL(1.0)):
+        assert torch.equal(run(tmp_path, make(), **options)[1], alone)
+    mixed = run(tmp_path, Ditto(0.5), **options)[1]
+    assert torch.equal(mixed[:, :3], torch.ones(4, 3))
+    assert (mixed[:, 3:6] - 1).abs().min() > 1e-3
+
+
 def test_ditto_at_lambda_of_one_over_the_rate_is_one_step_away_from_the_global_model(tmp_path: Path) -> None:
     """v = w - η ∇f(v), whatever v was; the smaller η, and the larger λ = 1 / η, the nearer."""
     for rate in (1e-2, 1e-4, 1e-6):
@@ -101,8 +130,9 @@ def test_ditto_at_lambda_of_one_over_the_rate_is_one_step_away_from_the_global_m
         assert (own - trainer.weights).abs().max() < 5 * rate
 
 
-def test_at_0_apfl_shows_the_global_model(tmp_path: Path) -> None:
-    trainer, own = run(tmp_path, APFL(0.0))
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_at_0_apfl_shows_the_global_model(engine: Any, tmp_path: Path) -> None:
+    trainer, own = run(tmp_path, APFL(0.0), engine=engine)
     assert torch.equal(own, trainer.weights.expand_as(own))
 
 

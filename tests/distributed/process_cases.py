@@ -26,7 +26,18 @@ from lightning_fed.callbacks.diagnostics import (
     UpdateAgreement,
     UpdateGeometry,
 )
-from lightning_fed.client_algorithms import APFL, SCAFFOLD, ClientAlgorithm, Ditto, FedBN, FedGA, LocalOnly
+from lightning_fed.client_algorithms import (
+    APFL,
+    SCAFFOLD,
+    ClientAlgorithm,
+    Ditto,
+    FedBN,
+    FedGA,
+    FedPer,
+    FedRep,
+    LocalOnly,
+    PFedMe,
+)
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.division import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
@@ -446,23 +457,25 @@ class Shown(FederatedCallback):
         self.sums: list[Tensor] = []
 
     def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
-        live, shown = trainer.vector.data, torch.zeros(len(trainer.client_sizes), len(trainer.weights)).double()
+        state, live = trainer.train_state, trainer.vector.all_data
+        shown = torch.zeros(len(trainer.client_sizes), len(live)).double()
         for client, row in enumerate(shown):
-            live.copy_(trainer.weights)
+            state.load_global_model()
+            start = live.clone()
             if not trainer.client_states.elsewhere(client):
                 self.algorithm.load_own(trainer, client)
-                row.copy_(live if not torch.equal(live, trainer.weights) else torch.zeros_like(live))
-        live.copy_(trainer.weights)
+                row.copy_(live if not torch.equal(live, start) else torch.zeros_like(live))
+        state.load_global_model()
         self.sums.append(trainer.reduce_sum(shown))
 
 
 def owned(devices: int, folder: Path, algorithm: Callable[[], ClientAlgorithm], engine: Any = "sequential") -> Result:
-    """Clients with models of their own, drawn now here, now there."""
+    """Clients with models, or parts of them, of their own, drawn now here, now there."""
     made = algorithm()
     shown = Shown(made)
     result = fit(
         devices, made, shown, FedAvg(buffers="local"), data=make_data("unequal"), clients_per_round=3, max_rounds=6,
-        engine=engine,
+        engine=engine, local_epochs=2,
     )  # fmt: skip
     return {**result, "own": torch.stack(shown.sums)}
 
@@ -621,6 +634,9 @@ CASES: dict[str, Case] = {
     "own | APFL": partial(owned, algorithm=lambda: APFL(0.5, adaptive=True)),
     "own | Ditto, vectorized": partial(owned, algorithm=lambda: Ditto(0.5), engine="vectorized"),
     "own | LocalOnly": partial(owned, algorithm=LocalOnly),
+    "own | PFedMe": partial(owned, algorithm=lambda: PFedMe(3.0, 3, 0.1)),
+    "own | FedPer": partial(owned, algorithm=FedPer),
+    "own | FedRep, vectorized": partial(owned, algorithm=FedRep, engine="vectorized"),
 }
 
 

@@ -694,6 +694,7 @@ def test_of_a_gpu_half_of_what_is_free_is_for_clients(monkeypatch: pytest.Monkey
     probe.state = SimpleNamespace(vector=vector, weights=torch.zeros(10))  # type: ignore[assignment]  # what it asks for
     probe.module, probe._read_ahead = nn.Linear(2, 2), 0  # type: ignore[assignment]
     assert probe.lanes_that_fit() == 60_000 // (8 * 10 * 4)
+    assert probe.lanes_that_fit(second_gradients=True) == 60_000 // (16 * 10 * 4)
 
 
 class Noise(FederatedCallback):
@@ -705,7 +706,10 @@ class Noise(FederatedCallback):
 
 def test_callbacks_of_single_clients_are_called_as_they_expect(tmp_path: Path) -> None:
     alone, found = (run(tmp_path, Model, engine, Noise()) for engine in ("sequential", "auto"))
-    assert "Noise overrides `on_client_end` without saying `stacks = True`" in found.trainer.engine_choice["reason"]
+    assert (
+        "Noise does not say `stacks = True` (set it if its `on_client_end` works for many clients"
+        in found.trainer.engine_choice["reason"]
+    )
     agree(alone, found, rtol=0)
 
 

@@ -11,7 +11,7 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fed.client_algorithms import ClientAlgorithm, FedProx
+from lightning_fed.client_algorithms import ClientAlgorithm, Ditto, FedProx, LossAlgorithm
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.engines import SequentialEngine, choice
 from lightning_fed.engines.automatic import AutomaticEngine, rule
@@ -76,6 +76,32 @@ class AddsToAll(Adds):
     stacks = True
 
 
+class CallsItself(Model):
+    """Computes its scores in ``forward``, where losses read them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
+class Doubles(LossAlgorithm):
+    """A loss of a user's own, which has written no hook."""
+
+    def term(self, call: Any, own: dict[str, Tensor]) -> Tensor:
+        return call.loss
+
+
+class Peeks(pl.Callback):
+    """Looks at the gradients, as a callback of Lightning's."""
+
+    stacks = True
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        assert len(trainer.vector.grad)
+
+
 class StartsGPU(Model):
     """Looks at a GPU beside the CPU that it trains on, which starts the GPU and its random streams."""
 
@@ -91,8 +117,10 @@ REFUSED = {
     "no gradient": (LeavesOut, [], {}, r"`net.2.weight` gets no gradient"),
     "own hook": (OwnBackward, [], {}, "OwnBackward overrides `backward`"),
     "callback": (Model, [Watches], {}, "Watches overrides `on_train_batch_end`"),
-    "start": (Model, [Starts], {}, "Starts overrides `on_client_start` without saying `stacks = True`"),
-    "algorithm": (Model, [Adds], {}, "Adds overrides `on_before_optimizer_step` without saying"),
+    "start": (Model, [Starts], {}, r"Starts does not say `stacks = True` \(set it if its `on_client_start` works for"),
+    "algorithm": (Model, [Adds], {}, r"Adds does not say `stacks = True` \(set it if its `on_before_optimizer_step`"),
+    "loss": (CallsItself, [Doubles], {}, r"Doubles does not say `stacks = True` \(set it if its `logits` and `term`"),
+    "of Lightning": (Model, [Peeks], {}, r"Peeks is no FederatedCallback that says `stacks = True` \(set it if its `o"),
     "optimizer": (
         lambda: Model(optimizer=lambda m: torch.optim.Adafactor(m.parameters())), [], {}, "Adafactor is not known",
     ),
@@ -206,12 +234,19 @@ def test_a_gpu_that_is_started_meanwhile_draws_nothing(tmp_path, monkeypatch):
     assert train(tmp_path, StartsGPU, "auto", precision="32-true").trainer.engine_choice["engine"] == "vectorized"
 
 
+def test_second_gradients_take_memory_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(StepProbe, "lanes_that_fit", lambda _, second_gradients: 2 if second_gradients else 5)
+    for algorithm, size in ((FedProx(0.1), 5), (Ditto(), 2)):
+        run = train(tmp_path, Model, "vectorized", algorithm, max_rounds=1, datamodule=data(sizes=(8,) * 6))
+        assert run.trainer.engine_choice["chunk_size"] == size
+
+
 def test_a_resumed_run_keeps_its_chunks_whatever_the_memory(tmp_path, monkeypatch):
     options = {"enable_checkpointing": True, "logger": [], "name": "run", "datamodule": data(sizes=(8,) * 6)}
-    monkeypatch.setattr(StepProbe, "lanes_that_fit", lambda probe: 2)
+    monkeypatch.setattr(StepProbe, "lanes_that_fit", lambda *_: 2)
     first = train(tmp_path, Model, "vectorized", max_rounds=1, **options).trainer
     assert first.engine_choice["chunk_size"] == 2
-    monkeypatch.setattr(StepProbe, "lanes_that_fit", lambda probe: 5)
+    monkeypatch.setattr(StepProbe, "lanes_that_fit", lambda *_: 5)
     assert train(tmp_path / "other", Model, "vectorized", **options).trainer.engine_choice["chunk_size"] == 5
     trainer = FederatedTrainer(
         "cpu", default_root_dir=str(tmp_path), name="run", seed=1, max_rounds=2, logger=[], engine="vectorized",

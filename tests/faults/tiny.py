@@ -3,13 +3,14 @@
 import csv
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback
+from torch import nn
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvgM
@@ -20,7 +21,13 @@ ROUNDS = 4
 
 
 def fit(
-    folder: Path, rounds: int = ROUNDS, ckpt_path: str | None = None, own: Sequence[Callback] = (), **options: Any
+    folder: Path,
+    rounds: int = ROUNDS,
+    ckpt_path: str | None = None,
+    own: Sequence[Callback] = (),
+    method: Callable[[], Sequence[Callback]] = lambda: (FedAvgM(beta=0.5), SCAFFOLD()),
+    net: Callable[[], nn.Module | None] = lambda: None,
+    **options: Any,
 ) -> FederatedTrainer:
     """Trains five clients, two of them a round, with state on the server and state of clients on disk."""
     given = {
@@ -31,12 +38,12 @@ def fit(
         "logger": [],
         **options,
     }
-    trainer = federated_trainer(folder, FedAvgM(beta=0.5), SCAFFOLD(), *own, enable_checkpointing=True, **given)
+    trainer = federated_trainer(folder, *method(), *own, enable_checkpointing=True, **given)
     said = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = said.level
     said.setLevel(logging.WARNING)  # a campaign is hundreds of runs
     try:
-        trainer.fit(built(Classifier), federated_data(8, 8, 8, 8, 8), ckpt_path=ckpt_path)
+        trainer.fit(built(lambda: Classifier(net())), federated_data(8, 8, 8, 8, 8), ckpt_path=ckpt_path)
     finally:
         said.setLevel(level)
     return trainer

@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_fed.client_algorithms.losses.base import LossAlgorithm
 from lightning_fed.client_algorithms.losses.call import LossCall, feature_layer
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient
+from lightning_fed.core.updates import Client, StartGradient
 from lightning_fed.errors import FederatedError, expect_number
 
 __all__ = ["FedIIR"]
@@ -92,8 +92,8 @@ class FedIIR(LossAlgorithm):
         gradient = torch.cat([part.flatten() for part in found])
         return self.gamma * (gradient - self.mean).square().sum()
 
-    def on_after_server_step(self, trainer: TrainerLike, pl_module: Any, update: ReducedUpdate) -> None:
-        """Moves ḡ on in a process that trained no client of the round."""
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Moves ḡ on in a process that trained no client of the round, whether or not one has entered elsewhere."""
         self._move_mean(trainer)
 
     def state_dict(self) -> dict[str, Any]:

@@ -172,7 +172,8 @@ class _OwnSteps(_OwnModel):
         if self._optimizer is None or self._optimizer.weights is not rows:
             theirs = trainer.optimizers[0]
             initial = {p: deepcopy(state) for p, state in theirs.state.items()}  # nobody has taken a step yet
-            self._optimizer = FlatOptimizer(theirs, trainer.vector, rows, gradients, initial, fuse=rows.ndim > 1)
+            many = rows.ndim > 1  # of whom each has a gradient for every parameter
+            self._optimizer = FlatOptimizer(theirs, trainer.vector, rows, gradients, initial, fuse=many, apart=not many)
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         """Steps v_i, by the client's own factor on the learning rate."""
@@ -183,6 +184,9 @@ class _OwnSteps(_OwnModel):
             self._optimizer.start(len(own))
         elif own.ndim > 1:
             self._optimizer.narrow(len(own))
+        if own.ndim == 1:  # what the batch does not reach stays, whatever decay and momentum would make of it
+            places = trainer.vector.places().items()
+            self._optimizer.skip([at for p, at in places if p.grad is None and not gradient[at].any()])
         before = own.clone() if trainer.work is not None and trainer.work.changes_rates else None
         self._optimizer.step()
         if before is not None:

@@ -41,6 +41,7 @@ class FlatOptimizer:
         fuse: Whether to use a fused kernel (one pass over the memory) where there is one and the module's optimizer
             does not forbid it; its results differ in the last bits.
         part: The parameters that it steps, of those in ``vector.all_parameters``.
+        apart: Whether each parameter is stepped as a tensor of its own, so that ``skip`` may leave some out.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class FlatOptimizer:
         initial: Mapping[Tensor, dict[str, Any]] | None = None,
         fuse: bool = False,
         part: slice = slice(None),
+        apart: bool = False,
     ) -> None:
         initial = optimizer.state if initial is None else initial
         self.weights, self._gradients, self._user = weights, gradients, optimizer
         places = dict(list(vector.all_places().items())[part])
-        self._slices = [_joined(places[p] for p in g["params"] if p in places) for g in optimizer.param_groups]
+        slices = [[places[p] for p in group["params"] if p in places] for group in optimizer.param_groups]
+        self._slices = slices if apart else [_joined(each) for each in slices]
         # Copied, because the arguments of its constructor differ from the options of a group.
         self._optimizer = copy(optimizer)
         self._optimizer.state = defaultdict(dict)
@@ -95,6 +98,11 @@ class FlatOptimizer:
         for state in self._optimizer.state.values():
             state.update({key: value[:count] for key, value in state.items() if key not in SHARED_STATE})
 
+    def skip(self, missed: list[slice]) -> None:
+        """Leaves parts of the vector, and their state, out of the next steps, as torch does without a gradient."""
+        for part, tensor in self._parts:
+            tensor.grad = None if part in missed else self._gradients[..., part]
+
     def _bind(self, weights: Tensor, gradients: Tensor) -> None:
         for part, tensor in self._parts:
             tensor.grad = None
@@ -128,7 +136,8 @@ class FlatOptimizer:
     def _step_sgd(self, weights: Tensor, group: dict[str, Any], each: list[Tensor] | None) -> None:
         """Does what ``torch.optim.SGD`` does, by the same operations, at a fraction of the fixed cost of its step."""
         gradient, momentum = weights.grad, group["momentum"]
-        assert gradient is not None
+        if gradient is None:
+            return
         gradients = [gradient] if each is None else each[self._members[weights]]
         moved = [weights] if each is None else self._cut(weights, weights)
         if group["maximize"]:

@@ -9,7 +9,7 @@ from lightning_fed.core.user_code import is_own
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.engines.vectorized.batches import gathers
-from lightning_fed.engines.vectorized.refusals import FEWEST_LANES, CannotStack, NotQuicker
+from lightning_fed.engines.vectorized.refusals import FEWEST_LANES, CannotStack, NotQuicker, unsaid
 
 __all__ = ["LARGEST_CHUNK", "expect_quicker_and_the_same", "own_share"]
 
@@ -43,7 +43,7 @@ def expect_quicker_and_the_same(state: TrainState, options: LocalOptions, hooks:
         for method in hooks.methods(hook):
             owner = getattr(method, "__self__", method)
             if is_own(type(owner)) and not getattr(owner, "stacks", False):
-                raise CannotStack(f"{type(owner).__name__} overrides `{hook}` without saying `stacks = True`")
+                raise unsaid(owner, hook)
     for part in state.module.modules():
         if any((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)):
             raise CannotStack(f"{type(part).__name__} has forward or backward hooks, which are for one client")

@@ -134,6 +134,7 @@ def _train(
         if trained is None:
             tell(f"Clients are tuned one after another in round {engine.state.round}, as {reason}.")
             engine.state.leave_client()
+            at_once._make_room(0)
             break
         left = left[len(chunk) :]
     for client in left:

@@ -9,12 +9,14 @@ from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
+from lightning_fed.client_algorithms import LossAlgorithm
 from lightning_fed.core.devices import is_device_fault, out_of_memory
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
 
 __all__ = [
     "FEWEST_LANES", "MANY_CLIENTS", "CannotStack", "NotQuicker", "attempt", "cause_of", "explained_refusals",
-    "first_sentence", "of_one_client", "refusal", "tell",
+    "first_sentence", "of_one_client", "refusal", "tell", "unsaid",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -28,6 +30,15 @@ class CannotStack(Exception):
 
 class NotQuicker(CannotStack):
     """Says that a run would be no faster with many clients at once; the user has nothing to change."""
+
+
+def unsaid(owner: Any, hook: str) -> CannotStack:
+    """Says which callback does not say that its hook works for many clients at once, and when it may."""
+    says = "does not say" if isinstance(owner, FederatedCallback) else "is no FederatedCallback that says"
+    works = f"`{hook}` works for many clients at once"
+    if isinstance(owner, LossAlgorithm) and hook == "on_client_start":  # which the user has not written
+        works = "`logits` and `term` go through torch.func.vmap"
+    return CannotStack(f"{type(owner).__name__} {says} `stacks = True` (set it if its {works})")
 
 
 def refusal(error: Exception, count: int) -> FederatedError:

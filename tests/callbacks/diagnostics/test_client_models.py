@@ -1,7 +1,9 @@
 """The evaluation of clients' models: each by hand, in both engines, and that training notices nothing of it."""
 
 import csv
+import gc
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -440,6 +442,52 @@ def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
     expect_values(table(trainer), "tuned/", tuned)
     said = "Clients are tuned one after another in round 1, as somebody says no." in caplog.text
     assert (fits, said) == (([3, 1], False) if breaks == "one by one" else ([], True))
+
+
+def test_what_trained_at_once_is_freed_where_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matrices of the failed chunk are not held beside the clients that are tuned one after another."""
+    held: list[Any] = []
+    alone = plain._OneByOne.fit
+
+    def fails(self: Any, *_: Any) -> None:
+        held.append(weakref.ref(self.lanes.weights))
+        raise CannotStack("somebody says no")
+
+    def fit(self: Any, client: Any) -> None:
+        assert held[0]() is None
+        alone(self, client)
+
+    monkeypatch.setattr(plain._AtOnce, "_run_steps", fails)
+    monkeypatch.setattr(plain._OneByOne, "fit", fit)
+    evaluation, data = ClientEvaluation(models=("global", "tuned")), federated_data(*SIZES)
+    trainer_for(tmp_path, evaluation, max_rounds=1, engine="vectorized", chunk_size=3).fit(net(), data)
+    assert len(held) == 1
+
+
+def test_what_trained_at_once_is_freed_when_the_evaluation_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Any] = []
+    steps = plain._AtOnce._run_steps
+
+    class LooksForLanes(FederatedCallback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            left.append([each() is not None for each in held])
+
+    def notes(self: Any, *args: Any) -> Any:
+        held.append(weakref.ref(self.lanes.weights))
+        return steps(self, *args)
+
+    left: list[list[bool]] = []
+    monkeypatch.setattr(plain._AtOnce, "_run_steps", notes)
+    evaluation, data = ClientEvaluation(models=("global", "tuned")), federated_data(*SIZES)
+    trainer = trainer_for(tmp_path, evaluation, LooksForLanes(), max_rounds=1, engine="vectorized", chunk_size=3)
+    gc.disable()
+    try:
+        trainer.fit(net(), data)
+    finally:
+        gc.enable()
+    assert left == [[False, False]]
 
 
 class RunsAway(Measured):

@@ -99,6 +99,36 @@ def test_counts_are_the_clients_own() -> None:
     assert sum(SIZES) == len(hand.make_samples()[1])
 
 
+class Pauses(hand.ScoredModule):
+    """Skips every batch of round 2; the gradients at w are taken in eval mode."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if self.training and self.trainer.round == 2 else super().training_step(batch, batch_idx)
+
+
+class Idle(FedIIR):
+    """As in a process that trains none of the round's clients."""
+
+    def prepare(self, trainer: Any, client: Any) -> dict[str, Tensor]:
+        return super().prepare(trainer, client) if trainer.round == 1 else {}
+
+
+def test_the_mean_gradient_moves_on_though_no_client_enters_the_round() -> None:
+    """So that all processes hold the same, whoever trains."""
+    busy, idle = FedIIR(0.8, 0.6), Idle(0.8, 0.6)
+    for made in (busy, idle):
+        with pytest.warns(UserWarning, match="returned None"):
+            trainer = fit(made, module=Pauses(), max_rounds=2)
+        assert trainer.logged_metrics["clients/trained"] == 0
+    after_one = FedIIR(0.8, 0.6)
+    fit(after_one, module=Pauses(), max_rounds=1)
+    assert busy.mean is not None
+    assert idle.mean is not None
+    assert after_one.mean is not None
+    assert torch.equal(busy.mean, idle.mean)
+    assert not torch.equal(busy.mean, after_one.mean)
+
+
 def test_moon_begins_as_fedavg() -> None:
     """In a client's first round its last model is w, and the term has no gradient."""
     first, plain = fit_weights(MOON(5.0)), fit_weights()
