@@ -52,10 +52,9 @@ class MomentumAlgorithm(ClientAlgorithm, ABC):
             trainer.vector.scale_gradient(own)
             trainer.vector.add_to_gradient(self.momentum, alpha=common)
 
-    def mean(self, trainer: TrainerLike, update: ReducedUpdate) -> Tensor | None:
-        """Returns what was added to ``_sum`` over the weights of the clients of all processes; None without weight."""
-        total, whole = trainer.reduce_sum(self._sum.close()), sum(map(trainer.update_weight, update.clients))
-        return total.div_(whole) if whole else None
+    def mean(self, trainer: TrainerLike, update: ReducedUpdate) -> Tensor:
+        """Returns what was added to ``_sum`` over the weights of the clients of all processes."""
+        return trainer.reduce_sum(self._sum.close()).div_(sum(map(trainer.update_weight, update.clients)))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns m."""
@@ -102,7 +101,6 @@ class FedCM(MomentumAlgorithm):
         moved = difference(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))
         self._sum.add(moved, -trainer.update_weight(update.client) / update.distance)
 
-    def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Makes of the round's steps the next m."""
-        if (mean := self.mean(trainer, update)) is not None:
-            self.momentum = mean
+    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Makes of the round's steps the next m, unless the round leaves the model as it is."""
+        self.momentum = self.mean(trainer, update)

@@ -42,8 +42,8 @@ class MimeLite(MomentumAlgorithm):
         if self.beta:
             self._sum.add(trainer.start_gradients.gradient, trainer.update_weight(update.client))
 
-    def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Moves m by the mean of the round's gradients."""
-        if self.beta and (mean := self.mean(trainer, update)) is not None:
+    def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        """Moves m by the mean of the round's gradients, unless the round leaves the model as it is."""
+        if self.beta:
             assert self.momentum is not None
-            self.momentum = self.momentum.mul(self.beta).add_(mean, alpha=1 - self.beta)
+            self.momentum = self.momentum.mul(self.beta).add_(self.mean(trainer, update), alpha=1 - self.beta)

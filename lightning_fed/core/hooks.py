@@ -206,7 +206,7 @@ class FederatedCallback(Callback):
         """Called with the reduced update of the cohort, before the aggregator uses it."""
 
     def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Called to close a round, before the aggregator steps the global vector ``trainer.weights`` in place."""
+        """Called before the aggregator steps ``trainer.weights`` in place; not if a round leaves the model as it is."""
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Called after the server step; ``trainer.weights`` and the module hold the new global model."""

@@ -195,7 +195,7 @@ class RoundReducer:
 
     def _total_weight(self) -> float:
         total = sum(self._weights)
-        if self._clients and not 0 < total < float("inf"):
+        if any(self._weights) and not 0 < total < float("inf"):  # without any weight the server takes no step
             raise FederatedError(
                 f"Expected the clients' aggregation weights to sum to a positive number, got {total}: change "
                 "`client_weight` of the class given as `--aggregator`."

@@ -168,7 +168,7 @@ class ReducedUpdate:
         round: Round index, from 1.
         clients: The n clients that entered.
         num_registered: N, all clients of the data set that hold samples.
-        weights: Their aggregation weights p_i, shape (n,), float64, summing to 1.
+        weights: Their aggregation weights p_i, shape (n,), float64, summing to 1; all 0 leave the model as it is.
         mean: Δ = Σ p_i δ_i, shape (d,), for ``Need.MEAN``.
         sum: Σ δ_i, shape (d,), for ``Need.SUM``.
         abs_sum: Σ |δ_i|, shape (d,), for ``Need.ABS_SUM``.

@@ -189,7 +189,10 @@ class RoundLoop:
         for payload in reversed(payloads_of(trainer.callbacks)):
             payload.decode(trainer, self.module, update)
         self._call("on_before_server_step", update, module=False)
-        if self.cohorts.suffices(trainer.round, update.num_clients):
+        if not update.weights.any():
+            why = f"its {update.num_clients} clients have weight 0 in {type(trainer.aggregator).__name__}"
+            rank_zero_warn(f"Round {trainer.round} leaves the model as it is: {why}.")
+        elif self.cohorts.suffices(trainer.round, update.num_clients):
             self._step_weights(update)
         self._call("on_after_server_step", update, module=False)
 

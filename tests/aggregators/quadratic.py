@@ -43,9 +43,18 @@ class OneEach(Partitioner):
         return np.arange(num_clients)
 
 
-def weights_after(folder: Path, aggregator: Aggregator, rounds: int = 1, steps: int = 1, *callbacks: Any) -> np.ndarray:
-    """Trains the three clients, whole batches, in double precision; returns the global w, shape (2,)."""
-    data = FederatedDataModule(TensorDataset(torch.tensor(STRENGTHS), torch.tensor(TARGETS)), OneEach(), num_clients=3)
+def weights_after(
+    folder: Path,
+    aggregator: Aggregator,
+    rounds: int = 1,
+    steps: int = 1,
+    *callbacks: Any,
+    strengths: np.ndarray = STRENGTHS,
+    targets: np.ndarray = TARGETS,
+) -> np.ndarray:
+    """Trains the three clients, or others, whole batches, in double precision; returns the global w, shape (2,)."""
+    samples = TensorDataset(torch.tensor(strengths), torch.tensor(targets))
+    data = FederatedDataModule(samples, OneEach(), num_clients=len(targets))
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = FederatedTrainer(
         accelerator="cpu",
@@ -60,11 +69,13 @@ def weights_after(folder: Path, aggregator: Aggregator, rounds: int = 1, steps: 
     return trainer.weights.numpy()
 
 
-def train_by_hand(w: np.ndarray, steps: int = 1) -> np.ndarray:
-    """Where each client ends, shape (3, 2)."""
-    ends = np.tile(w, (3, 1))
+def train_by_hand(
+    w: np.ndarray, steps: int = 1, strengths: np.ndarray = STRENGTHS, targets: np.ndarray = TARGETS
+) -> np.ndarray:
+    """Where each client ends, shape (n, 2)."""
+    ends = np.tile(w, (len(targets), 1))
     for _ in range(steps):
-        ends = ends - LR * gradients_by_hand(ends)
+        ends = ends - LR * strengths[:, None] * (ends - targets)
     return ends
 
 

@@ -1,6 +1,7 @@
 """Rules for updates that pull against each other, as server rules and in whole runs on quadratic clients."""
 
 from collections.abc import Callable
+from itertools import combinations, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,16 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lightning_fed.aggregators import (
+    TERM,
     TIES,
     Aggregator,
+    Bulyan,
     FedAvg,
+    FedFV,
     FedMGDA,
     FedOMG,
     PCGrad,
+    QFedAvg,
     SignMajority,
 )
 from lightning_fed.core.hooks import FederatedCallback
@@ -69,38 +74,43 @@ def test_pcgrad_on_three_quadratic_clients(tmp_path: Path) -> None:
     assert not all(conflicts)
 
 
-def test_fedmgda_on_three_quadratic_clients(tmp_path: Path) -> None:
-    """In the plane the shortest point of a triangle is at a corner, on a side, or 0 within it."""
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_fedmgda_on_three_quadratic_clients(epsilon: float, tmp_path: Path) -> None:
+    """In the plane the shortest point of a polygon is on a line between two of its corners, or 0 within it."""
+    low, high = max(1 / 3 - epsilon, 0), min(1 / 3 + epsilon, 1)
+    corners = np.array(list(permutations([low, 1 - low - high, high])))
 
     def step(deltas: np.ndarray) -> np.ndarray:
         units = deltas / np.linalg.norm(deltas, axis=1)[:, None]
-        points = list(units)
-        for one, other in ((0, 1), (0, 2), (1, 2)):
-            apart = units[one] - units[other]
-            points.append(units[other] + np.clip(-(units[other] @ apart) / (apart @ apart), 0, 1) * apart)
+        points = []
+        for one, other in combinations(corners @ units, 2):
+            apart = one - other
+            along = np.clip(-(other @ apart) / max(apart @ apart, 1e-30), 0, 1)
+            points.append(other + along * apart)
         within = np.linalg.solve(np.vstack([units.T, np.ones(3)]), [0, 0, 1])
-        points += [np.zeros(2)] if (within >= 0).all() else []
+        points += [np.zeros(2)] if ((within >= low) & (within <= high)).all() else []
         return 0.1 * min(points, key=np.linalg.norm)
 
-    found = weights_after(tmp_path, FedMGDA(1.0, lr=0.1), 4, 3)
+    found = weights_after(tmp_path, FedMGDA(epsilon, lr=0.1), 4, 3)
     np.testing.assert_allclose(found, run_by_hand(step, 4), rtol=0, atol=1e-10)
 
 
 def test_fedomg_on_three_quadratic_clients(tmp_path: Path) -> None:
-    """The best of the steps within reach of the mean, by looking all round."""
+    """On the circle round the mean the best step is that of one client alone, or gains two of them the same."""
 
     def step(deltas: np.ndarray) -> np.ndarray:
         mean = deltas.mean(axis=0)
-        low, high = 0.0, 2 * np.pi
-        for _ in range(14):
-            angles = np.linspace(low, high, 2001)
-            steps = mean + 0.5 * np.linalg.norm(mean) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-            best = (deltas @ steps.T).min(axis=0).argmax()
-            low, high = angles[max(best - 2, 0)], angles[min(best + 2, 2000)]
-        return steps[best]
+        reach, angles = 0.5 * np.linalg.norm(mean), [np.arctan2(y, x) for x, y in deltas]
+        for one, other in combinations(deltas, 2):
+            apart = one - other
+            cosine = -(apart @ mean) / (reach * np.linalg.norm(apart))
+            if abs(cosine) <= 1:
+                angles += [np.arctan2(apart[1], apart[0]) + turn * np.arccos(cosine) for turn in (-1, 1)]
+        steps = mean + reach * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        return steps[(deltas @ steps.T).min(axis=0).argmax()]
 
     found = weights_after(tmp_path, FedOMG(0.5), 4, 3)
-    np.testing.assert_allclose(found, run_by_hand(step, 4), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(found, run_by_hand(step, 4), rtol=0, atol=1e-10)
 
 
 def test_sign_majority_and_ties_on_three_quadratic_clients(tmp_path: Path) -> None:
@@ -109,9 +119,14 @@ def test_sign_majority_and_ties_on_three_quadratic_clients(tmp_path: Path) -> No
 
     def ties(deltas: np.ndarray) -> np.ndarray:
         agree = deltas * deltas.sum(axis=0) > 0
-        return (deltas * agree).sum(axis=0) / agree.sum(axis=0)
+        return (deltas * agree).sum(axis=0) / agree.sum(axis=0).clip(min=1)
 
-    for name, rule, by_hand in (("majority", SignMajority(0.1), majority), ("ties", TIES(1.0), ties)):
+    def ties_of_half(deltas: np.ndarray) -> np.ndarray:
+        return ties(deltas * (abs(deltas) > abs(deltas[:, ::-1])))
+
+    for name, rule, by_hand in (
+        ("majority", SignMajority(0.1), majority), ("ties", TIES(1.0), ties), ("half", TIES(0.5), ties_of_half),
+    ):  # fmt: skip
         found = weights_after(tmp_path / name, rule, 4, 3)
         np.testing.assert_allclose(found, run_by_hand(by_hand, 4), rtol=0, atol=1e-12)
 
@@ -128,6 +143,21 @@ def test_limits_that_are_fedavg(weighting: Any) -> None:
     expected, _ = step_by_hand(FedAvg(weighting="uniform"), start, abs(deltas), SIZES)
     ties, _ = step_by_hand(TIES(1.0, weighting=weighting), start, abs(deltas), SIZES)
     np.testing.assert_allclose(ties, expected, rtol=0, atol=1e-14)
+
+
+def test_sign_majority_is_the_neighbour_of_the_and_mask() -> None:
+    """It moves what a vote of any majority lets through, and where all agree to the side of FedAvg's step."""
+    start, deltas = problem(0.5)
+    deltas[:, 0] = 0
+    deltas[:, 1] = [1, -1, 1, -1, 0]
+    found, _ = step_by_hand(SignMajority(), start, deltas, SIZES)
+    some, _ = step_by_hand(FedAvg(mask=SignAgreement(0.0, binary=True, comparison=">")), start, deltas, SIZES)
+    every, _ = step_by_hand(FedAvg(mask=SignAgreement(1.0, binary=True)), start, deltas, SIZES)
+    assert np.array_equal(found != start, some != start)
+    assert set(np.flatnonzero(found == start)) == {0, 1}
+    agreed = every != start
+    assert 0 < agreed.sum() < 7
+    assert np.array_equal(np.sign(found - start)[agreed], np.sign(every - start)[agreed])
 
 
 def test_fedmgda_without_freedom_is_the_mean_of_directions() -> None:
@@ -225,21 +255,29 @@ def test_the_order_of_pcgrad_comes_from_seed_and_round_alone() -> None:
     assert not torch.allclose(stepped(first, deltas, 4, 1), steps[0])
 
 
-def test_a_resumed_run_of_pcgrad_has_the_same_bits(tmp_path: Path) -> None:
+KEEP_NOTHING_ELSE = [*RULES.values(), FedFV, QFedAvg, TERM, lambda: Bulyan(0)]
+
+
+@pytest.mark.parametrize("make", KEEP_NOTHING_ELSE, ids=[*RULES, "FedFV", "QFedAvg", "TERM", "Bulyan"])
+def test_a_resumed_run_has_the_same_bits(make: Any, tmp_path: Path) -> None:
+    """With an order drawn anew, and updates of clients that were in former rounds alone."""
     x, y = points(37).tensors
     data = {"dataset": TensorDataset(x[y.argsort()], y.sort().values), "val_dataset": None}
 
-    def run(name: str, rule: Aggregator, *stops: int) -> torch.Tensor:
+    options: dict[str, Any] = {"enable_checkpointing": True, "seed": 1}
+    options |= {"clients_per_round": 2} if make is FedFV else {}
+
+    def run(name: str, make: Any, *stops: int) -> torch.Tensor:
         for rounds in stops:
             torch.manual_seed(0)
-            trainer = federated_trainer(tmp_path / name, rule, max_rounds=rounds, enable_checkpointing=True, seed=1)
+            trainer = federated_trainer(tmp_path / name, make(), max_rounds=rounds, **options)
             trainer.logger_choice = []
             trainer.fit(Classifier(), federated_data(6, 20, 11, **data), ckpt_path="last")
         return trainer.weights.clone()
 
-    whole = run("whole", PCGrad(), 4)
-    assert torch.equal(run("parts", PCGrad(), 2, 4), whole)
-    assert not torch.allclose(run("plain", FedAvg(), 4), whole)
+    whole = run("whole", make, 4)
+    assert torch.equal(run("parts", make, 2, 4), whole)
+    assert not torch.allclose(run("plain", FedAvg, 4), whole)
 
 
 class StandsStill(FederatedCallback):

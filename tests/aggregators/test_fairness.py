@@ -1,5 +1,6 @@
 """Rules that weigh clients by their losses at the global model, on clients whose training can be written down."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.aggregators import AFL, TERM, FedAvg, QFedAvg
+from lightning_fed.aggregators import AFL, TERM, Aggregator, FedAvg, QFedAvg
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import ClientSampler
@@ -54,15 +55,35 @@ def test_the_constant_of_qfedavg_follows_the_learning_rate_of_the_round(
     np.testing.assert_allclose(weights_after(tmp_path, QFedAvg(), 3, 1), w, **EXACT)
 
 
-def test_a_mistake_of_others_takes_the_mean_of_the_batches_of_the_last_epoch_for_the_loss(tmp_path: Path) -> None:
+def afl(w: np.ndarray, deltas: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """λ after a round that gains 0.02 f, of which nothing is below 0."""
+    point = 1 / 3 + 0.02 * losses
+    return np.array(point - (point.sum() - 1) / 3)
+
+
+def term(w: np.ndarray, deltas: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    tilts = np.exp(0.3 * losses)
+    return np.array(w + tilts @ deltas / tilts.sum())
+
+
+@pytest.mark.parametrize(
+    ("rule", "by_hand"),
+    [(QFedAvg(), partial(qfedavg, q=1.0, lipschitz=1 / LR)), (TERM(0.3), term), (AFL(0.02), afl)],
+    ids=lambda each: each.label if isinstance(each, Aggregator) else "",
+)
+def test_a_mistake_of_others_takes_what_the_batches_of_the_last_epoch_gave_for_the_loss(
+    rule: Any, by_hand: Any, tmp_path: Path
+) -> None:
     """LAB's f is what the client logged while it trained, at weights that had left w already."""
     w = np.ones(2)
-    ends = train_by_hand(w, STEPS - 1)
+    deltas, ends = train_by_hand(w, STEPS) - w, train_by_hand(w, STEPS - 1)
     seen = np.array([losses_at(end)[i] for i, end in enumerate(ends)])
-    mistaken = qfedavg(w, train_by_hand(w, STEPS) - w, seen, 1.0, 1 / LR)
-    found = weights_after(tmp_path, QFedAvg(), 1, STEPS)
-    assert abs(found - mistaken).max() > 1e-3
-    np.testing.assert_allclose(found, qfedavg(w, train_by_hand(w, STEPS) - w, losses_at(w), 1.0, 1 / LR), **EXACT)
+    found = weights_after(tmp_path, rule, 1, STEPS)
+    if isinstance(rule, AFL):  # the losses of a round count in the next
+        assert rule.mixture is not None
+        found = rule.mixture.numpy()
+    assert abs(found - by_hand(w, deltas, seen)).max() > 1e-3
+    np.testing.assert_allclose(found, by_hand(w, deltas, losses_at(w)), **EXACT)
 
 
 @pytest.mark.parametrize("t", [0.3, -0.5])

@@ -22,7 +22,7 @@ from lightning_fed.aggregators import (
 from lightning_fed.core.updates import Need, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
-from tests.aggregators.quadratic import step_by_hand, weights_after
+from tests.aggregators.quadratic import step_by_hand, train_by_hand, weights_after
 
 RULES = {
     "median": lambda **kwargs: CoordinateMedian(**kwargs),
@@ -90,6 +90,16 @@ def test_agrees_with_numpy(name: str, weighting: Any) -> None:
     after, _ = step_by_hand(RULES[name](lr=0.7, weighting=weighting), start, deltas, SIZES)
     tolerance = 1e-8 if name == "geometric" else 1e-12
     np.testing.assert_allclose(after, start + 0.7 * by_numpy(name, deltas, weighting), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_nine_quadratic_clients_over_rounds(name: str, tmp_path: Path) -> None:
+    rng, w = np.random.default_rng(1), np.ones(2)
+    clients = {"strengths": rng.uniform(0.5, 2, 9), "targets": 3 * rng.normal(size=(9, 2))}
+    found = weights_after(tmp_path, RULES[name](), 4, 3, **clients)
+    for _ in range(4):
+        w = w + by_numpy(name, train_by_hand(w, 3, **clients) - w, "uniform")
+    np.testing.assert_allclose(found, w, rtol=0, atol=1e-8 if name == "geometric" else 1e-12)
 
 
 def test_only_the_geometric_median_looks_at_samples() -> None:

@@ -13,13 +13,15 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.aggregators import FedAvg
+from lightning_fed.aggregators import AFL, FedAvg, FedDGGA
+from lightning_fed.client_algorithms import FedCM
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, generator_for
-from lightning_fed.core.updates import Client
+from lightning_fed.core.updates import Client, Update
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.masks import SignAgreement
 from lightning_fed.sampling import WeightedSampler
+from tests.parts import Classifier, federated_data, federated_trainer
 
 SEED, ROUNDS, CLIENTS, EMPTY = 3, 3, 4, 1
 
@@ -218,3 +220,45 @@ def test_statistics_are_kept_in_float32_under_a_narrower_model(tmp_path: Path) -
     share = 1 - data.split.sizes[0] / data.split.sizes.sum()
     assert kept[0].dtype == torch.float32
     assert kept[0].tolist() == pytest.approx([1 + share * 0.0078125] * 6, abs=1e-6)
+
+
+class Favours(FedAvg):
+    """A rule of a user's, under which client 0 alone counts in the second round."""
+
+    def client_weight(self, client: Client) -> float:
+        return float(client.round != 2 or client.id == 0)
+
+
+class LosesTheFirst(FederatedCallback):
+    """In the second round all weight is client 0's, whose update is spoiled."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Tensor, Tensor]] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        algorithm, rule = trainer.callbacks[0], trainer.aggregator
+        self.kept.append((trainer.weights.clone(), algorithm.momentum.clone()))
+        shares = {FedDGGA: "adjusted", AFL: "mixture"}.get(type(rule))
+        if shares and trainer.round == 1:
+            getattr(rule, shares).copy_(torch.tensor([1.0, 0.0, 0.0]))
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Update) -> None:
+        if (update.client.round, update.client.id) == (2, 0):
+            update.delta.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("make", [lambda: FedDGGA(losses_over="train"), AFL, Favours])
+def test_a_round_of_clients_without_weight_leaves_the_model_as_it_is(make: Any, engine: Any, tmp_path: Path) -> None:
+    """As one in which nobody takes part does; what clients keep of the server's direction stays too."""
+    torch.manual_seed(0)
+    loses = LosesTheFirst()
+    trainer = federated_trainer(tmp_path, FedCM(0.3), make(), loses, max_rounds=4, max_diverged=0.5, engine=engine)
+    with pytest.warns(UserWarning, match="Round 2 leaves the model as it is: its 2 clients have weight 0 in "):
+        trainer.fit(Classifier(), federated_data(8, 20, 12))
+    (first, m), (second, same), (third, other), _ = loses.kept
+    assert torch.equal(second, first)
+    assert torch.equal(same, m)
+    assert not torch.equal(third, second)
+    assert not torch.equal(other, m)
+    assert trainer.weights.isfinite().all()

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fed.aggregators import FedAvg, FedDynServer
+from lightning_fed.aggregators import FedAvg, FedDynServer, Krum
 from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedCM, FedDyn, FedProx, MimeLite
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
 from tests.client_algorithms import hand_loops as hand
 from tests.client_algorithms.client_runs import fit
@@ -93,6 +94,34 @@ def test_the_momentum_is_saved_and_a_resumed_run_goes_on_with_it(make: Any, tmp_
     assert torch.equal(parts.weights, whole.weights)
     assert torch.equal(found.momentum, wanted.momentum)
     assert found.momentum.any()
+
+
+class IdleInTheSecond(Classifier):
+    """Client 1 takes no step in the second round."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        idle = (self.trainer.round, self.trainer.client.id) == (2, 1)
+        return None if idle else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("make", [lambda: FedCM(0.3), lambda: MimeLite(0.6)])
+def test_the_momentum_rests_in_a_round_that_leaves_the_model_as_it_is(make: Any, tmp_path: Path) -> None:
+    """Four clients are too few for Krum: no step of the server, so no direction of it either."""
+
+    class MomentumNotes(FederatedCallback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            kept.append((trainer.weights.clone(), made.momentum.clone()))
+
+    torch.manual_seed(0)
+    kept, made = list[tuple[torch.Tensor, torch.Tensor]](), make()
+    trainer = federated_trainer(tmp_path, made, Krum(1), MomentumNotes(), max_rounds=3)
+    with pytest.warns(UserWarning, match="^Round 2 leaves the model as it is: 4 clients"):
+        trainer.fit(IdleInTheSecond(), federated_data(8, 8, 8, 8, 8))
+    (first, m), (second, same), (third, other) = kept
+    assert torch.equal(second, first)
+    assert torch.equal(same, m)
+    assert not torch.equal(third, second)
+    assert not torch.equal(other, m)
 
 
 class Scales(ClientAlgorithm):

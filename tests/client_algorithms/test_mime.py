@@ -34,6 +34,27 @@ def test_beside_fedprox_it_is_scale_add_clip_step(clip: Any) -> None:
         np.testing.assert_allclose(found, loop.run(batches), rtol=1e-10, atol=1e-12)
 
 
+class WithDecay(hand.MimeLiteByHand):
+    """The optimizer's decay, 0.3 w, is part of the gradient that makes m."""
+
+    def mean_gradient(self) -> np.ndarray:
+        return super().mean_gradient() + 0.3 * self.w
+
+
+@pytest.mark.parametrize("decayed", [False, True])
+def test_weight_decay_is_in_m_only_if_asked_for(decayed: bool) -> None:
+    """Clients' optimizers decay in full in either case, unscaled by 1 - β."""
+    problem = Quadratic()
+    options: dict[str, Any] = {"optimizer": "decay", "full_gradient_weight_decay": decayed, **ROUNDS}
+    tape = fit(problem, FedAvg(), MimeLite(0.6), **options)
+    loops = [kind(problem, "decay", beta=0.6) for kind in (hand.MimeLiteByHand, WithDecay)]
+    for batches, found in zip(tape.batches, tape.weights, strict=True):
+        plain, with_decay = (loop.run(batches) for loop in loops)
+        right, wrong = (with_decay, plain) if decayed else (plain, with_decay)
+        np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-12)
+    assert np.abs(found - wrong).max() > 1e-3
+
+
 class Changes(hand.MimeLiteByHand):
     """Clients move the momentum in their own steps."""
 

@@ -11,7 +11,7 @@ from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 from tests.composition.composition_parts import MASKS, RULES, Net, make_data
 from tests.engines.package_models import PACKAGE, SMALL
 from tests.engines.parts import agree, train
-from tests.parts import graded
+from tests.parts import graded, quick_first
 
 EVERY_CLIENT = {**CLIENTS, **CLIENT_LIMITS}
 MODELS = {**{name: PACKAGE[name] for name in SMALL}, "Net": (Net, partial(make_data, "unequal"))}
@@ -76,6 +76,11 @@ OPTIONS = [
 def test_masks_chunks_and_steps_are_alike(client: str, mask: str, chunk_size: Any, steps: Any, tmp_path: Path) -> None:
     rule, options = EVERY_CLIENT[client].rule or "FedAvg", dict([steps] if steps else [])
     trained_alike(tmp_path, "Net", rule, client, mask, chunk_size=chunk_size, **options)
+
+
+@pytest.mark.parametrize("rule", quick_first(1, RULES))
+def test_chunks_are_alike_under_every_rule(rule: str, tmp_path: Path) -> None:
+    trained_alike(tmp_path, "Net", rule, "none", chunk_size=2)
 
 
 PRECISE = product(["FedAvg", "FedAdam", "FedNova", "CGW"], ["none", "SCAFFOLD", "FedGA on FedProx"])

@@ -180,7 +180,7 @@ def test_a_round_without_clients_is_zero() -> None:
     assert reduced.buffers == {}
 
 
-@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [float("nan"), 1.0], [float("inf"), 1.0]])
+@pytest.mark.parametrize("weights", [[1.0, -1.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_weights_that_cannot_be_normalised_are_refused(weights: list[float]) -> None:
     reducer = RoundReducer(torch.zeros(3), Need.MEAN)
     reducer.reset(2)
@@ -188,6 +188,17 @@ def test_weights_that_cannot_be_normalised_are_refused(weights: list[float]) -> 
         reducer.add(update(i, torch.ones(3), weight), average_buffers=False)
     with pytest.raises(FederatedError, match="client_weight"):
         reducer.reduce(1)
+
+
+def test_clients_without_weight_are_in_the_round_and_in_no_mean() -> None:
+    reducer = RoundReducer(torch.zeros(3), Need.MEAN)
+    reducer.reset(2)
+    for i in range(2):
+        reducer.add(update(i, torch.ones(3), 0.0, {"b": torch.ones(2)}), average_buffers=True)
+    reduced = reducer.reduce(1)
+    assert reduced.num_clients == 2
+    assert not reduced.weights.any()
+    assert not reduced.mean.any()
 
 
 @pytest.mark.parametrize("clients", [3, 10, 77])

@@ -32,6 +32,7 @@ from lightning_fed.client_algorithms import (
     ClientAlgorithm,
     Ditto,
     FedBN,
+    FedCM,
     FedGA,
     FedPer,
     FedRep,
@@ -333,6 +334,13 @@ class Diverging(Shifted):
         return loss * float("nan") if self.trainer.client.id in (1, 4) else loss
 
 
+class CountsThose(FedAvg):
+    """The clients that ``Diverging`` spoils are all that weigh anything."""
+
+    def client_weight(self, client: Any) -> float:
+        return float(client.id in (1, 4))
+
+
 class Failing(Shifted):
     """Two clients raise in their second step."""
 
@@ -596,6 +604,9 @@ CASES: dict[str, Case] = {
     "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),
     "diverged": lambda devices, _: fit(devices, FedGA(0.5), net=start(Diverging), max_diverged=0.5),
+    "without weight": lambda devices, _: fit(
+        devices, CountsThose(), FedCM(0.3), net=start(Diverging), max_diverged=0.5
+    ),
     "skipped": lambda devices, _: fit(devices, net=start(Failing), on_client_error="skip", max_diverged=0.5),
     "too many failed": lambda devices, _: fit(devices, net=start(Failing), on_client_error="skip", max_diverged=0.3),
     "too many diverged": lambda devices, _: fit(devices, net=start(Diverging), max_diverged=0.3),

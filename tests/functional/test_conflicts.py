@@ -75,6 +75,17 @@ def test_the_shortest_mean_of_updates_that_cancel_is_zero_and_ends() -> None:
     assert np.linalg.norm(weights @ rows) < 1e-10
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
+def test_mgda_where_nothing_is_left_to_gain_gives_its_weights(epsilon: float) -> None:
+    """A mistake of others: an assertion fails at convergence, where clients agree or their directions cancel."""
+    row, lengths = cohort(1, 6)[0], np.array([1.0, 2.0, 0.5, 3.0])
+    for signs, shares in ((np.ones(4), SHARES), (np.array([1, -1, 1, -1]), np.full(4, 0.25))):
+        rows = (signs * lengths)[:, None] * row / np.linalg.norm(row)
+        weights = mgda_weights(rows @ rows.T, shares, epsilon)
+        np.testing.assert_allclose(weights * lengths, shares, rtol=0, atol=1e-12)
+        assert np.linalg.norm(weights @ rows) == pytest.approx(abs(shares @ signs), abs=1e-12)
+
+
 # FedMGDA+
 
 
