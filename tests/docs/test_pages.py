@@ -16,10 +16,13 @@ import yaml
 
 from benchmarks.tables import ROWS
 from lightning_fed import FederatedTrainer
+from lightning_fed.aggregators import Aggregator
+from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.engines import SequentialEngine, VectorizedEngine
 from lightning_fed.trainer.lightning_arguments import ALIASES
 from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
 from tests.docs.shell import Shell, command_lines
+from tests.parts import leaves
 
 # Blocks that a test cannot run: they need an account, a network or a browser. A new one must be added here on purpose.
 # Those of docs/results take hours, and have a test of their own.
@@ -182,6 +185,25 @@ def test_every_page_is_in_the_navigation() -> None:
         # Tables of studies are drawn from the CSV files beside them, and linked from pages.
         if page.parent != REPOSITORY and page.name != "table.md"
     }
+
+
+# No paper has them, or they are many methods in one.
+WITHOUT_SOURCE = {"LocalOnly", "PersonalParameters", "LossAlgorithm"}
+METHODS = [
+    (option, kind.__name__)
+    for option, base in (("aggregator", Aggregator), ("client", ClientAlgorithm))
+    for kind in leaves(base)
+    if kind.__name__ not in WITHOUT_SOURCE and kind.__name__[0] != "_"
+]
+
+
+@pytest.mark.parametrize(("option", "method"), sorted(METHODS))
+def test_every_method_has_a_page_with_equation_source_cost_and_command_and_a_file(option: str, method: str) -> None:
+    parts = ("```text\n", r"\*\*Source\.\*\*", "Cost", "lightning-fed fit", rf"--{option} {method}\b")
+    texts = [page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "algorithms").glob("*.md")]
+    assert any(all(re.search(part, text) for part in parts) for text in texts)
+    files = (REPOSITORY / "configs" / option).glob("*.yaml")
+    assert any(re.search(rf": {method}$", file.read_text(encoding="utf-8"), re.MULTILINE) for file in files)
 
 
 def test_every_room_of_the_package_is_in_the_architecture() -> None:
