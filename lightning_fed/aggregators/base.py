@@ -163,7 +163,7 @@ class Aggregator(FederatedCallback, ABC):
 
 
 class StatefulAggregator(Aggregator):
-    """Keeps server state: vectors of shape (d,) by name, reset by a new ``fit`` and saved in checkpoints.
+    """Keeps server state: vectors by name, most of shape (d,), reset by a new ``fit`` and saved in checkpoints.
 
     Attributes:
         vectors: The state after the last round; empty before the first.

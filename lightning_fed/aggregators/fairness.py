@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fed.aggregators.base import Aggregator
+from lightning_fed.aggregators.base import Aggregator, StatefulAggregator
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate
 from lightning_fed.errors import FederatedError, expect_choice, expect_number
@@ -129,7 +129,7 @@ class TERM(LossWeightingAggregator):
         return term_weights(losses, shares, self.t)
 
 
-class AFL(Aggregator):
+class AFL(StatefulAggregator):
     """Trains for the worst mixture of clients: w <- w + η_g Σ λ_i δ_i, then λ <- Π(λ + γ f) with f_i = f_i(w).
 
     Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm 1 with updates of local training
@@ -140,9 +140,6 @@ class AFL(Aggregator):
         gamma: γ, at least 0, in units of 1 / loss.
         weighting: λ before the first round: 1/N (``uniform``) or in proportion to s_i (``samples``).
         **kwargs: Options of every aggregator.
-
-    Attributes:
-        mixture: λ by client id, shape (N,), float64, on the CPU; None before the first round.
     """
 
     needs = Need.MEAN | Need.LOSSES
@@ -150,14 +147,17 @@ class AFL(Aggregator):
     def __init__(self, gamma: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
         super().__init__(weighting=weighting, **kwargs)
         expect_number("--aggregator.gamma", gamma, least=0)
-        self.gamma = gamma
-        self.mixture: Tensor | None = None
-        self._whole = 0.0
+        self.gamma, self._whole = gamma, 0.0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forgets λ of an earlier ``fit``."""
-        if stage == "fit":
-            self.mixture, self._whole = None, 0.0
+        super().setup(trainer, pl_module, stage)
+        self._whole = 0.0
+
+    @property
+    def mixture(self) -> Tensor | None:
+        """λ by client id, shape (N,), float64, on the CPU; None before the first round."""
+        return self.vectors.get("mixture")
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Initialises λ, and refuses a cohort without all clients, except under ``fast_dev_run``."""
@@ -171,8 +171,7 @@ class AFL(Aggregator):
             )
         shares = sizes.astype(float) if self.weighting == "samples" else (sizes > 0).astype(float)
         self._whole = float(shares.sum())
-        if self.mixture is None:
-            self.mixture = torch.from_numpy(shares / self._whole)
+        self.vectors.setdefault("mixture", torch.from_numpy(shares / self._whole))
 
     def client_weight(self, client: Client) -> float:
         """Returns λ_i, scaled so that all clients' weights sum to the same as before the first round."""
@@ -187,19 +186,11 @@ class AFL(Aggregator):
         point[[client.id for client in update.clients]] += self.gamma * update.losses
         projected = torch.zeros_like(point)
         projected[self._holders] = torch.from_numpy(project_onto_simplex(point[self._holders].numpy()))
-        self.mixture = projected
+        self.vectors["mixture"] = projected
         return update.mean
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns λ."""
-        return {} if self.mixture is None else {"mixture": self.mixture.clone()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        self.mixture = state_dict.get("mixture")
-
-
-class FedDGGA(Aggregator):
+class FedDGGA(StatefulAggregator):
     """Weighs by how much averaging costs a client: w <- w + η_g Σ a_i δ_i, then a_i += d_r (G_i - Ḡ) / max |G - Ḡ|.
 
     FedDG-GA of Zhang, Xu, Yao, Zhang, Tian, Wang, "Federated Domain Generalization with Generalization Adjustment",
@@ -211,9 +202,6 @@ class FedDGGA(Aggregator):
         step_size: d, at least 0.
         losses_over: ``held_out`` for samples that the data hold out of each client for validation, or ``train``.
         **kwargs: Options of every aggregator; ``weighting`` gives the first a_i.
-
-    Attributes:
-        adjusted: a_i by client id, shape (N,), float64, on the CPU, in the unit of the first; None before a round.
     """
 
     needs = Need.MEAN | Need.LOSSES
@@ -226,22 +214,20 @@ class FedDGGA(Aggregator):
         expect_number("--aggregator.step_size", step_size, least=0)
         expect_choice("--aggregator.losses_over", losses_over, ("held_out", "train"))
         self.step_size, self.losses_over = step_size, losses_over
-        self.adjusted: Tensor | None = None
         self._stepped = False
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets the weights of a former ``fit``."""
-        if stage == "fit":
-            self.adjusted = None
+    @property
+    def adjusted(self) -> Tensor | None:
+        """a_i by client id, shape (N,), float64, on the CPU, in the unit of the first; None before a round."""
+        return self.vectors.get("adjusted")
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Begins with the weights of FedAvg, and gives them back to a cohort in which all have fallen to 0."""
         sizes = torch.from_numpy(np.asarray(trainer.client_sizes, dtype=float))
         first = sizes if self.weighting == "samples" else (sizes > 0).double()
-        self.adjusted = first.clone() if self.adjusted is None else self.adjusted
-        drawn = [client.id for client in cohort.clients]
-        if not self.adjusted[drawn].any():
-            self.adjusted[drawn] = first[drawn]
+        adjusted, drawn = self.vectors.setdefault("adjusted", first.clone()), [client.id for client in cohort.clients]
+        if not adjusted[drawn].any():
+            adjusted[drawn] = first[drawn]
         self._stepped = False
 
     def client_weight(self, client: Client) -> float:
@@ -268,11 +254,3 @@ class FedDGGA(Aggregator):
         entered = [client.id for client in update.clients]
         shares = torch.from_numpy(adjusted_weights(update.weights.numpy(), gaps, step))
         self.adjusted[entered] = shares * self.adjusted[entered].sum()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the a_i."""
-        return {} if self.adjusted is None else {"adjusted": self.adjusted.clone()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        self.adjusted = state_dict.get("adjusted")
