@@ -238,9 +238,8 @@ class LosesTheFirst(FederatedCallback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         algorithm, rule = trainer.callbacks[0], trainer.aggregator
         self.kept.append((trainer.weights.clone(), algorithm.momentum.clone()))
-        shares = {FedDGGA: "adjusted", AFL: "mixture"}.get(type(rule))
-        if shares and trainer.round == 1:
-            getattr(rule, shares).copy_(torch.tensor([1.0, 0.0, 0.0]))
+        for weights in rule.vectors.values() if trainer.round == 1 and isinstance(rule, (AFL, FedDGGA)) else ():
+            weights.copy_(torch.tensor([1.0, 0.0, 0.0]))
 
     def on_client_end(self, trainer: Any, pl_module: Any, update: Update) -> None:
         if (update.client.round, update.client.id) == (2, 0):

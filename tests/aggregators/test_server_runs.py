@@ -12,21 +12,25 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import (
+    AFL,
     FedACG,
     FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedDGGA,
     FedDynServer,
     FedExP,
     FedNova,
     FedYogi,
     ServerOptimizer,
 )
+from lightning_fed.client_algorithms import FedCM, MimeLite
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import IID, Digits, FederatedDataModule, Partitioner
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import MLP, ImageClassifier
+from tests.parts import Classifier, federated_data, federated_trainer
 
 EVERY: list[Any] = [
     FedAvgM, FedACG, FedExP, FedAdagrad, FedAdam, FedYogi, FedNova, FedDynServer,
@@ -180,3 +184,15 @@ def test_buffers_do_not_go_through_the_server_rule(make: Any, mask: Any, tmp_pat
         momentum = 0.9 * momentum + change
         carried = carried + momentum
     assert (carried < 0).all()
+
+
+@pytest.mark.parametrize("make", [AFL, lambda: FedDGGA(losses_over="train"), FedCM, MimeLite])
+def test_what_is_kept_is_forgotten_by_a_second_fit(make: Any, tmp_path: Path) -> None:
+    """Weights of clients, and a momentum."""
+    made, found = make(), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        trainer = federated_trainer(tmp_path, made, max_rounds=3)
+        trainer.fit(Classifier(), federated_data(8, 20, 12))
+        found.append(trainer.weights.clone())
+    assert torch.equal(*found)

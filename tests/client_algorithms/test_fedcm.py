@@ -100,7 +100,8 @@ class IdleInTheSecond(Classifier):
     """Client 1 takes no step in the second round."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        idle = (self.trainer.round, self.trainer.client.id) == (2, 1)
+        trainer: Any = self.trainer
+        idle = (trainer.round, trainer.client.id) == (2, 1)
         return None if idle else super().training_step(batch, batch_idx)
 
 
