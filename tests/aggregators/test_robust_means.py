@@ -94,7 +94,7 @@ def test_agrees_with_numpy(name: str, weighting: Any) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_nine_quadratic_clients_over_rounds(name: str, tmp_path: Path) -> None:
-    rng, w = np.random.default_rng(1), np.ones(2)
+    rng, w = np.random.default_rng(0), np.ones(2)
     clients = {"strengths": rng.uniform(0.5, 2, 9), "targets": 3 * rng.normal(size=(9, 2))}
     found = weights_after(tmp_path, RULES[name](), 4, 3, **clients)
     for _ in range(4):
