@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fed.aggregators import FedAvg, FedDynServer, Krum
+from lightning_fed.aggregators import AFL, FedAvg, FedDynServer, Krum
 from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedCM, FedDyn, FedProx, MimeLite
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
@@ -123,6 +123,27 @@ def test_the_momentum_rests_in_a_round_that_leaves_the_model_as_it_is(make: Any,
     assert torch.equal(same, m)
     assert not torch.equal(third, second)
     assert not torch.equal(other, m)
+
+
+class SpoilsTheFirst(FederatedCallback):
+    """Client 0 is left out."""
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        if update.client.id == 0:
+            update.delta.fill_(torch.nan)
+
+
+def test_the_momentum_is_over_the_weights_that_the_round_had(tmp_path: Path) -> None:
+    """AFL moves its weights in its step; those of the first round are uniform."""
+    found = []
+    for rule in (AFL(0.5), FedAvg(weighting="uniform")):
+        torch.manual_seed(0)
+        made = FedCM(0.3)
+        trainer = federated_trainer(tmp_path, made, rule, SpoilsTheFirst(), max_diverged=0.5)
+        trainer.fit(Classifier(), federated_data(8, 20, 12))
+        assert made.momentum is not None
+        found.append(made.momentum)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
 
 
 class Scales(ClientAlgorithm):
