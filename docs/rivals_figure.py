@@ -34,8 +34,8 @@ PICTURES: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
         for title, k in (("1 client of 10", "1"), ("2 clients of 10", "2"), ("5 clients of 10", "5"))
     },
     "rivals-images": {
-        "FashionMNIST, 2 classes a client": ("fashionmnist", {"metric": "test/acc"}),
-        "EMNIST, one class a client": ("one_class", {"metric": "test/acc"}),
+        "FashionMNIST, 2 classes": ("fashionmnist", {"metric": "test/acc"}),
+        "EMNIST, one class": ("one_class", {"metric": "test/acc"}),
         "MNIST, a tenth shuffled": ("shuffled", {"metric": "test/acc"}),
     },
 }
