@@ -1,7 +1,7 @@
 """Writes the ``last`` and ``best`` checkpoints of a run."""
 
 import math
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -9,28 +9,13 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
 from lightning_fed.core.files import WriteError
-from lightning_fed.core.hooks import FederatedCallback, TrainerLike
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
 __all__ = ["FederatedCheckpoint"]
 
 # The metrics tried, in this order, when no monitor is given; both spellings are common.
 _USUAL = (("val/acc", "max"), ("val_acc", "max"), ("val/loss", "min"), ("val_loss", "min"))
-
-
-class SavingTrainer(TrainerLike, Protocol):
-    """What the checkpoint callback needs of the trainer, beyond what every hook may use."""
-
-    finished_round: int
-    run: Any
-    round_metrics: dict[str, float]
-    validated: bool
-
-    def save_checkpoints(self, *names: str) -> None:
-        """Writes the checkpoint of the last finished round under these names, one after the other."""
-
-    def save_last_good(self) -> None:
-        """Writes the weights of the last finished round as ``last_good``."""
 
 
 class FederatedCheckpoint(FederatedCallback, Checkpoint):
@@ -69,12 +54,12 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         """The best value so far, as in Lightning's ModelCheckpoint."""
         return None if self.best_score is None else torch.tensor(self.best_score)
 
-    def setup(self, trainer: TrainerLike, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]  # the trainer is ours
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Starts each ``fit`` without a best value."""
         if stage == "fit":
             self._forget()
 
-    def save(self, trainer: SavingTrainer, final: bool) -> None:
+    def save(self, trainer: Any, final: bool) -> None:
         """Writes the checkpoints that are due between two rounds; after the final round ``last`` always is.
 
         Raises:
@@ -98,20 +83,18 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
             for name in names:
                 setattr(self, f"{name}_model_path", str(trainer.run.checkpoints / f"{name}.ckpt"))
 
-    def on_exception(self, trainer: SavingTrainer, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]  # the trainer is ours
+    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
         """Writes the model of the last finished round as ``last_good.ckpt`` if that round has no checkpoint."""
         if isinstance(exception, WriteError):  # the disk refuses writes
             return
         if trainer.finished_round not in (0, self.saved_round, self._resumed_from):
             trainer.save_last_good()
 
-    def on_load_checkpoint(  # type: ignore[override]  # the trainer is ours
-        self, trainer: TrainerLike, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remembers the round that a run resumes from: it already has a checkpoint."""
         self._resumed_from = trainer.round
 
-    def _improved(self, trainer: SavingTrainer) -> bool:
+    def _improved(self, trainer: Any) -> bool:
         """Returns whether this round's value is the best so far, and remembers it if so."""
         metrics = trainer.round_metrics
         if self._watched is None:

@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -318,4 +318,4 @@ class RoundLoop:
         """Writes the checkpoints that are due."""
         if self.checkpoint is not None:
             with self.guard.watching("`on_save_checkpoint`", "on_save_checkpoint" in self.watched):
-                self.checkpoint.save(cast(Any, self.trainer), final)
+                self.checkpoint.save(self.trainer, final)

@@ -1,7 +1,7 @@
 """Logs how good the global model, and those of the clients, are for each client, of a round or not."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.callbacks.diagnostics.round_table import csv_text, expect_alone
 from lightning_fed.core.files import WriteError, write_atomically
-from lightning_fed.core.hooks import FederatedCallback, TrainerLike
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Cohort, Update
 from lightning_fed.data.datamodule import FederatedDataModule
@@ -22,22 +22,6 @@ __all__ = ["ClientEvaluation"]
 
 _Model: TypeAlias = Literal["global", "trained", "tuned", "own"]
 _Values: TypeAlias = dict[int, dict[str, float]]
-
-
-class EvaluatingTrainer(TrainerLike, Protocol):
-    """What the evaluation of clients asks of the trainer beyond what every hook may."""
-
-    datamodule: Any
-    fabric: Any
-    processes: Any
-    run: Any
-    source: Any
-
-    def evaluate_clients(self, source: Any, clients: Sequence[int], *model: Any) -> _Values:
-        """Returns what ``validation_step`` logs of a model on each client's samples, by client and name.
-
-        It is the ``live`` one, unless ``model`` is ``tuned`` with local steps and epochs, or ``own``.
-        """
 
 
 class ClientEvaluation(FederatedCallback):
@@ -113,7 +97,7 @@ class ClientEvaluation(FederatedCallback):
         self.models, self.tune_steps = tuple(models), steps
         self.tune_epochs = 1 if steps is None and epochs is None else epochs
 
-    def setup(self, trainer: EvaluatingTrainer, pl_module: Any, stage: str) -> None:  # type: ignore[override]  # our trainer stands in
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Finds the samples and draws the clients; refuses a second callback that would log under the same names."""
         if stage != "fit":
             return
@@ -132,7 +116,7 @@ class ClientEvaluation(FederatedCallback):
         self._before: dict[str, float] = {}
         self._trained: _Values = {}
 
-    def _expect_own(self, trainer: EvaluatingTrainer) -> None:
+    def _expect_own(self, trainer: Any) -> None:
         """Refuses ``own`` where not exactly one algorithm of the run gives clients models of their own."""
         having = [type(cb).__name__ for cb in trainer.callbacks if getattr(cb, "has_own_model", False)]
         if "own" in self.models and len(having) != 1:
@@ -142,7 +126,7 @@ class ClientEvaluation(FederatedCallback):
                 "`--client`."
             )
 
-    def _find_source(self, trainer: EvaluatingTrainer) -> Any:
+    def _find_source(self, trainer: Any) -> Any:
         if self.data == "train":
             return getattr(trainer.source, "unaugmented", trainer.source)
         if not isinstance(trainer.datamodule, FederatedDataModule):
@@ -156,20 +140,20 @@ class ClientEvaluation(FederatedCallback):
         """Lets go of the samples."""
         self._source = None
 
-    def on_round_start(self, trainer: EvaluatingTrainer, pl_module: LightningModule, cohort: Cohort) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_round_start(self, trainer: Any, pl_module: LightningModule, cohort: Cohort) -> None:
         """Evaluates the model that the round starts from, where its clients are told from the others."""
         self._trained = {}
         if self.participation and self._is_due(trainer):
             self._cohort = {client.id for client in cohort.clients}
             self._before = self._halves(self._measure(trainer), "_before")
 
-    def on_client_entered(self, trainer: EvaluatingTrainer, pl_module: LightningModule, update: Update) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_client_entered(self, trainer: Any, pl_module: LightningModule, update: Update) -> None:
         """Evaluates the model that a client has trained, which is the live one."""
         client = update.client.id
         if "trained" in self.models and self._is_due(trainer) and self._source.sizes[client]:
             self._trained |= self._named(trainer.evaluate_clients(self._source, [client]))
 
-    def on_train_epoch_end(self, trainer: EvaluatingTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Evaluates the models that the round ends with."""
         if not self._is_due(trainer):
             return
@@ -182,15 +166,15 @@ class ClientEvaluation(FederatedCallback):
         pl_module.log_dict({**figures, **halves})
         self._write(trainer, values)
 
-    def on_train_end(self, trainer: EvaluatingTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]  # our trainer stands in
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Writes the table of the final model where a callback has ended the run in a round that was not due."""
         if trainer.should_stop and trainer.round != self._round:
             self._write(trainer, self._measure(trainer))
 
-    def _is_due(self, trainer: EvaluatingTrainer) -> bool:
-        return trainer.round % self.every_n_rounds == 0 or trainer.round == trainer.max_rounds
+    def _is_due(self, trainer: Any) -> bool:
+        return bool(trainer.round % self.every_n_rounds == 0 or trainer.round == trainer.max_rounds)
 
-    def _measure(self, trainer: EvaluatingTrainer) -> dict[_Model, _Values]:
+    def _measure(self, trainer: Any) -> dict[_Model, _Values]:
         """Returns the metrics of each client, by the model that is evaluated between two clients."""
         self._round = trainer.round
         options: dict[_Model, tuple[Any, ...]] = {
@@ -239,7 +223,7 @@ class ClientEvaluation(FederatedCallback):
                         logged[f"per_client/{_of(model, name)}_{side}{suffix}"] = float(np.mean(found))
         return logged
 
-    def _write(self, trainer: EvaluatingTrainer, measured: dict[_Model, _Values]) -> None:
+    def _write(self, trainer: Any, measured: dict[_Model, _Values]) -> None:
         """Writes ``clients.csv``; where the system refuses it, the run goes on, which is said once."""
         if not trainer.is_global_zero or trainer.run is None:
             return
