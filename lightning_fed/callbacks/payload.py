@@ -37,18 +37,14 @@ class Payload(FederatedCallback):
 
 
 def payloads_of(callbacks: Sequence[Callback]) -> list[Payload]:
-    """Returns the payloads among callbacks, in their order; refuses one given twice, or after noise by mistake."""
+    """Returns the payloads among callbacks, in their order; refuses one after noise by mistake."""
     found = [callback for callback in callbacks if isinstance(callback, Payload)]
-    names = [type(payload).__name__ for payload in found]
-    if len(set(names)) < len(names):
-        name = max(names, key=names.count)
-        raise FederatedError(f"Expected each payload once, got {name} twice: leave one out of `--trainer.callbacks`.")
     noisy = False
-    for payload, name in zip(found, names, strict=True):
+    for payload in found:
         if noisy and payload.bounds_length:
             raise FederatedError(
-                f"Expected {name} before the payload that adds noise, because its bound sets the noise, got it after: "
-                "change the order of `--trainer.callbacks`."
+                f"Expected {type(payload).__name__} before the payload that adds noise, because its bound sets the "
+                "noise, got it after: change the order of `--trainer.callbacks`."
             )
         noisy = noisy or payload.adds_noise
     return found

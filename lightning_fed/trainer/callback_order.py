@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fed.callbacks.payload import Payload, payloads_of
+from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import ONCE_A_ROUND, FederatedCallback, is_stock
@@ -28,7 +29,7 @@ WORKING = (
 # Lightning's bars show batches of one loader; the trainer's own bar shows rounds and clients instead.
 BARS = ("TQDMProgressBar", "RichProgressBar")
 # The trainer's own callbacks that the user's replace.
-_REPLACEABLE = (FederatedCheckpoint, ModelSummary)
+_REPLACEABLE = (FederatedCheckpoint, FederatedProgressBar, ModelSummary)
 # What one client algorithm of a run alone can do.
 _ONE_OF = {
     "displaces": "displaces the point where gradients are taken",
@@ -58,7 +59,7 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
 
     Args:
         callbacks: A callback, or a list that may hold None and lists.
-        defaults: Callbacks added by the trainer; the user's own FederatedCheckpoint and ModelSummary replace theirs.
+        defaults: Callbacks added by the trainer; those in ``_REPLACEABLE`` give way to the user's own.
     """
     given = [callback for callback in _flatten(callbacks) if not _is_bar(callback)]
     for callback in given:
@@ -68,8 +69,6 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
     replaced = tuple(kind for kind in _REPLACEABLE if any(isinstance(cb, kind) for cb in given))
     given += [cb for cb in defaults if cb is not None and not isinstance(cb, replaced)]
     algorithms = [cb for cb in given if isinstance(cb, ClientAlgorithm)]
-    _expect_one_of_each(algorithms)
-    _expect_own_states(given)
     aggregators = [cb for cb in given if isinstance(cb, Aggregator)] or [FedAvg()]
     checkpoints = [cb for cb in given if isinstance(cb, FederatedCheckpoint)]
     others = [cb for cb in given if not isinstance(cb, (ClientAlgorithm, Aggregator, FederatedCheckpoint))]
@@ -80,6 +79,8 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
         if len(found) > 1:
             names = " and ".join(type(cb).__name__ for cb in found)
             raise FederatedError(f"Expected one {kind}, got {names}: give only one of them, in {option}.")
+    _expect_each_once([*algorithms, *others])
+    _expect_one_of_each(algorithms)
     _expect_mean_under_noise(payloads_of(others), aggregators[0])
     _expect_served_needs([*algorithms, *others], aggregators[0])
     return [*algorithms, *others, *aggregators, *checkpoints]
@@ -99,24 +100,22 @@ def add_module_callbacks(callbacks: list[Callback], module: LightningModule) -> 
     return order_callbacks([*kept, *own]) if own else callbacks
 
 
-def _expect_own_states(callbacks: list[Callback]) -> None:
-    """Refuses two callbacks whose states a checkpoint could not tell apart."""
+def _expect_each_once(callbacks: list[Callback]) -> None:
+    """Refuses two callbacks that log under the same names, or whose states a checkpoint could not tell apart."""
     seen: set[str] = set()
     for callback in callbacks:
-        if callback.state_key in seen and type(callback).state_dict is not Callback.state_dict:
+        kind, key = type(callback), callback.state_key
+        ours = isinstance(callback, (ClientAlgorithm, Payload)) or kind.__module__.startswith("lightning_fed.")
+        if key in seen and (ours or kind.state_dict is not Callback.state_dict):
             raise FederatedError(
-                f"Expected one callback for each `state_key`, got two {type(callback).__name__}: leave one out of "
+                f"Expected each callback once, got {kind.__name__} twice: leave one out of `--client` or "
                 "`--trainer.callbacks` (`--trainer.max_time` adds a Timer), or give its class another `state_key`."
             )
-        seen.add(callback.state_key)
+        seen.add(key)
 
 
 def _expect_one_of_each(algorithms: list[ClientAlgorithm]) -> None:
-    """Refuses a client algorithm given twice, and two of those of which there can be one."""
-    names = [type(algorithm).__name__ for algorithm in algorithms]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise FederatedError(f"Expected each client algorithm once, got {twice} twice: leave one out of `--client`.")
+    """Refuses two client algorithms of those of which there can be one."""
     for kind, what in _ONE_OF.items():
         found = [type(algorithm).__name__ for algorithm in algorithms if getattr(algorithm, kind)]
         if len(found) > 1:

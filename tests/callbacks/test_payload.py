@@ -93,7 +93,7 @@ def test_halves_work_in_order_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("callbacks", "said"),
     [
-        ([TopK(1), TopK(2)], "Expected each payload once, got TopK twice"),
+        ([TopK(1), TopK(2)], "Expected each callback once, got TopK twice"),
         ([Noise(1.0), ClipUpdates(1.0)], "Expected ClipUpdates before the payload that adds noise"),
         ([Noise(1.0), FedAvg(mask=SignAgreement())], r"Expected Noise .* got FedAvg\+SignAgreement, which reads votes"),
         ([Noise(1.0), CoordinateMedian()], "Expected Noise .* got CoordinateMedian"),

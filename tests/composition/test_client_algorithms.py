@@ -314,7 +314,7 @@ def test_pairs_without_meaning_are_refused_by_name_in_either_order(one: Any, oth
 def test_an_algorithm_given_twice_is_refused(make: Any) -> None:
     (one,), (other,) = make(), make()
     name = type(one).__name__
-    with pytest.raises(FederatedError, match=f"^Expected each client algorithm once, got {name} twice: .*"):
+    with pytest.raises(FederatedError, match=f"^Expected each callback once, got {name} twice: .*"):
         fit(one, FedProx() if name != "FedProx" else FedGA(), other)
 
 

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_fed.callbacks.diagnostics.round_table import csv_text, expect_alone
+from lightning_fed.callbacks.diagnostics.round_table import csv_text
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
@@ -98,10 +98,9 @@ class ClientEvaluation(FederatedCallback):
         self.tune_epochs = 1 if steps is None and epochs is None else epochs
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Finds the samples and draws the clients; refuses a second callback that would log under the same names."""
+        """Finds the samples and draws the clients."""
         if stage != "fit":
             return
-        expect_alone(ClientEvaluation, trainer.callbacks)
         self._expect_own(trainer)
         self._source = self._find_source(trainer)
         clients = np.flatnonzero(np.asarray(self._source.sizes))

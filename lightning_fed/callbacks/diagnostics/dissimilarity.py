@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fed.callbacks.diagnostics.round_table import expect_alone
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradient
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
@@ -51,13 +50,12 @@ class GradientDissimilarity(FederatedCallback):
         self._found: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses a client that does not exist, and a second callback that would log under the same names."""
-        if stage != "fit":
-            return
-        name, clients = type(self).__name__, len(trainer.client_sizes)
-        if self.client is not None and not 0 <= self.client < clients:
-            raise FederatedError(f"Expected `client` of {name} to be an id in [0, {clients}), got {self.client}.")
-        expect_alone(GradientDissimilarity, trainer.callbacks)
+        """Refuses a client that does not exist."""
+        if stage == "fit" and self.client is not None and not 0 <= self.client < len(trainer.client_sizes):
+            raise FederatedError(
+                f"Expected `client` of {type(self).__name__} to be an id in [0, {len(trainer.client_sizes)}), got "
+                f"{self.client}."
+            )
 
     def start_gradients(self, round: int) -> StartGradient:
         """Asks for the cohort's gradients in rounds with a measurement."""

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fed.callbacks.diagnostics.round_table import RoundTable, expect_alone
+from lightning_fed.callbacks.diagnostics.round_table import RoundTable
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Cohort, Need, ReducedUpdate, Update
 from lightning_fed.errors import expect_count
@@ -42,11 +42,6 @@ class UpdateGeometry(FederatedCallback):
         expect_count("every_n_rounds", every_n_rounds, of=type(self).__name__)
         self.every_n_rounds, self.by_client = every_n_rounds, by_client
         self._table: RoundTable | None = None
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses a second callback that would log under the same names."""
-        if stage == "fit":
-            expect_alone(UpdateGeometry, trainer.callbacks)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens the table, if the run has a folder."""

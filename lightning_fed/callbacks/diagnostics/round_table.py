@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.core.files import WriteError, append_whole, write_atomically
-from lightning_fed.errors import FederatedError
 
-__all__ = ["RoundTable", "csv_text", "expect_alone"]
+__all__ = ["RoundTable", "csv_text"]
 
 
 class RoundTable:
@@ -46,13 +44,6 @@ class RoundTable:
         except WriteError as error:
             self._refused = True
             rank_zero_warn(f"The run goes on without {self.path.name}: {error}")
-
-
-def expect_alone(kind: type[Callback], callbacks: Iterable[Callback]) -> None:
-    """Refuses a second callback of a kind, because it would log under the same names."""
-    if sum(isinstance(callback, kind) for callback in callbacks) > 1:
-        name = kind.__name__
-        raise FederatedError(f"Expected one {name}, got several: leave all but one out of `--trainer.callbacks`.")
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> bytes:

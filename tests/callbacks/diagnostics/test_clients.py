@@ -419,7 +419,7 @@ class Unvalidated(Net):
 @pytest.mark.parametrize(
     ("callbacks", "model", "words"),
     [
-        ([ClientEvaluation(), ClientEvaluation()], Measured, "Expected one ClientEvaluation, got several"),
+        ([ClientEvaluation(), ClientEvaluation()], Measured, "Expected each callback once, got ClientEvaluation twice"),
         ([ClientEvaluation(1, "val")], Measured, "--data.val_split per_client"),
         ([ClientEvaluation(1, "test")], Measured, "--data.client_test_fraction"),
         ([ClientEvaluation(1)], Silent, "Expected `validation_step` to log metrics for ClientEvaluation, got none"),

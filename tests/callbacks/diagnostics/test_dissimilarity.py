@@ -283,5 +283,5 @@ def test_a_client_that_is_not_there_is_refused(client: int, tmp_path: Path) -> N
 
 def test_two_that_would_log_under_the_same_names_are_refused(tmp_path: Path) -> None:
     two = [GradientDissimilarity(), GradientDissimilarity(weighting="samples")]
-    with pytest.raises(FederatedError, match="one GradientDissimilarity"):
+    with pytest.raises(FederatedError, match="once, got GradientDissimilarity twice"):
         trainer_for(tmp_path, *two).fit(Quadratic(), quadratic_data())
