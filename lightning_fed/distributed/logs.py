@@ -62,26 +62,16 @@ def logged_here(recorder: MetricRecorder, module: LightningModule) -> Logged:
 def merge_logged(everyone: Sequence[Logged], recorder: MetricRecorder, module: LightningModule) -> None:
     """Fills a recorder with the logs of all processes; the module's Metric objects compute over all of them."""
     order = sorted(range(len(everyone)), key=lambda rank: everyone[rank].position)
-    recorder.series = _merge([part.series for part in everyone], order)
+    recorder.series = {}
+    for here in everyone:
+        recorder.merge(here.series)
+    for key, logged in (item for rank in order for item in everyone[rank].series.items()):
+        if logged.is_default == recorder.series[key].is_default:
+            recorder.series[key].last = logged.last
     recorder.metrics = _find([everyone[rank].metrics for rank in order], recorder, module)
     for part in module.modules():
         if isinstance(part, Metric):  # a cached value is only that of this process, or an old one
             part._computed = None
-
-
-def _merge(parts: list[dict[str, LoggedValue]], order: list[int]) -> dict[str, LoggedValue]:
-    """Merges by name: a module's own value wins over a default one, and the last in ``order`` gives the last value."""
-    own = {key for part in parts for key, series in part.items() if not series.is_default}
-    kept = [{key: s for key, s in part.items() if not (s.is_default and key in own)} for part in parts]
-    lasts = {key: series.last for rank in order for key, series in kept[rank].items()}
-    merged: dict[str, LoggedValue] = {}
-    for part in kept:
-        for key, series in part.items():
-            if merged.setdefault(key, series) is not series:
-                merged[key].merge(series)
-    for key, series in merged.items():
-        series.last = lasts[key]
-    return merged
 
 
 def _find(
