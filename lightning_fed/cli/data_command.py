@@ -1,6 +1,5 @@
 """The command ``lightning-fed data``: shows the data and their split without building a model or a trainer."""
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.cli.parser import FederatedArgumentParser
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import png, write_atomically
 from lightning_fed.data import FederatedDataModule, split_figures
 from lightning_fed.data.summary.overview import overview
 from lightning_fed.errors import FederatedError
@@ -79,7 +78,5 @@ def main(words: list[str]) -> int:
 def _write(datamodule: FederatedDataModule, folder: Path) -> Iterator[Path]:
     """Draws the pictures into a folder. If the process dies, each file holds the whole old or the whole new picture."""
     for name, figure in split_figures(datamodule, datamodule.train_source()):
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=150)
-        write_atomically(folder / f"{name}.png", picture.getvalue(), "--output")
+        write_atomically(folder / f"{name}.png", png(figure, dpi=150), "--output")
         yield folder / f"{name}.png"

@@ -1,14 +1,16 @@
 """Writes files so that they are never half-written, and turns a refused write into one sentence."""
 
+import csv
+import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["WriteError", "append_whole", "open_atomically", "write_atomically", "writing"]
+__all__ = ["WriteError", "append_whole", "csv_text", "open_atomically", "png", "write_atomically", "writing"]
 
 _RUNS = "--trainer.default_root_dir"
 
@@ -81,3 +83,17 @@ def append_whole(path: Path, content: bytes) -> None:
         except OSError:
             os.ftruncate(file.fileno(), size)
             raise
+
+
+def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
+    """Writes rows of cells as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator=end).writerows(rows)
+    return text.getvalue()
+
+
+def png(figure: Any, dpi: float | str = "figure") -> bytes:
+    """Returns a matplotlib figure as the bytes of a PNG file."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=dpi)
+    return drawn.getvalue()

@@ -1,13 +1,12 @@
 """Helpers of the laboratory: a parser, imports of extras, checks of names, and safe texts for tables."""
 
 import argparse
-import csv
-import io
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from lightning_fed.core import files
 from lightning_fed.errors import FederatedError
 
 __all__ = [
@@ -85,7 +84,5 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 def csv_text(lines: Iterable[Sequence[object]], end: str = "\r\n") -> str:
     """Writes lines of cells as CSV; a spreadsheet reads no text in them as a formula."""
-    text = io.StringIO()
     safe = ([no_formula(cell) if isinstance(cell, str) else cell for cell in line] for line in lines)
-    csv.writer(text, lineterminator=end).writerows(safe)
-    return text.getvalue()
+    return files.csv_text(safe, end)

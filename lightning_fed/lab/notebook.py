@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import warnings
 from base64 import b64encode
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.files import png
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.core.user_code import describe
 from lightning_fed.data import FederatedDataModule
@@ -150,7 +150,5 @@ def _beside(*parts: str) -> str:
 
 
 def _picture(figure: Figure, what: str) -> str:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    data = b64encode(picture.getvalue()).decode()
+    data = b64encode(png(figure)).decode()
     return f'<img alt="{escape(what)}" src="data:image/png;base64,{data}" style="max-width: 30em">'

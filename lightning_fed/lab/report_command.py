@@ -4,14 +4,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import png, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser
 from lightning_fed.lab.report import tables
 from lightning_fed.lab.report.budgets import derived_columns
 from lightning_fed.lab.report.load import MeasuredRun, group_runs, load_runs
 from lightning_fed.lab.report.page import report_page
-from lightning_fed.lab.report.plots import panels_figure, png
+from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.runs.statistics import LAST
 
 __all__ = ["choose_metric", "main"]
@@ -96,7 +96,7 @@ def _write(options: argparse.Namespace, rows: Sequence[tables.Row], metric: str,
         drawn = report_page(rows, metric, options.x, notes).encode()
     else:
         methods = {index: row.method for index, row in enumerate(rows)}
-        drawn = png(panels_figure({("", metric): methods}, options.x))
+        drawn = png(panels_figure({("", metric): methods}, options.x), dpi=150)
     tables.write_csv(rows, metric, table)
     write_atomically(picture, drawn, "--output")
     return [picture, table]

@@ -1,6 +1,5 @@
 """Sends the rows, config and split of a run to its loggers."""
 
-import io
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_fed.core.files import WriteError, write_atomically, writing
+from lightning_fed.core.files import WriteError, png, write_atomically, writing
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, read_rows
@@ -119,9 +118,7 @@ class RunLog:
 
 def keep_picture(figure: Any, path: Path, loggers: Iterable[Logger]) -> None:
     """Writes a matplotlib figure into a run's folder, and sends it to the loggers that accept pictures."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_atomically(path, picture.getvalue())
+    write_atomically(path, png(figure))
     for logger in loggers:
         with _writing(logger):
             show_picture(logger, path.stem, path)

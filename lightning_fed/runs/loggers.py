@@ -1,7 +1,6 @@
 """The loggers of a run: metrics.csv, which is the source of truth, and Weights & Biases in addition."""
 
 import csv
-import io
 import netrc
 import os
 import zlib
@@ -18,7 +17,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.core.display.shown import is_news
-from lightning_fed.core.files import WriteError, append_whole, write_atomically, writing
+from lightning_fed.core.files import WriteError, append_whole, csv_text, write_atomically, writing
 from lightning_fed.runs.folder import RunFolder, read_rows
 from lightning_fed.runs.statistics import LAST, run_statistic
 
@@ -130,17 +129,12 @@ class RoundCSVLogger(Logger):
     def _rewrite(self, columns: list[str], rows: Sequence[Mapping[str, Any]]) -> None:
         with writing(self.path):
             self.path.parent.stat()  # do not make a removed run folder again: without run.json no start could use it
-        write_atomically(self.path, _csv(columns, rows, header=True))
+        write_atomically(self.path, _csv(columns, [{name: name for name in columns}, *rows]))
         self._columns = columns
 
 
-def _csv(columns: list[str], rows: Iterable[Mapping[str, Any]], header: bool = False) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore")
-    if header:
-        writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+def _csv(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return csv_text(([row.get(name, "") for name in columns] for row in rows), end="\r\n").encode()
 
 
 def _checksum(before: int, row: Mapping[str, Any]) -> int:
@@ -199,15 +193,14 @@ class RoundWandbLogger(WandbLogger):
 
     Args:
         run: The run's folder and id.
-        project: W&B project.
     """
 
-    def __init__(self, run: RunFolder, project: str = "lightning_fed") -> None:
+    def __init__(self, run: RunFolder) -> None:
         super().__init__(
             name=f"{run.name}/{run.path.name}",
             save_dir=str(run.path),
             version=run.wandb_id,
-            project=os.environ.get("WANDB_PROJECT", project),
+            project=os.environ.get("WANDB_PROJECT", "lightning_fed"),
             group=f"{run.label} {run.group[:8]}",
             job_type="fit",
             tags=run.label.split("+"),

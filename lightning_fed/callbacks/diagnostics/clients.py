@@ -8,12 +8,12 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_fed.callbacks.diagnostics.round_table import csv_text
-from lightning_fed.core.files import WriteError, write_atomically
+from lightning_fed.core.files import WriteError, csv_text, write_atomically
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Cohort, Update
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.label_statistics import count_labels
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.clients import summarize_clients
 from lightning_fed.runs.statistics import lower_is_better
@@ -109,8 +109,10 @@ class ClientEvaluation(FederatedCallback):
             clients = np.sort(rng.choice(clients, self.num_clients, replace=False))
         self._clients: list[int] = clients.tolist()
         data = trainer.datamodule if isinstance(trainer.datamodule, FederatedDataModule) else None
-        labels = None if data is None else data.labels
-        self._classes = None if data is None or labels is None else data.split.classes_held(labels)
+        labels, num_classes = (None, None) if data is None else (data.labels, data.num_classes)
+        self._classes = None
+        if data is not None and labels is not None and num_classes is not None:
+            self._classes = np.diff(count_labels(data.split, labels, num_classes).indptr)
         self._round, self._warned = 0, False
         self._before: dict[str, float] = {}
         self._trained: _Values = {}
@@ -234,7 +236,7 @@ class ClientEvaluation(FederatedCallback):
             cells = [measured[model].get(client, {}).get(name, "") for model, name in found]
             rows.append([trainer.round, client, int(self._source.sizes[client]), classes, *cells])
         try:
-            write_atomically(trainer.run.path / "clients.csv", csv_text(rows))
+            write_atomically(trainer.run.path / "clients.csv", csv_text(rows).encode())
         except WriteError as error:
             if not self._warned:
                 self._warned = True

@@ -14,8 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_fed.callbacks.diagnostics import figures
 from lightning_fed.callbacks.diagnostics.agreement import UpdateAgreement
 from lightning_fed.callbacks.diagnostics.predictions import Predictions
-from lightning_fed.callbacks.diagnostics.round_table import csv_text
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import csv_text, write_atomically
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data.datamodule import FederatedDataModule
@@ -106,7 +105,7 @@ class FinalPictures(FederatedCallback):
         }
         for table, rows in tables.items():
             with _going_on(f"{table}{end}.csv"):
-                write_atomically(trainer.run.path / f"{table}{end}.csv", csv_text(rows))
+                write_atomically(trainer.run.path / f"{table}{end}.csv", csv_text(rows).encode())
         _draw(trainer, f"confusion{end}", partial(figures.confusion_figure, confusion, names))
         if predictions.drawn(True) or predictions.drawn(False):
             spread = (None, None) if known is None else (known.mean, known.std)

@@ -1,16 +1,15 @@
 """A table in the run's folder with rows for each round."""
 
 import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_fed.core.files import WriteError, append_whole, write_atomically
+from lightning_fed.core.files import WriteError, append_whole, csv_text, write_atomically
 
-__all__ = ["RoundTable", "csv_text"]
+__all__ = ["RoundTable"]
 
 
 class RoundTable:
@@ -30,11 +29,11 @@ class RoundTable:
             with path.open(newline="", errors="replace") as file:
                 rows = list(csv.reader(file))[1:]
             kept = [row for row in rows if row and row[0].isdigit() and int(row[0]) <= finished]
-        self._write(lambda: write_atomically(path, csv_text([["round", *head], *kept])))
+        self._write(lambda: write_atomically(path, csv_text([["round", *head], *kept]).encode()))
 
     def append(self, round: int, rows: Iterable[Sequence[Any]]) -> None:
         """Appends the rows of a round."""
-        self._write(lambda: append_whole(self.path, csv_text([round, *row] for row in rows)))
+        self._write(lambda: append_whole(self.path, csv_text([round, *row] for row in rows).encode()))
 
     def _write(self, write: Any) -> None:
         if self._refused:
@@ -44,10 +43,3 @@ class RoundTable:
         except WriteError as error:
             self._refused = True
             rank_zero_warn(f"The run goes on without {self.path.name}: {error}")
-
-
-def csv_text(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Returns the content of a CSV file."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()

@@ -13,13 +13,13 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from lightning_fed.cli.federated_cli import FederatedCLI
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import png, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack import figures
 from lightning_fed.lab.attack.options import FIGURES, TABLE, AttackOptions, expect_sound_attack
 from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
 from lightning_fed.lab.common import aligned, csv_text
-from lightning_fed.lab.report.plots import COLOURS, png
+from lightning_fed.lab.report.plots import COLOURS
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import expect_datamodule
 
@@ -157,7 +157,7 @@ def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]]
     for name, row in rows.items():
         counts = [len(attacks[name].members), len(attacks[name].others)]
         lines.append([name, *counts, *(value for figure in row for value in figure)])
-    contents = {TABLE: csv_text(lines).encode(), "attack.png": png(_roc_figure(attacks))}
+    contents = {TABLE: csv_text(lines).encode(), "attack.png": png(_roc_figure(attacks), dpi=150)}
     for name, content in contents.items():
         write_atomically(folder / name, content, "--output")
     return [folder / name for name in contents]

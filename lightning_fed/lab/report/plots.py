@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Mapping
 from textwrap import fill
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "AXES", "COLOURS", "Curve", "Vector", "curve", "label_of", "limits", "panels_figure", "png",
-]  # fmt: skip
+__all__ = ["AXES", "COLOURS", "Curve", "Vector", "curve", "label_of", "limits", "panels_figure"]
 
 # The colours of Okabe and Ito, "Color universal design" (2008), for readers with any colour vision. Their yellow is
 # left out, as it is too pale for a line on white. From the eighth method on the line style changes.
@@ -157,10 +154,3 @@ def _label(axes: Axes, x: str) -> None:
     elif x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0.01)
-
-
-def png(figure: Figure) -> bytes:
-    """Returns a figure as the bytes of a PNG file."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150)
-    return drawn.getvalue()

@@ -4,12 +4,11 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import png, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser, csv_text, expect_known
 from lightning_fed.lab.report.budgets import X_SUMS, columns_of
 from lightning_fed.lab.report.load import MeasuredRun
-from lightning_fed.lab.report.plots import png
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.gather import in_order, joined, unknown_runs
@@ -164,7 +163,7 @@ def _files(
     if only in (None, "tex"):
         yield "table.tex", as_latex(text, tables, table.notes).encode()
     if only in (None, "png"):
-        yield "curves.png", png(study_figure(table, study.report.x))
+        yield "curves.png", png(study_figure(table, study.report.x), dpi=150)
     if only == "html":
         charts = tuning_charts(study, results.trials)
         yield "report.html", study_page(text, tables, table, study.report.x, charts, runs).encode()
