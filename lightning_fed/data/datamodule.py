@@ -309,7 +309,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     def split_summary(self) -> dict[str, int | float | str]:
         """Describes the split in a few numbers, and how differently labels are distributed over the clients."""
         labels, num_classes = self.labels, self.num_classes
-        summary = self.split.summary(labels) | {"hash": self.split_hash}
+        summary = self.split.summary() | {"hash": self.split_hash}
         if labels is None or num_classes is None:
             return summary
         return summary | label_statistics(self.split, labels, num_classes)

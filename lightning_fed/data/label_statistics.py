@@ -79,12 +79,13 @@ def divergences(counts: Any, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.flo
 
 
 def label_statistics(split: Split, labels: npt.NDArray[np.integer], num_classes: int) -> dict[str, int | float]:
-    """Describes how labels are distributed over the clients that hold samples, each client counting the same.
+    """Describes how labels are distributed over the clients, each client that holds samples counting the same.
 
     The arguments are those of ``count_labels``.
 
     Returns:
-        ``classes_per_client_min``, ``_median`` and ``_max``; ``label_entropy_mean`` and that of all samples together,
+        ``classes_per_client_min``, ``_median`` and ``_max``, and ``_mean``, for which clients without samples count
+        too; ``label_entropy_mean`` and that of all samples together,
         ``label_entropy_pooled``, in bits; where there are two clients and at most 1000 classes,
         ``label_divergence_mean`` over ``label_divergence_pairs`` pairs of clients.
     """
@@ -94,6 +95,7 @@ def label_statistics(split: Split, labels: npt.NDArray[np.integer], num_classes:
     held = np.flatnonzero(split.sizes)
     classes = np.diff(counts.indptr)[held]
     figures: dict[str, int | float] = {
+        "classes_per_client_mean": float(classes.sum() / split.num_clients),
         "classes_per_client_min": int(classes.min()),
         "classes_per_client_median": float(np.median(classes)),
         "classes_per_client_max": int(classes.max()),

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.data.partitioners import Partitioner
-from lightning_fed.errors import FederatedError
 
 __all__ = ["Split"]
 
@@ -53,11 +52,6 @@ class Split:
         """
         clients = partitioner(None if values is None else values[rows], len(rows), num_clients, seed)
         split = cls.of(clients)
-        if len(clients) != num_clients or not np.array_equal(np.sort(split.index), np.arange(len(rows))):
-            raise FederatedError(
-                f"Expected `--data.partitioner` {type(partitioner).__name__} to give each of the {len(rows)} samples "
-                f"to exactly one of {num_clients} clients, got {len(split.index)} indices for {len(clients)} clients."
-            )
         return cls(rows[split.index], split.offsets)
 
     @property
@@ -98,17 +92,10 @@ class Split:
         counts = np.bincount(cells, minlength=self.num_clients * num_classes)
         return counts.reshape(self.num_clients, num_classes)
 
-    def classes_held(self, targets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Counts the classes of each client, shape (clients,)."""
-        # Counts only the pairs that occur: a table of clients × classes can be far larger than the data.
-        num_classes = int(targets.max()) + 1
-        pairs = np.unique(self.owners * num_classes + targets[self.index])
-        return np.bincount(pairs // num_classes, minlength=self.num_clients)
-
-    def summary(self, targets: npt.NDArray[Any] | None) -> dict[str, int | float | str]:
-        """Describes the split in a few numbers; ``classes_per_client`` only if there are class labels."""
+    def summary(self) -> dict[str, int | float | str]:
+        """Describes the split in a few numbers."""
         sizes = self.sizes
-        figures: dict[str, int | float | str] = {
+        return {
             "clients": self.num_clients,
             "clients_empty": int((sizes == 0).sum()),
             "samples": len(self.index),
@@ -116,6 +103,3 @@ class Split:
             "samples_per_client_median": float(np.median(sizes)),
             "samples_per_client_max": int(sizes.max()),
         }
-        if targets is not None:
-            figures["classes_per_client_mean"] = float(self.classes_held(targets).mean())
-        return figures | {"hash": self.hash()}

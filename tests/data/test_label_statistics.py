@@ -75,6 +75,7 @@ def test_statistics_of_a_split_by_hand() -> None:
     expected = ((mixed[0] - 0.5) + (mixed[1] - 1) + (mixed[2] - 1.5)) / 3
     assert figures == pytest.approx(
         {
+            "classes_per_client_mean": 7 / 4,
             "classes_per_client_min": 1,
             "classes_per_client_median": 2.0,
             "classes_per_client_max": 4,

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.label_statistics import count_labels
 from lightning_fed.data.sources import BatchSource
-from lightning_fed.data.split import Split
 from lightning_fed.data.summary.samples import SampleSheet, sample_sheet
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iter
     """
     split, labels, num_classes = datamodule.split, datamodule.labels, datamodule.num_classes
     if labels is not None and num_classes is not None and num_classes <= _MOST_CLASSES_SHOWN:
-        rows = _merged_counts(split, labels, num_classes)
-        yield "split", split_figure(rows, datamodule.class_names, split.num_clients)
+        yield "split", split_figure(count_labels(split, labels, num_classes), datamodule.class_names)
     yield "sizes", sizes_figure(split.sizes)
     if len(datamodule.input_shape or ()) == 3:
         # With a skew, one test set looks like the samples of all clients, the other like those of no client.
@@ -45,15 +44,12 @@ def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iter
             yield "samples", samples_figure(sheet)
 
 
-def split_figure(
-    class_counts: npt.NDArray[Any], class_names: Sequence[str] | None = None, num_clients: int | None = None
-) -> "Figure":
+def split_figure(class_counts: Any, class_names: Sequence[str] | None = None) -> "Figure":
     """Draws how many samples of each class each client holds.
 
     Args:
-        class_counts: Samples of each client and class, shape (clients, classes).
+        class_counts: Samples of each client and class, shape (clients, classes), an array or one of scipy.sparse.
         class_names: Written at the axis, if there are at most 20.
-        num_clients: Number of clients, if each row is already the mean over neighbouring clients.
 
     Returns:
         A figure without a window: save it with ``figure.savefig``. With more than 500 clients, a row is the mean over
@@ -61,8 +57,8 @@ def split_figure(
     """
     from matplotlib.ticker import MaxNLocator
 
-    num_clients, num_classes = num_clients or len(class_counts), class_counts.shape[1]
-    rows = _merge_rows(np.asarray(class_counts, dtype=np.float64))
+    num_clients, num_classes = class_counts.shape
+    rows = _merge_rows(class_counts)
     figure, axes = new_figure(min(3 + 0.3 * num_classes, 12), min(2 + 0.15 * len(rows), 10))
     image = axes.imshow(
         rows,
@@ -126,17 +122,11 @@ def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
     return figure, figure.add_subplot()
 
 
-def _merged_counts(split: Split, labels: npt.NDArray[Any], num_classes: int) -> npt.NDArray[np.float64]:
-    """Averages class counts over neighbouring clients so that at most 500 rows are left, without the whole table."""
-    first = np.arange(0, split.num_clients, -(-split.num_clients // _MAX_ROWS))
-    merged = Split(split.index, np.append(split.offsets[first], split.offsets[-1]))
-    clients = np.diff(np.append(first, split.num_clients))
-    return np.asarray(merged.class_counts(labels, num_classes) / clients[:, None])
+def _merge_rows(counts: Any) -> npt.NDArray[np.float64]:
+    """Averages neighbouring rows so that at most 500 are left, without the whole table of a sparse array."""
+    from scipy.sparse import csr_array  # the import takes as long as a small run
 
-
-def _merge_rows(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Averages neighbouring rows so that at most 500 are left."""
-    step = -(-len(counts) // _MAX_ROWS)
-    starts = np.arange(0, len(counts), step)
-    sizes = np.diff(np.append(starts, len(counts)))
-    return np.asarray(np.add.reduceat(counts, starts, axis=0) / sizes[:, None])
+    rows = np.arange(counts.shape[0])
+    merged = rows // -(-len(rows) // _MAX_ROWS)
+    sums = csr_array((np.ones(len(rows)), (merged, rows))) @ csr_array(counts)
+    return np.asarray(sums.toarray() / np.bincount(merged)[:, None])
