@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_fed.errors import FederatedError, expect_choice
+from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
 __all__ = ["CNN", "MLP", "Backbone", "LeNet", "LogisticRegression", "check_counts"]
 
@@ -193,12 +193,9 @@ class LogisticRegression(Backbone):
 
 
 def check_counts(backbone: Backbone, least: int = 1, **counts: int) -> None:
-    """Refuses options below ``least``."""
+    """Refuses options that are no integers of at least ``least``."""
     for name, count in counts.items():
-        if count < least:
-            raise FederatedError(
-                f"{type(backbone).__name__} expected `--model.backbone.{name}` to be at least {least}, got {count}."
-            )
+        expect_count(f"--model.backbone.{name}", count, least, of=type(backbone).__name__)
 
 
 def _fully_connected(sizes: Sequence[int]) -> list[nn.Module]:

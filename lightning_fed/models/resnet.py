@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.models.backbones import Backbone, check_counts
 
 __all__ = ["ResNet18"]
@@ -33,8 +33,7 @@ class ResNet18(Backbone):
     ) -> None:
         super().__init__()
         check_counts(self, num_classes=num_classes, in_channels=in_channels)
-        if norm not in ("group", "batch"):
-            raise FederatedError(f"ResNet18 expected `--model.backbone.norm` to be group or batch, got {norm!r}.")
+        expect_choice("--model.backbone.norm", norm, ("group", "batch"), of="ResNet18")
         if groups < 1 or _NARROWEST % groups:
             raise FederatedError(
                 f"ResNet18 expected `--model.backbone.groups` to be a divisor of {_NARROWEST}, got {groups}."

@@ -69,7 +69,7 @@ def test_clients_learn_a_sequence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["num_classes", "embedding_dim", "hidden_size", "num_layers"])
 def test_counts_below_one(name: str) -> None:
-    with pytest.raises(FederatedError, match=rf"`--model\.backbone\.{name}` to be at least 1, got 0"):
+    with pytest.raises(FederatedError, match=rf"{name}` of CharLSTM to be an integer of at least 1, got 0"):
         CharLSTM(**{name: 0})
 
 
