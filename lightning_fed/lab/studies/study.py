@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NewType
 
-from lightning_fed.errors import FederatedError, expect_choice, expect_count
+from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.lab.attack.options import AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.studies.results import AT_EQUAL, RESERVED
@@ -13,8 +13,8 @@ from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.statistics import expect_statistic
 
 __all__ = [
-    "AxisValue", "Name", "Profile", "Report", "Space", "Study", "Tune", "all_parameters", "apply_profile",
-    "expect_sound", "name_of", "reported_axes", "tuned_per",
+    "AxisValue", "Name", "Parameters", "Profile", "Report", "Space", "Study", "Tune", "all_parameters", "expect_sound",
+    "expect_values", "name_of", "reported_axes", "tuned_per",
 ]  # fmt: skip
 
 # The width of a range may be twice as large and must still be finite.
@@ -207,53 +207,6 @@ class Study:
     profiles: dict[str, Profile] = field(default_factory=dict)
 
 
-def apply_profile(study: Study, name: str) -> Study:
-    """Returns the study in a profile; ``full`` is the study itself."""
-    expect_choice("--profile", name, ["full", *study.profiles])
-    if name == "full":
-        return study
-    profile = study.profiles[name]
-    _expect_values(f"profiles.{name}.axes", study, profile.axes)
-    _expect_values(f"profiles.{name}.by", study, profile.by)
-    tuned = sorted({option for parameters in all_parameters(study.tune) for option in parameters})
-    expect_known(f"profiles.{name}.parameters", profile.parameters, tuned, "tuned options")
-    axes = {
-        axis: {
-            value: _over(values[value], profile.by.get(axis, {}).get(value, AxisValue()))
-            for value in profile.axes.get(axis, values)
-        }
-        for axis, values in study.axes.items()
-    }
-    by = {
-        axis: {v: _other_parameters(p, profile.parameters) for v, p in values.items() if v in axes[axis]}
-        for axis, values in study.tune.by.items()
-    }
-    without = [{axis: [v for v in names if v in axes[axis]] for axis, names in one.items()} for one in study.without]
-    return replace(
-        study,
-        configs=[*study.configs, *profile.configs],
-        set={**study.set, **profile.set},
-        seeds=study.seeds if profile.seeds is None else profile.seeds,
-        axes=axes,
-        without=[one for one in without if all(one.values())],
-        tune=replace(
-            study.tune,
-            parameters=_other_parameters(study.tune.parameters, profile.parameters),
-            by=by,
-            stages=profile.stages or study.tune.stages,
-            start=profile.start or study.tune.start,
-        ),
-    )
-
-
-def _over(value: AxisValue, other: AxisValue) -> AxisValue:
-    return AxisValue([*value.configs, *other.configs], {**value.set, **other.set})
-
-
-def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
-    return {option: others.get(option, values) for option, values in parameters.items()}
-
-
 def all_parameters(tune: Tune) -> list[Parameters]:
     """Returns the tuned parameters, then those for single values of axes."""
     return [tune.parameters, *(parameters for values in tune.by.values() for parameters in values.values())]
@@ -280,7 +233,7 @@ def expect_sound(study: Study) -> None:
     if "full" in study.profiles:
         raise FederatedError("Expected `profiles` to have names other than full, which is the file itself.")
     for one in study.without:
-        _expect_values("without", study, one)
+        expect_values("without", study, one)
     if study.attack is not None:
         expect_sound_attack(study.attack, "attack.")
     _expect_sound_report(study)
@@ -300,7 +253,7 @@ def _expect_sound_report(study: Study) -> None:
             expect_statistic("report.statistic", statistic)
         elif not report.baseline:
             raise FederatedError(f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
-    _expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
+    expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
     gains = report.gain if isinstance(report.gain, dict) else {}
     for place, metrics in (("report.against", [*report.against, *report.against.values()]), ("report.gain", [*gains])):
         expect_known(place, metrics, report.metric, "metrics of `report.metric`")
@@ -312,8 +265,8 @@ def _expect_sound_tuning(study: Study) -> None:
     others = [axis for axis in study.axes if axis not in per]
     expect_known("tune.per", tune.per or [], study.axes, "axes of the study")
     expect_statistic("tune.statistic", tune.statistic)
-    _expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
-    _expect_values("tune.by", study, tune.by)
+    expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
+    expect_values("tune.by", study, tune.by)
     expect_known("tune.at", tune.at, others, "axes that are not in `tune.per`")
     expect_known("tune.by", tune.by, per, "axes of `tune.per`")
     if tune.metric.startswith(("test", "train", "attack")):
@@ -322,7 +275,7 @@ def _expect_sound_tuning(study: Study) -> None:
         expect_count("tune.trials", tune.trials)
     if tune != Tune() and not any(all_parameters(tune)):
         raise FederatedError("Expected `tune.parameters`, or `tune.by`, to name options to choose, got none.")
-    _expect_values("tune.start", study, {axis: [value] for axis, value in tune.start.items()})
+    expect_values("tune.start", study, {axis: [value] for axis, value in tune.start.items()})
     expect_known("tune.start", tune.start, per, "axes of `tune.per`")
     for parameters in all_parameters(tune):
         for option, choices in parameters.items():
@@ -344,7 +297,8 @@ def _expect_choices(option: str, choices: list[Any] | Space, sampler: str) -> No
         raise FederatedError(f"{place} list values of {option!r}, at least one and each once, got {choices}.")
 
 
-def _expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]) -> None:
+def expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]) -> None:
+    """Refuses axes and values that the study does not have."""
     expect_known(place, chosen, study.axes, "axes of the study")
     for axis, values in chosen.items():
         expect_known(place, values, study.axes[axis], f"values of {axis!r}")
