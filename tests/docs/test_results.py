@@ -266,27 +266,56 @@ def test_each_rival_has_a_sentence_with_the_numbers_and_the_word_of_its_cell() -
         assert word == row["verdict"], rule
 
 
+TEST, WORST, WRONG = "test/acc", "per_client/acc_worst", "test/acc/wrong"
+
+
+def rivals_of(study: str, metric: str, shared: str = "") -> dict[str, dict[str, str]]:
+    """Rows of a study's table by rule, where a number of clients share a signature."""
+    table = csv.DictReader((RESULTS / "rivals" / study / "table.csv").open())
+    return {row["rule"]: row for row in table if row["metric"] == metric and row.get("shared by", "") == shared}
+
+
+def lines_of(part: str, rules: set[str]) -> dict[str, list[str]]:
+    """Cells of the lines of a page that begin with a rule."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:2] == "| "]
+    named = {re.sub(r"\[(.*)\]\(.*\)", r"\1", first): cells for first, *cells in lines}
+    return {name: cells for name, cells in named.items() if name in rules}
+
+
 @pytest.mark.parametrize(
-    ("heading", "study", "metric", "columns"),
+    ("heading", "study", "columns"),
     [
-        ("## Where the mask is right", "signatures", "test/acc/wrong", ("1", "2", "5")),
-        ("## A tenth of the clients with shuffled labels", "shuffled", "test/acc", ("",)),
+        ("## The table", "digits", [(TEST, ""), (WORST, "")]),
+        ("## FashionMNIST, two classes a client", "fashionmnist", [(TEST, ""), (WORST, "")]),
+        ("## EMNIST, one class a client", "one_class", [(TEST, ""), (WORST, "")]),
+        ("## Where the mask is right", "signatures", [(WRONG, "1"), (WRONG, "2"), (WRONG, "5")]),
+        ("## A tenth of the clients with shuffled labels", "shuffled", [(TEST, "")]),
     ],
 )
-def test_the_other_rivals_have_the_numbers_of_their_table(
-    heading: str, study: str, metric: str, columns: tuple[str, ...]
-) -> None:
-    page = (RESULTS / "rivals.md").read_text().partition(heading)[2].partition("\n## ")[0]
-    table = csv.DictReader((RESULTS / "rivals" / study / "table.csv").open())
-    cells = {(row["rule"], row.get("shared by", "")): row for row in table if row["metric"] == metric}
-    rules = {rule for rule, _ in cells} - {"FedAvg"}
-    told = {}
-    for line in page.splitlines():
-        name = re.match(r"\| \[?([^\]|]+?)(?:\]\(.*?\))? \|", line)
-        if name and name[1] in rules:
-            told[name[1]] = re.findall(rf"({NUMBER}) \(({NUMBER}) to ({NUMBER})\)", line)
-    assert told.keys() == rules
-    for rule, each in told.items():
-        for column, numbers in zip(columns, each, strict=True):
-            row = cells[rule, column]
-            assert is_rounded(numbers, [row[name] for name in ("difference", "t_low", "t_high")], 100), (rule, column)
+def test_the_rivals_have_the_numbers_of_their_table(heading: str, study: str, columns: list[tuple[str, str]]) -> None:
+    part = (RESULTS / "rivals.md").read_text().partition(heading)[2].partition("\n## ")[0]
+    cells = [rivals_of(study, *column) for column in columns]
+    told = lines_of(part, set().union(*cells))
+    assert told.keys() == set().union(*cells)
+    for rule in told.keys() - {"FedAvg"}:
+        rows = [each[rule] for each in cells if rule in each]
+        for numbers, row in zip(
+            re.findall(PRINTED["difference", "t_low", "t_high"], " ".join(told[rule])), rows, strict=True
+        ):
+            assert is_rounded(numbers, [row[name] for name in ("difference", "t_low", "t_high")], 100), rule
+
+
+def test_at_a_glance_what_excludes_0_is_bold() -> None:
+    studies = [("digits", TEST), ("fashionmnist", TEST), ("one_class", TEST), ("shuffled", TEST)]
+    columns = [rivals_of(*study) for study in studies] + [rivals_of("signatures", WRONG, k) for k in "12"]
+    part = (RESULTS / "rivals.md").read_text().partition("## Six settings at a glance")[2].partition("\n## ")[0]
+    told = lines_of(part, set(columns[0]))
+    assert told.keys() == columns[0].keys()
+    for rule, cells in told.items():
+        for cell, column in zip(cells, columns, strict=True):
+            row = column.get(rule)
+            assert (row is None) == (not cell)
+            if row is not None:
+                sure = bool(row["difference"]) and not float(row["t_low"]) <= 0 <= float(row["t_high"])
+                assert is_rounded((cell.strip("*"),), [row["difference" if row["difference"] else "mean"]], 100), rule
+                assert cell.startswith("**") == sure, rule
