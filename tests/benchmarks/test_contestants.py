@@ -109,8 +109,9 @@ def test_a_round_of_every_side_has_the_steps_and_samples_of_the_work(key: str) -
 )
 def test_every_side_of_the_framework_takes_the_same_steps(side: Contestant) -> None:
     assert missing(side) is None
-    _, counting = train(SMALL["B"], side, SMALL["B"].data(), rounds=2)
-    assert sum(counting.steps) == 2 * SMALL["B"].steps
+    work = SMALL["B" if side.method in ("fedavg", "bulyan") else "A"]  # others need layers, Bulyan clients
+    _, counting = train(work, side, work.data(), rounds=2)
+    assert sum(counting.steps) == 2 * work.steps
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

@@ -17,7 +17,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(page for page in RESULTS.rglob("*.md") if "/table.md)" in page.read_text())
 
 # Means that no table has: over the seeds that have not diverged, and of other columns.
-NOT_IN_TABLES = {"gma/learning-rates.md": 2, "gma/threshold.md": 2}
+# On the page of own models, pairs of methods of which none is the baseline: a test of their own has them.
+NOT_IN_TABLES = {"gma/learning-rates.md": 2, "gma/threshold.md": 2, "personal.md": 36}
 
 NUMBER = r"[+−-]?\d+(?:\.\d+)?"
 PRINTED = {
@@ -319,3 +320,36 @@ def test_at_a_glance_what_excludes_0_is_bold() -> None:
                 sure = bool(row["difference"]) and not float(row["t_low"]) <= 0 <= float(row["t_high"])
                 assert is_rounded((cell.strip("*"),), [row["difference" if row["difference"] else "mean"]], 100), rule
                 assert cell.startswith("**") == sure, rule
+
+
+def finals(study: str, method: str, model: str) -> dict[str, float]:
+    """Accuracy of a model of the clients at the end, by seed."""
+    column = f"per_client/{'' if model == 'global' else model + '/'}acc final"
+    rows = csv.DictReader((RESULTS / "personal" / study / "results.csv").open())
+    return {row["seed"]: float(row[column]) for row in rows if row["method"] == method and row[column]}
+
+
+def pairs_of_models() -> dict[tuple[str, str, str], list[str]]:
+    """Cells of the pairs on the page of own models, by the two methods and the model."""
+    page = (RESULTS / "personal.md").read_text()
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for heading in ("## Does a mask help or hurt?", "## Is the federation worth it?", "## After one step"):
+        part = page.partition(heading)[2].partition("\n## ")[0]
+        lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line[:2] == "| "][2:]
+        for name, *cells in lines:
+            named = re.fullmatch(r"(.+) − (.+), `(\w+)`", name)
+            found[named.groups() if named else (name, "local only", "own")] = cells  # type: ignore[index]
+    return found
+
+
+def test_pairs_of_models_are_those_of_the_runs() -> None:
+    pairs = pairs_of_models()
+    assert len(pairs) == 12
+    for (one, other, model), cells in pairs.items():
+        for study, cell in zip(("fashionmnist", "emnist", "rotated"), cells, strict=True):
+            ours, theirs = (finals(study, method, model) for method in (one, other))
+            assert ours.keys() == theirs.keys() == {*"01234"}
+            test = stats.ttest_rel([ours[seed] for seed in "01234"], [theirs[seed] for seed in "01234"])
+            mean = fmean(ours.values()) - fmean(theirs.values())
+            (numbers,) = re.findall(PRINTED["difference", "t_low", "t_high"], cell)
+            assert is_rounded(numbers, [repr(mean), *map(repr, test.confidence_interval())], 100), (one, other, study)
