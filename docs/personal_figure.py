@@ -21,7 +21,7 @@ DOCS = Path(__file__).resolve().parent
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "legend.labelcolor")
 GREY = "#808080"  # reads on white and on black
 STUDIES = {
-    "fashionmnist": "FashionMNIST, 2 classes a client",
+    "fashionmnist": "FashionMNIST, 2 classes",
     "emnist": "EMNIST, Dirichlet 0.1",
     "rotated": "MNIST, an angle a client",
 }
@@ -59,7 +59,7 @@ def main() -> None:
             axis.grid(axis="x", color=GREY, alpha=0.25)
         axes[0].set_yticks(range(len(methods)), methods)
         axes[0].set_ylim(len(methods) - 0.5, -0.5)
-        axes[-1].legend(loc="lower right", framealpha=0)
+        axes[-1].legend(loc="center left", framealpha=0)
         figure.savefig(DOCS / "images/personal.png", dpi=140, transparent=True)
 
 
