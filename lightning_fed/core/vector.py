@@ -60,6 +60,7 @@ class ParameterVector:
         shared = len(named) - sum(name in personal for name in self.all_names)
         self.names, self.parameters = self.all_names[:shared], self.all_parameters[:shared]
         self._loose = self._hidden = False
+        self._places, self._all_places = _places(self.parameters), _places(self.all_parameters)
         self._flatten()
 
     @staticmethod
@@ -236,11 +237,11 @@ class ParameterVector:
 
     def places(self) -> dict[Tensor, slice]:
         """Returns where each shared parameter lies in the flat vector, in order."""
-        return _places(self.parameters)
+        return self._places
 
     def all_places(self) -> dict[Tensor, slice]:
         """Returns where each parameter lies in ``all_data``, in order."""
-        return _places(self.all_parameters)
+        return self._all_places
 
     def gradients_except(self, parameters: Iterable[Tensor]) -> list[slice]:
         """Returns the parts of ``all_data`` that belong to none of these parameters."""

@@ -100,10 +100,14 @@ class FlatOptimizer:
 
     def skip(self, missed: list[slice]) -> None:
         """Leaves parts of the vector, and their state, out of the next steps, as torch does without a gradient."""
+        if missed == self._missed:
+            return
+        self._missed = missed
         for part, tensor in self._parts:
             tensor.grad = None if part in missed else self._gradients[..., part]
 
     def _bind(self, weights: Tensor, gradients: Tensor) -> None:
+        self._missed: list[slice] = []
         for part, tensor in self._parts:
             tensor.grad = None
             tensor.data = weights[..., part]

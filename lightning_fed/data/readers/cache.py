@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import pickle
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from lightning_fed.core.files import WriteError, open_atomically
 from lightning_fed.errors import FederatedError
 
 __all__ = ["cached_tensors", "default_cache_folder", "fingerprint_of"]
+
+# What torch raises for a file that was cut, changed, or is of another kind.
+_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def default_cache_folder() -> Path:
@@ -54,7 +59,7 @@ def _read(path: Path, fingerprint: str) -> list[Tensor] | None:
     """Reads the file; None if it is missing or damaged, or has another fingerprint."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # torch has many for a file that was cut, changed, or is of another kind
+    except _UNREADABLE:
         return None
     is_ours = isinstance(content, dict) and content.get("fingerprint") == fingerprint
     return content["tensors"] if is_ours else None
