@@ -155,6 +155,18 @@ def test_the_second_of_a_pair_of_normal_numbers_is_put_back_too(before: int, ins
     assert np.random.randn(3) == pytest.approx(expected, abs=0)
 
 
+def test_a_kept_normal_number_is_not_put_back_once_it_is_drawn() -> None:
+    seed_everywhere(5)
+    expected = np.random.randn(4)
+    seed_everywhere(5)
+    found = []
+    for _ in expected:
+        with isolated_streams():
+            pass
+        found.append(np.random.randn())
+    assert found == list(expected)
+
+
 def test_the_same_words_may_come_with_another_kept_number() -> None:
     seed = next(s for s in range(9) if _words_after(s, np.random.rand, 2) == _words_after(s, np.random.randn, 1))
     seed_everywhere(seed)
