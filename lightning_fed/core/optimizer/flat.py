@@ -102,12 +102,12 @@ class FlatOptimizer:
         """Leaves parts of the vector, and their state, out of the next steps, as torch does without a gradient."""
         if missed == self._missed:
             return
-        self._missed = missed
+        self._missed: list[slice] = missed
         for part, tensor in self._parts:
             tensor.grad = None if part in missed else self._gradients[..., part]
 
     def _bind(self, weights: Tensor, gradients: Tensor) -> None:
-        self._missed: list[slice] = []
+        self._missed = []
         for part, tensor in self._parts:
             tensor.grad = None
             tensor.data = weights[..., part]
