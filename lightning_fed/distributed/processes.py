@@ -220,15 +220,16 @@ class Processes:
             except RuntimeError:
                 if work.is_completed():
                     raise
-            self._expect_signs()
+            self._expect_signs(work)
 
-    def _expect_signs(self) -> None:
+    def _expect_signs(self, work: Any) -> None:
         """Stops waiting if the others will not come any more."""
         failure = self.pulse.failure
         if failure is None and time.monotonic() > self._deadline:
             failure = Failure("", lost=True)
         if failure is not None:
-            self.pulse.is_stuck, self.pulse.is_active = True, False
+            self.pulse.is_active = False
+            self.pulse.given_up.append(work)
             error = LostProcess(failure.sentence) if failure.lost else PeerFailure(failure.sentence)
             error.is_told = not failure.lost and self.rank > 0
             raise error

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not declare them
+from torch.distributed import PrefixStore, Store, Work  # type: ignore[attr-defined]  # torch does not declare them
 
 __all__ = ["ENDED", "Failure", "Pulse"]
 
@@ -45,14 +45,15 @@ class Pulse:
         limit_s: Seconds of silence after which a process counts as lost.
         failure: Why the call of the trainer cannot go on, None while it can.
         is_active: Whether a call of the trainer is running, which a failure ends.
-        is_stuck: Whether torch's threads still wait in an exchange that was given up.
+        given_up: Torch's exchanges that this process stopped waiting for; torch's threads may still wait.
         position: Returns the round of the run, and how you can resume it after a failure.
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
         self.limit_s = float("inf")
         self.failure: Failure | None = None
-        self.is_active = self.is_stuck = False
+        self.is_active = False
+        self.given_up: list[Work] = []
         self.position: Callable[[], tuple[str, str]] = lambda: ("", "start it again.")
         self._rank = rank
         self._store = PrefixStore("pulse", store)

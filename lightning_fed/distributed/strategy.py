@@ -224,7 +224,8 @@ class _Launcher(_SubprocessScriptLauncher):
 def _part(pulse: Pulse, launcher: _Launcher) -> None:
     """Ends the threads of this process. Those of torch would otherwise crash the interpreter at exit."""
     pulse.end()
-    if pulse.is_stuck:  # exit would wait for these threads, which wait for a process that never comes
+    # Exit would wait for torch's threads, which wait for a process that never comes. If it came late, they have ended.
+    if not all(work.is_completed() for work in pulse.given_up):
         launcher.end_all()
     if dist.is_initialized():
         dist.destroy_process_group()

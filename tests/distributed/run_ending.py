@@ -1,5 +1,6 @@
 """Two processes of which something ends one: HOW says what, FOLDER gets the run."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 
 from lightning_fed.core.client_states import ClientStates
+from lightning_fed.distributed.pulse import Failure, Pulse
 from lightning_fed.distributed.strategy import ClientsStrategy
 
 # A script is started by its path, where the package of the tests is not found by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.distributed.process_cases import SCAFFOLD, FederatedCallback, FederatedError, fit  # noqa: E402  # the same
+from tests.distributed.process_cases import SCAFFOLD, Acts, FederatedCallback, FederatedError, fail, fit  # noqa: E402
 
 HOW, FOLDER = sys.argv[1:]
 
@@ -60,6 +62,19 @@ def refuse(name: str, rank: int) -> None:
     setattr(ClientStates, name, refusing)
 
 
+def fail_late() -> None:
+    """Lets the second process fail, and come to the exchange only when the first has heard so and waits no longer."""
+    tell = Pulse.fail
+
+    def telling(pulse: Pulse, failure: Failure) -> None:
+        tell(pulse, failure)
+        time.sleep(4.0)
+
+    Pulse.fail = telling  # type: ignore[method-assign]
+    with contextlib.suppress(FederatedError):
+        fit(2, Acts("on_client_start", fail, ranks=(1,)))
+
+
 def run(name: str, *callbacks: Any, devices: Any = 2, **others: Any) -> None:
     options = {"logger": [], "enable_checkpointing": True, "default_root_dir": FOLDER, "name": name, **others}
     try:
@@ -85,6 +100,8 @@ def main() -> None:
         refuse("move_out" if act == "foreign" else act, int(rank))
         run("run", SCAFFOLD(), clients_per_round=4, client_states="host", max_rounds=12)
     else:
+        if act == "late":
+            fail_late()
         run("run", devices="auto" if act == "torchrun" else 2)
 
 

@@ -87,6 +87,13 @@ def test_a_process_that_never_joins(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_after_one_that_failed_ends_as_if_it_were_the_first(tmp_path: Path) -> None:
+    """Also where a process stopped waiting for an exchange, which the failed one came to later."""
+    ended = run("late 1", tmp_path)
+    assert (ended.returncode, ended.stderr.count("rounds of run: 3")) == (0, 2), ended.stderr
+
+
+@pytest.mark.slow
 def test_torchrun_starts_the_processes(tmp_path: Path) -> None:
     ended = run("torchrun", tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     assert ended.returncode == 0, ended.stderr
