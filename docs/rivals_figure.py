@@ -4,8 +4,8 @@
 
 reads docs/results/rivals/STUDY/table.csv and writes docs/images/rivals.png (digits: all test images, and the worst
 tenth of the clients), docs/images/rivals-signatures.png (inputs with a wrong signature, which 1, 2 or 5 of 10
-clients share) and docs/images/rivals-images.png (FashionMNIST, EMNIST and MNIST with shuffled labels): for each rule
-the difference to FedAvg in accuracy, mean and 95 % interval over seeds.
+clients share) and docs/images/rivals-images.png (FashionMNIST, EMNIST, MNIST with shuffled labels, and new colours):
+for each rule the difference to FedAvg in accuracy, mean and 95 % interval over seeds.
 """
 
 import csv
@@ -34,9 +34,10 @@ PICTURES: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
         for title, k in (("1 client of 10", "1"), ("2 clients of 10", "2"), ("5 clients of 10", "5"))
     },
     "rivals-images": {
-        "FashionMNIST, 2 classes": ("fashionmnist", {"metric": "test/acc"}),
+        "FashionMNIST": ("fashionmnist", {"metric": "test/acc"}),
         "EMNIST, one class": ("one_class", {"metric": "test/acc"}),
-        "MNIST, a tenth shuffled": ("shuffled", {"metric": "test/acc"}),
+        "shuffled labels": ("shuffled", {"metric": "test/acc"}),
+        "new colours": ("new_colours", {"metric": "test/acc/new_scheme"}),
     },
 }
 
@@ -70,8 +71,8 @@ def draw(picture: str, panels: dict[str, tuple[str, dict[str, str]]]) -> None:
                 axis.errorbar(mean, at, xerr=[[mean - low], [high - mean]], fmt="o", color=colour, capsize=3)
             axis.axvline(0, color=GREY, linewidth=0.8)
             axis.set_title(title, fontsize=10)
-            axis.set_xlabel("difference to FedAvg, points")
             axis.grid(axis="x", color=GREY, alpha=0.25)
+        figure.supxlabel("difference to FedAvg, points", fontsize=9, color=GREY)
         axes[0].set_yticks(range(len(rules)), rules)
         axes[0].set_ylim(len(rules) - 0.5, -0.5)
         figure.savefig(DOCS / "images" / f"{picture}.png", dpi=140, transparent=True)

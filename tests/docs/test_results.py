@@ -267,7 +267,16 @@ def test_each_rival_has_a_sentence_with_the_numbers_and_the_word_of_its_cell() -
         assert word == row["verdict"], rule
 
 
-TEST, WORST, WRONG = "test/acc", "per_client/acc_worst", "test/acc/wrong"
+TEST, WORST, WRONG, NEW = "test/acc", "per_client/acc_worst", "test/acc/wrong", "test/acc/new_scheme"
+
+
+SETTINGS = {
+    "digits": ("digits", TEST),
+    "FashionMNIST": ("fashionmnist", TEST),
+    "EMNIST": ("one_class", TEST),
+    "shuffled labels": ("shuffled", TEST),
+    "new colours": ("new_colours", NEW),
+}
 
 
 def rivals_of(study: str, metric: str, shared: str = "") -> dict[str, dict[str, str]]:
@@ -291,6 +300,7 @@ def lines_of(part: str, rules: set[str]) -> dict[str, list[str]]:
         ("## EMNIST, one class a client", "one_class", [(TEST, ""), (WORST, "")]),
         ("## Where the mask is right", "signatures", [(WRONG, "1"), (WRONG, "2"), (WRONG, "5")]),
         ("## A tenth of the clients with shuffled labels", "shuffled", [(TEST, "")]),
+        ("## Colours that no client has", "new_colours", [(NEW, ""), ("val/acc", "")]),
     ],
 )
 def test_the_rivals_have_the_numbers_of_their_table(heading: str, study: str, columns: list[tuple[str, str]]) -> None:
@@ -307,11 +317,11 @@ def test_the_rivals_have_the_numbers_of_their_table(heading: str, study: str, co
 
 
 def test_at_a_glance_what_excludes_0_is_bold() -> None:
-    studies = [("digits", TEST), ("fashionmnist", TEST), ("one_class", TEST), ("shuffled", TEST)]
-    columns = [rivals_of(*study) for study in studies] + [rivals_of("signatures", WRONG, k) for k in "12"]
-    part = (RESULTS / "rivals.md").read_text().partition("## Six settings at a glance")[2].partition("\n## ")[0]
-    told = lines_of(part, set(columns[0]))
-    assert told.keys() == columns[0].keys()
+    columns = [rivals_of(*study) for study in SETTINGS.values()] + [rivals_of("signatures", WRONG, k) for k in "12"]
+    part = (RESULTS / "rivals.md").read_text().partition("## Seven settings at a glance")[2].partition("\n## ")[0]
+    rules = set().union(*columns)
+    told = lines_of(part, rules)
+    assert told.keys() == rules
     for rule, cells in told.items():
         for cell, column in zip(cells, columns, strict=True):
             row = column.get(rule)
@@ -320,6 +330,30 @@ def test_at_a_glance_what_excludes_0_is_bold() -> None:
                 sure = bool(row["difference"]) and not float(row["t_low"]) <= 0 <= float(row["t_high"])
                 assert is_rounded((cell.strip("*"),), [row["difference" if row["difference"] else "mean"]], 100), rule
                 assert cell.startswith("**") == sure, rule
+
+
+def elsewhere(rule: str) -> str:
+    """Where a rule is ahead, behind and neither, but on the digits, as the page says it."""
+    rows = {name: rivals_of(*of).get(rule) for name, of in SETTINGS.items() if name != "digits"}
+    of_k = {k: rivals_of("signatures", WRONG, k)[rule] for k in "125"}
+    found = []
+    for side in ("ahead", "behind", "neither ahead nor behind"):
+        names = [name for name, row in rows.items() if row and side_of(row) == side]
+        ks = ", ".join(k for k, row in of_k.items() if side_of(row) == side)
+        if names := [*names, *([f"signatures (k = {ks})"] if ks else [])]:
+            found.append(f"{side} on {', '.join(names)}")
+    return "; ".join(found)
+
+
+def side_of(row: dict[str, str]) -> str:
+    low, high = float(row["t_low"]), float(row["t_high"])
+    return "ahead" if low > 0 else "behind" if high < 0 else "neither ahead nor behind"
+
+
+def test_where_else_a_rule_is_ahead_or_behind_follows_from_the_tables() -> None:
+    sentences = re.findall(r"^- \*\*(.+?)\*\*:.*Elsewhere (.*)\.$", (RESULTS / "rivals.md").read_text(), re.M)
+    assert len(sentences) == 26
+    assert {rule: elsewhere(rule) for rule, _ in sentences} == dict(sentences)
 
 
 def finals(study: str, method: str, model: str) -> dict[str, float]:
