@@ -224,9 +224,7 @@ class Processes:
 
     def _expect_signs(self, work: Any) -> None:
         """Stops waiting if the others will not come any more."""
-        failure = self.pulse.failure
-        if failure is None and time.monotonic() > self._deadline:
-            failure = Failure("", lost=True)
+        failure = self.pulse.failure or (Failure("", lost=True) if time.monotonic() > self._deadline else None)
         if failure is not None:
             self.pulse.is_active = False
             self.pulse.given_up.append(work)

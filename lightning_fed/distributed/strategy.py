@@ -224,8 +224,7 @@ class _Launcher(_SubprocessScriptLauncher):
 def _part(pulse: Pulse, launcher: _Launcher) -> None:
     """Ends the threads of this process. Those of torch would otherwise crash the interpreter at exit."""
     pulse.end()
-    # Exit would wait for torch's threads, which wait for a process that never comes. If it came late, they have ended.
-    if not all(work.is_completed() for work in pulse.given_up):
+    if not all(work.is_completed() for work in pulse.given_up):  # exit would wait for torch's threads
         launcher.end_all()
     if dist.is_initialized():
         dist.destroy_process_group()
