@@ -79,7 +79,7 @@ def make_cell(study: Study, axes: dict[str, Name], seed: int, options: Mapping[s
     layers: list[Study | AxisValue] = [study, *(study.axes[axis][value] for axis, value in axes.items())]
     for layer in layers:
         words += [word for config in layer.configs for word in ("--config", config)] + _words(layer.set)
-    words += [*_words(options), f"--seed_everything={seed}"]
+    words = [word.replace("{seed}", str(seed)) for word in [*words, *_words(options), "--seed_everything={seed}"]]
     folder = "/".join([folder_of(axes), *([folder_of(options)] if options else []), f"seed{seed}"])
     return Cell(axes, seed, folder, dict(options), tuple(words), attack=study.attack)
 

@@ -180,7 +180,7 @@ class Study:
         source: Where the experiment is published.
         open: Details that the source leaves open, and how you chose them.
         configs: Configurations, as for `--config`: names or paths; later ones win.
-        set: Options of every run and their values, as on the command line: `{trainer.max_rounds: 40}`.
+        set: Options of every run, as on the command line: `{trainer.max_rounds: 40}`. `{seed}` in a value is its seed.
         axes: For each axis, by name, its values by name with their settings. The short form for one option is
             `client rate: {option: model.optimizer.lr, values: [0.01, 0.1]}`.
         without: Combinations that are left out, such as `{rule: FedAvg, client rate: [0.01]}`.

@@ -34,6 +34,17 @@ def test_what_comes_later_is_laid_over() -> None:
     assert cell.folder.endswith("/seed7")
 
 
+def test_a_value_may_name_the_seed() -> None:
+    study = Study(
+        "T", set={"weights": "models/seed{seed}.ckpt"}, axes={"rule": {"a": AxisValue(["{seed}.yaml"])}}, seeds=[0, 7]
+    )
+    assert [cell.words for cell in cells_of(study)] == [
+        ("fit", f"--weights=models/seed{seed}.ckpt", "--config", f"{seed}.yaml", f"--seed_everything={seed}")
+        for seed in (0, 7)
+    ]
+    assert [cell.folder for cell in cells_of(study)] == ["rule=a/seed0", "rule=a/seed7"]
+
+
 def test_each_run_has_a_folder_of_its_own() -> None:
     folders = [cell.folder for cell in cells_of(STUDY)]
     assert folders[0] == "rule=FedAvg,rate=1e-05/seed0"
