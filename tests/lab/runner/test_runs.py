@@ -71,6 +71,23 @@ def trainers(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
+def test_all_rules_start_from_the_model_of_their_seed(tmp_path: Path) -> None:
+    def curve(output: str, rule: str, seed: int) -> list[str]:
+        with (tmp_path / output / "t" / f"rule={rule}" / f"seed{seed}" / "version_0" / "metrics.csv").open() as file:
+            return [row["test/acc"] for row in csv.DictReader(file) if row["test/acc"]]
+
+    text = TEXT.replace("ROUNDS", "3")
+    (tmp_path / "t.yaml").write_text(text)
+    run(tmp_path, output="models")
+    model = "models/t/rule=FedAvg/seed{seed}/version_0/checkpoints/last.ckpt"
+    (tmp_path / "t.yaml").write_text(text.replace("set: {", f"set: {{weights: '{model}', "))
+    run(tmp_path, output="runs")
+    ends = [curve("models", "FedAvg", seed)[-1] for seed in (0, 1)]
+    assert ends[0] != ends[1]
+    assert [curve("runs", rule, seed)[0] for rule in ("FedAvg", "GMA") for seed in (0, 1)] == [*ends, *ends]
+
+
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(TEXT.replace("ROUNDS", "25"))
     run(tmp_path, output="whole")
