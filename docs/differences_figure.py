@@ -41,7 +41,7 @@ class Panel:
     chosen: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, str]]:
-        """Returns the rows of the mask that are compared."""
+        """Returns the rows that are compared, those of the mask unless another aggregation is chosen."""
         chosen = {"aggregation": "GMA", **self.chosen}
         table = csv.DictReader((DOCS / "results" / self.folder / "table.csv").open())
         return [
@@ -86,10 +86,12 @@ PICTURES = {
     ),
     "gma-participation": Picture(
         [
-            Panel("one round from FedAvg's model", "gma/tables4_5", DRAWN, {"model of": "AVG"}),
+            Panel("one round from a trained model", "gma/tables4_5_trained", DRAWN),
+            Panel("FedAvg at the mask's length", "gma/tables4_5_trained", DRAWN, {"aggregation": "its length"}),
+            Panel("one round from 50 rounds of FedAvg", "gma/tables4_5", DRAWN, {"model of": "AVG"}),
             Panel("each rule with its own model", "gma/tables4_5", DRAWN, {"model of": "each rule"}),
         ],
-        2.5,
+        4.2,
     ),
 }
 

@@ -38,7 +38,8 @@ PAPER: dict[str, Any] = {"color": "#3b8bd6", "markersize": 9, "markeredgewidth":
 GROUPS = {
     "mask/signatures": "Data made for the mask: its direction, by clients that share a feature",
     "mask/noise": "",
-    "gma/tables4_5": "GMA, Tables 4 and 5: one round, 5 or 2 of 10 clients drawn",
+    "gma/tables4_5_trained": "GMA, Tables 4 and 5: one round from a model of 86 %, 5 or 2 of 10 clients drawn",
+    "gma/tables4_5": "GMA, Tables 4 and 5: one round after 50 rounds",
     "gma/convex": "GMA, appendix E: convex",
     "gma/table2": "GMA, Table 2: data, split, clients, rule",
     "gma/table3_feature": "GMA, Table 3: colours of no client",
