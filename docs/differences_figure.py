@@ -72,7 +72,14 @@ SCHEMES = {"FedCMNIST": "FedCMNIST", "FedRotMNIST": "FedRotMNIST"}
 DRAWN = "{clients per round} drawn, {metric}"
 PICTURES = {
     "gma-rules": Picture(by_split("gma/table2", DATA, "{algorithm}", clients="100"), 4.0),
-    "gma-schemes": Picture(by_split("gma/table3_feature", SCHEMES, "{algorithm}"), 3.8, log=True),
+    "gma-schemes": Picture(
+        [
+            *by_split("gma/table3_learned", {"FedCMNIST": "FedCMNIST, learned"}, "{algorithm}"),
+            *by_split("gma/table3_feature", SCHEMES, "{algorithm}"),
+        ],
+        4.6,
+        log=True,
+    ),
     "gma-momentum": Picture(by_split("gma/table6", DATA, "momentum {momentum}"), 2.8),
     "gma-clients": Picture(
         [
