@@ -74,7 +74,7 @@ PICTURES = {
     "gma-rules": Picture(by_split("gma/table2", DATA, "{algorithm}", clients="100"), 4.0),
     "gma-schemes": Picture(
         [
-            *by_split("gma/table3_learned", {"FedCMNIST": "FedCMNIST, learned"}, "{algorithm}"),
+            *by_split("gma/table3_feature_learned", {"FedCMNIST": "FedCMNIST, learned"}, "{algorithm}"),
             *by_split("gma/table3_feature", SCHEMES, "{algorithm}"),
         ],
         4.6,

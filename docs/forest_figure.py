@@ -42,7 +42,7 @@ GROUPS = {
     "gma/tables4_5": "GMA, Tables 4 and 5: one round after 50 rounds",
     "gma/convex": "GMA, appendix E: convex",
     "gma/table2": "GMA, Table 2: data, split, clients, rule",
-    "gma/table3_learned": "GMA, Table 3: colours of no client, to a model that has learned",
+    "gma/table3_feature_learned": "GMA, Table 3: colours of no client, to a model that has learned",
     "gma/table3_feature": "GMA, Table 3: colours of no client, after 30 rounds",
     "gma/table6": "GMA, Table 6: momentum 0 and 0.9",
     "gma/table8": "GMA, Table 8: clients",
