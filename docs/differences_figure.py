@@ -26,7 +26,7 @@ GREY, BLUE, ORANGE = "#808080", "#3b8bd6", "#d55e00"  # read on white and on bla
 PAPER: dict[str, Any] = {"color": BLUE, "markersize": 12, "markeredgewidth": 2.5}
 SHORT = {
     "per_client/acc_in": "in the round", "per_client/acc_out": "the others", "test/acc": "test",
-    "per_client/acc_weighted": "train",
+    "per_client/acc_weighted": "train", "at equal per_client/loss_weighted": "equal train loss",
 }  # fmt: skip
 SPLITS = {"non-IID": "2 classes", "IID": "IID"}
 
@@ -80,7 +80,14 @@ PICTURES = {
         4.6,
         log=True,
     ),
-    "gma-momentum": Picture(by_split("gma/table6", DATA, "momentum {momentum}"), 2.8),
+    "gma-momentum": Picture(
+        [
+            *by_split("gma/table6", DATA, "momentum {momentum}"),
+            Panel("FashionMNIST, 2 classes, 200 rounds", "gma/plateau", "{statistic}"),
+            Panel("the same, FedAvg at the mask's length", "gma/plateau", "{statistic}", {"aggregation": "its length"}),
+        ],
+        4.6,
+    ),
     "gma-clients": Picture(
         [
             Panel("clients, all drawn", "gma/table8", "{clients}"),

@@ -44,6 +44,7 @@ GROUPS = {
     "gma/table2": "GMA, Table 2: data, split, clients, rule",
     "gma/table3_feature_learned": "GMA, Table 3: colours of no client, to a model that has learned",
     "gma/table3_feature": "GMA, Table 3: colours of no client, after 30 rounds",
+    "gma/plateau": "GMA, Table 6: FashionMNIST, 2 classes, momentum 0.9, 200 rounds",
     "gma/table6": "GMA, Table 6: momentum 0 and 0.9",
     "gma/table8": "GMA, Table 8: clients",
     "gma/table9": "GMA, Table 9: local epochs (a tenth)",
@@ -207,7 +208,7 @@ def lines_of(folder: str) -> tuple[list[Line], int]:
     told = [name for name in names if name not in hidden and len({row[name] for row in kept}) > 1]
     lines = [
         Line(
-            ", ".join(SHORT.get(row[name], row[name]) for name in told),
+            ", ".join(SHORT.get(row[name], row[name]) for name in told) or row["statistic"],
             100 * float(row["difference"]), (100 * float(row["t_low"]), 100 * float(row["t_high"])),
             100 * float(row["claimed"]), row["verdict"],
         )
