@@ -84,7 +84,7 @@ PICTURES = {
         [
             *by_split("gma/table6", DATA, "momentum {momentum}"),
             Panel("FashionMNIST, 2 classes, 200 rounds", "gma/plateau", "{statistic}"),
-            Panel("the same, FedAvg at the mask's length", "gma/plateau", "{statistic}", {"aggregation": "its length"}),
+            Panel("FedAvg at the mask's length", "gma/plateau", "{statistic}", {"aggregation": "its length"}),
         ],
         4.6,
     ),
