@@ -75,9 +75,10 @@ PICTURES = {
     "gma-schemes": Picture(
         [
             *by_split("gma/table3_feature_learned", {"FedCMNIST": "FedCMNIST, learned"}, "{algorithm}"),
+            *by_split("gma/table3_feature_learned_yogi", {"FedCMNIST": "FedCMNIST, learned, FedYogi"}, "{algorithm}"),
             *by_split("gma/table3_feature", SCHEMES, "{algorithm}"),
         ],
-        4.6,
+        5.6,
         log=True,
     ),
     "gma-momentum": Picture(

@@ -43,6 +43,7 @@ GROUPS = {
     "gma/convex": "GMA, appendix E: convex",
     "gma/table2": "GMA, Table 2: data, split, clients, rule",
     "gma/table3_feature_learned": "GMA, Table 3: colours of no client, to a model that has learned",
+    "gma/table3_feature_learned_yogi": "GMA, Table 3: the same under FedYogi",
     "gma/table3_feature": "GMA, Table 3: colours of no client, after 30 rounds",
     "gma/plateau": "GMA, Table 6: FashionMNIST, 2 classes, momentum 0.9, 200 rounds",
     "gma/table6": "GMA, Table 6: momentum 0 and 0.9",
