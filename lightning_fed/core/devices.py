@@ -13,7 +13,7 @@ from lightning_fed.errors import FederatedError
 __all__ = [
     "copy_each", "copy_into", "cudnn_layer", "data_to", "device_streams", "free_memory", "is_device_fault", "on_each",
     "out_of_memory", "same_each", "same_values", "seed_devices", "set_device_streams", "single_at_least", "to_device",
-    "wide_dtype",
+    "why_not_mixed", "wide_dtype",
 ]  # fmt: skip
 
 # For these dtypes torch runs an operation on a list of tensors as one kernel; CUDA refuses some of the others.
@@ -74,6 +74,26 @@ def cudnn_layer(module: nn.Module, device: torch.device) -> str | None:
     if device.type != "cuda" or not torch.backends.cudnn.enabled:
         return None
     return next((type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)), None)
+
+
+def why_not_mixed(module: nn.Module, device: torch.device) -> str | None:
+    """Says why a device does not train a module's recurrent layers under ``bf16-mixed``; None if it does."""
+    if layer := cudnn_layer(module, device):
+        return f"cuDNN would compute its {layer} in float16 without a loss scale"
+    has_lstm = any(isinstance(part, nn.LSTM) for part in module.modules())
+    return "this CPU has no LSTM in bfloat16" if has_lstm and device.type == "cpu" and not _lstm_in_bfloat16() else None
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _lstm_in_bfloat16() -> bool:
+    # Which CPUs have one differs between versions of oneDNN, and no function of torch tells it.
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16):
+        try:
+            nn.LSTM(1, 1)(torch.zeros(1, 1, 1))[0].sum().backward()
+        except RuntimeError:
+            return False
+    return True
 
 
 def free_memory(device: torch.device) -> int:

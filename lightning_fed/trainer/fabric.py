@@ -19,7 +19,7 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from lightning_fed.core.devices import cudnn_layer, wide_dtype
+from lightning_fed.core.devices import why_not_mixed, wide_dtype
 from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.user_code import lightning_class, own_uses
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
@@ -156,11 +156,10 @@ def announce_device(fabric: Fabric, module: LightningModule) -> None:
 
 def move_to_device(fabric: Fabric, module: LightningModule) -> None:
     """Moves a module to Fabric's device and precision, without wrapping it."""
-    layer = cudnn_layer(module, fabric.device)
-    if layer is not None and isinstance(fabric.strategy.precision, MixedPrecision):
+    if isinstance(fabric.strategy.precision, MixedPrecision) and (why := why_not_mixed(module, fabric.device)):
         raise FederatedError(
-            f"Expected {type(module).__name__} to have one precision on a GPU, got bf16-mixed: cuDNN would compute its "
-            f"{layer} in float16 without a loss scale; set `--trainer.precision 32-true`."
+            f"Expected {type(module).__name__} to have one precision on {fabric.device}, got bf16-mixed: {why}; set "
+            "`--trainer.precision 32-true`."
         )
     fabric.strategy.precision.convert_module(module)
     doubles = any(tensor.dtype == torch.float64 for tensor in (*module.parameters(), *module.buffers()))

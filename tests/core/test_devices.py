@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.core.devices import cudnn_layer, free_memory
+from lightning_fed.core import devices
+from lightning_fed.core.devices import cudnn_layer, free_memory, why_not_mixed
+from lightning_fed.models import CharLSTM
 
-GPU = torch.device("cuda", 0)
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 def test_what_the_allocator_keeps_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +24,30 @@ def test_what_the_allocator_keeps_is_free(monkeypatch: pytest.MonkeyPatch) -> No
 def test_recurrent_layers_are_those_of_cudnn_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch, layer: type) -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([layer(2, 2)]))
     assert cudnn_layer(module, GPU) == layer.__name__
-    assert cudnn_layer(module, torch.device("cpu")) is None
+    assert cudnn_layer(module, CPU) is None
     assert cudnn_layer(module[:1], GPU) is None
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     assert cudnn_layer(module, GPU) is None
+
+
+def test_only_an_lstm_is_refused_on_a_cpu_that_has_none_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has in (True, False):
+        monkeypatch.setattr(devices, "_lstm_in_bfloat16", lambda has=has: has)
+        assert (why_not_mixed(nn.Sequential(nn.LSTM(2, 2)), CPU) is None) == has
+        assert why_not_mixed(nn.GRU(2, 2), CPU) is why_not_mixed(nn.Linear(2, 2), CPU) is None
+        assert why_not_mixed(nn.GRU(2, 2), GPU) == "cuDNN would compute its GRU in float16 without a loss scale"
+
+
+def test_a_cpu_is_refused_if_and_only_if_the_lstm_does_not_train_on_it() -> None:
+    model = CharLSTM()
+    state = torch.get_rng_state()
+    with torch.inference_mode():
+        refused = why_not_mixed(model, CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.zeros(4, 80, dtype=torch.long)).sum().backward()
+    except RuntimeError:
+        assert refused == "this CPU has no LSTM in bfloat16"
+    else:
+        assert refused is None

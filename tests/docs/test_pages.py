@@ -13,11 +13,13 @@ from pydoc import locate
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from benchmarks.tables import ROWS
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.devices import why_not_mixed
 from lightning_fed.engines import SequentialEngine, VectorizedEngine
 from lightning_fed.trainer.lightning_arguments import ALIASES
 from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
@@ -119,7 +121,10 @@ def _expect_columns(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands_for_a_gpu_run_on_a_cpu(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_for_a_gpu_run_on_a_cpu(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_mixed = why_not_mixed(nn.LSTM(1, 1), torch.device("cpu"))  # on some CPUs
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
     for engine in (SequentialEngine, VectorizedEngine):
         monkeypatch.setattr(engine, "updates", engine.updates)  # so that what a script does to it is taken back
@@ -130,6 +135,10 @@ def test_commands_for_a_gpu_run_on_a_cpu(shell: Shell, monkeypatch: pytest.Monke
         for words in command_lines(text) if block.language == "bash" else ():
             if words[:3] == ["python", "-m", "benchmarks.profile"]:  # takes minutes
                 assert words[3] in {row.key for row in ROWS}
+            elif no_mixed and "bf16-mixed" in words:
+                with pytest.raises(AssertionError, match="ended with"):
+                    shell.run_line(words, block.place)
+                assert no_mixed in capsys.readouterr().err
             else:
                 shell.run_line(words, block.place)
 

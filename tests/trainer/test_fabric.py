@@ -10,6 +10,7 @@ from lightning.fabric.accelerators import CPUAccelerator
 from lightning.fabric.plugins import MixedPrecision
 from torch import nn
 
+from lightning_fed.core import devices
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.fabric import move_to_device, set_determinism
 from tests.parts import Classifier, federated_data, federated_trainer
@@ -62,14 +63,24 @@ def test_recurrent_layers_in_mixed_precision_are_refused_on_a_gpu(
     layer: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        FederatedError, match=f"Moved to .* got bf16-mixed: cuDNN would compute its {layer.__name__} in float16"
+        FederatedError,
+        match=f"precision on cuda, got bf16-mixed: cuDNN would compute its {layer.__name__} in float16",
     ):
         moved(nn.Sequential(layer(2, 3)))
-    assert moved(layer(2, 3), "cpu").places == [torch.device("cpu")]
+    assert moved(layer(2, 3), "cpu", mixed=False).places == [torch.device("cpu")]
     assert moved(layer(2, 3), mixed=False).places == [torch.device("cuda")]
     assert moved(nn.LSTMCell(2, 3)).places == [torch.device("cuda")]
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     assert moved(layer(2, 3)).places == [torch.device("cuda")]
+
+
+def test_an_lstm_in_mixed_precision_is_refused_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_lstm_in_bfloat16", lambda: True)
+    assert moved(nn.LSTM(2, 3), "cpu").places == [torch.device("cpu")]
+    monkeypatch.setattr(devices, "_lstm_in_bfloat16", lambda: False)
+    sentence = "on cpu, got bf16-mixed: this CPU has no LSTM in bfloat16; set `--trainer.precision 32-true`.$"
+    with pytest.raises(FederatedError, match=sentence):
+        moved(nn.LSTM(2, 3), "cpu")
 
 
 def test_determinism_does_not_fill_memory_that_is_written_next(monkeypatch: pytest.MonkeyPatch) -> None:
