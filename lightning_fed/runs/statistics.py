@@ -65,7 +65,7 @@ def run_statistic(curve: Mapping[int, float], statistic: str, metric: str) -> fl
 
 def is_reached(curve: Mapping[int, float], statistic: str) -> bool:
     """Tells whether any round of a statistic was evaluated."""
-    return any(at in _rounds(curve, statistic) for at in curve)
+    return not curve.keys().isdisjoint(_rounds(curve, statistic))
 
 
 def missing_rounds(curve: Mapping[int, float], statistic: str) -> int:

@@ -1,9 +1,10 @@
 import math
+from collections.abc import Iterator
 
 import pytest
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.statistics import expect_statistic, first_as_good, missing_rounds, run_statistic
+from lightning_fed.runs.statistics import expect_statistic, first_as_good, is_reached, missing_rounds, run_statistic
 
 # Every fifth round and the last: of the rounds after 41 - 10 those are 35, 40 and 41.
 CURVE = {at: at / 100 for at in [*range(0, 41, 5), 41]}
@@ -26,6 +27,25 @@ def test_windows_are_of_rounds(statistic: str, value: float, missing: int) -> No
     expect_statistic("statistic", statistic)
     assert run_statistic(CURVE, statistic, "test/acc") == pytest.approx(value, nan_ok=True)
     assert missing_rounds(CURVE, statistic) == missing
+    assert is_reached(CURVE, statistic) == (not math.isnan(value))
+
+
+class Passes(dict[int, float]):
+    """A curve that counts how often it is gone through."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.count += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("statistic", ["best", "last 10", "rounds 11-20"])
+def test_whether_a_statistic_is_reached_is_seen_in_one_pass(statistic: str) -> None:
+    curve = Passes(CURVE)
+    assert is_reached(curve, statistic)
+    assert not is_reached({}, statistic)
+    assert curve.count <= 1
 
 
 def test_a_run_of_fewer_rounds_counts_as_far_as_it_goes() -> None:
