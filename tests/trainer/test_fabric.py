@@ -81,6 +81,7 @@ def test_an_lstm_in_mixed_precision_is_refused_on_a_cpu_without_it(monkeypatch: 
     sentence = "on cpu, got bf16-mixed: this CPU has no LSTM in bfloat16; set `--trainer.precision 32-true`.$"
     with pytest.raises(FederatedError, match=sentence):
         moved(nn.LSTM(2, 3), "cpu")
+    assert all(moved(layer(2, 3), "cpu").places == [torch.device("cpu")] for layer in (nn.GRU, nn.RNN))
 
 
 def test_determinism_does_not_fill_memory_that_is_written_next(monkeypatch: pytest.MonkeyPatch) -> None:
