@@ -2,14 +2,17 @@
 # has changed.
 PYTHON ?= python3
 VENV ?= .venv
-PYTHON_LOWEST ?= python3.10
+# `python3.10`, or the one that pyenv has without showing it.
+PYTHON_LOWEST ?= $(shell python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo "$$(pyenv prefix 3.10)/bin/python")
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_DOCS := $(VENV)/.installed-docs
+INSTALLED_LOWEST := .venv-lowest/.installed
+INSTALLED_ECOSYSTEM := .venv-ecosystem/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-all test-lowest test-ecosystem test-faults lint format docs package bench \
+.PHONY: help install install-dev quickstart test test-all test-pairs test-lowest test-ecosystem test-faults lint format docs package bench \
 	bench-data bench-scale bench-peers
 
 help: ## list the targets
@@ -36,6 +39,16 @@ $(INSTALLED_DOCS): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -e ".[docs]"
 	@touch $@ $(INSTALLED)
 
+$(INSTALLED_LOWEST): pyproject.toml tests/lowest.txt
+	$(PYTHON_LOWEST) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install -q -c tests/lowest.txt -e ".[dev]"
+	@touch $@
+
+$(INSTALLED_ECOSYSTEM): pyproject.toml
+	$(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/python -m pip install -q -e ".[dev,ecosystem]"
+	@touch $@
+
 quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 seeds (a minute)
 	@$(BIN)/lightning-fed study configs/studies/quickstart.yaml --jobs 2 --output runs
 	@echo
@@ -47,17 +60,16 @@ PARALLEL ?= -n 2 --dist loadfile
 test: $(INSTALLED_DEV) ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
-test-all: $(INSTALLED_DEV) ## run all tests
-	$(BIN)/python -m pytest -m "" $(PARALLEL)
+test-all: $(INSTALLED_DEV) ## run all tests, but for pairs of parts that never see each other
+	$(BIN)/python -m pytest -m "not pairs" $(PARALLEL)
 
-test-lowest: ## run the tests with the lowest torch, Lightning, jsonargparse and wandb allowed (needs Python 3.10)
-	$(PYTHON_LOWEST) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install -c tests/lowest.txt -e ".[dev]"
+test-pairs: $(INSTALLED_DEV) ## run these: any two parts together, in one process and in two (half an hour)
+	$(BIN)/python -m pytest -m pairs $(PARALLEL)
+
+test-lowest: $(INSTALLED_LOWEST) ## run the tests with the lowest torch, Lightning, jsonargparse and wandb allowed (needs Python 3.10)
 	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs $(PARALLEL)
 
-test-ecosystem: ## train modules and data of other packages (installs them into .venv-ecosystem)
-	$(PYTHON) -m venv .venv-ecosystem
-	.venv-ecosystem/bin/python -m pip install -e ".[dev,ecosystem]"
+test-ecosystem: $(INSTALLED_ECOSYSTEM) ## train modules, optimizers and data of other packages (installs them into .venv-ecosystem)
 	.venv-ecosystem/bin/python -m pytest -m "" -k "ecosystem or foundation or lora" tests/ecosystem \
 		tests/docs/test_pages.py tests/end_to_end/test_configs.py
 

@@ -47,24 +47,31 @@ def cover(cases: Iterable[tuple[Any, ...]], strength: int = 2) -> list[tuple[Any
     return chosen
 
 
-def quick_first(count: int, cases: Iterable[Any]) -> list[Any]:
-    """Parameters of a test: the first so many, and as slow ones the rest."""
+def quick_first(count: int, cases: Iterable[Any], kept: int | None = None) -> list[Any]:
+    """Parameters of a test: the first ``count``, then slow ones up to ``kept``, by default all, then those of pairs."""
     given = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*case, marks=pytest.mark.slow if at >= count else ()) for at, case in enumerate(given)]
+    marks = [pytest.mark.slow, pytest.mark.pairs]
+    grades = [(at >= count) + (kept is not None and at >= kept) for at in range(len(given))]
+    return [pytest.param(*case, marks=marks[:grade]) for case, grade in zip(given, grades, strict=True)]
 
 
-def graded(cases: Iterable[tuple[Any, ...]], quick: int | None = None) -> list[Any]:
-    """Parameters of a test: cases in which each value occurs, and as slow ones those in which each pair does.
+def graded(
+    cases: Iterable[tuple[Any, ...]], quick: int | None = None, kept: Iterable[tuple[Any, ...]] | None = None
+) -> list[Any]:
+    """Parameters of a test: cases in which each value occurs, and those in which each pair does.
 
     Args:
         cases: All that make sense.
         quick: How many are not slow; by default those in which each value occurs.
+        kept: By default ``make test-all`` runs them all. Where two parts never see each other, it runs these and
+            one for each value that does not occur in them; the others are for ``make test-pairs``.
     """
     cases = list(cases)
-    few = cover(cases, 1)
-    return quick_first(
-        len(few) if quick is None else quick, [*few, *(case for case in cover(cases) if case not in few)]
-    )
+    few = [case for case in dict.fromkeys(kept or ()) if case in cases]
+    seen = {each for case in few for each in enumerate(case)}
+    few += [case for case in cover(cases, 1) if not seen.issuperset(enumerate(case))]
+    ordered = [*few, *(case for case in cover(cases) if case not in few)]
+    return quick_first(len(few) if quick is None else quick, ordered, None if kept is None else len(few))
 
 
 def points(count: int = 20, seed: int = 0) -> TensorDataset:

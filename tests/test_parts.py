@@ -40,6 +40,14 @@ def test_what_is_not_slow_has_every_value_once() -> None:
     assert [len(each.marks) for each in fewer] == [0] * 2 + [1] * 10
 
 
+def test_where_pairs_never_meet_each_value_is_kept() -> None:
+    given = graded(product("abcd", "abc"), quick=1, kept=[("d", "c"), ("b", "c"), ("x", "c")])
+    assert [each.values for each in given[:4]] == [("d", "c"), ("b", "c"), ("a", "a"), ("b", "b")]
+    assert {each.values for each in given} == set(product("abcd", "abc"))
+    marks = [[mark.name for mark in each.marks] for each in given]
+    assert marks == [[], *[["slow"]] * 5, *[["slow", "pairs"]] * 6]
+
+
 def test_classes_that_the_command_line_names_are_there_once() -> None:
     """One of the same name elsewhere would make the short name ambiguous, in whichever test runs after its import."""
     tests = Path(__file__).parent

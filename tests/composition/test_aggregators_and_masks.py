@@ -91,7 +91,7 @@ def test_no_two_masks_are_the_same(rule: str) -> None:
     assert distance(outcomes["above"], run(rule, "soft at 0.2")) > CLEAR
 
 
-@pytest.mark.parametrize(("rule", "mask", "sizes"), graded(product(MASKED, AT_ZERO, ["unequal", "equal"]), quick=4))
+@pytest.mark.parametrize(("rule", "mask", "sizes"), graded(product(MASKED, AT_ZERO, ["unequal", "equal"]), 4, ()))
 def test_threshold_zero_is_the_rule_without_a_mask(rule: str, mask: str, sizes: str) -> None:
     there, without = run(rule, mask, sizes), run(rule, "none", sizes)
     assert distance(there, without) > CLEAR if mask == "sand at 0" else same(there, without)
@@ -119,7 +119,7 @@ def test_rules_at_their_limit_are_federated_averaging(mask: str, weighting: str)
         assert distance(run(limit, mask, weighting=weighting), fedavg) < ROUNDING, limit
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
+@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, 6, ()))
 def test_clients_of_one_size_weigh_alike(rule: str, mask: str) -> None:
     outcomes = [run(rule, mask, "equal", weighting=weighting) for weighting in RULES[rule].weightings]
     assert same(outcomes[0], outcomes[-1])
@@ -136,7 +136,7 @@ def test_fednova_of_clients_of_one_size_is_federated_averaging(mask: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("rule", "mask"), graded(product(AFTER_A_MASK, ["soft", "binary", "magnitude", "sand"]), quick=4)
+    ("rule", "mask"), graded(product(AFTER_A_MASK, ["soft", "binary", "magnitude", "sand"]), 4, ())
 )
 def test_a_mask_before_the_rule(rule: str, mask: str) -> None:
     before, after, without = run(rule, mask, apply="before"), run(rule, mask), run(rule)
@@ -154,7 +154,7 @@ def test_no_mask_comes_before_a_rule_without_a_mean(rule: str) -> None:
         run(rule, "soft", apply="before")
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
+@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, 6, ()))
 def test_clients_without_samples_and_their_order_change_nothing(rule: str, mask: str) -> None:
     filled = run(rule, mask, draws="filled")
     assert same(filled, run(rule, mask))
@@ -162,7 +162,7 @@ def test_clients_without_samples_and_their_order_change_nothing(rule: str, mask:
     assert run(rule, mask).logged["clients/skipped"] == 1
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
+@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, 6, ()))
 def test_one_client_in_a_round(rule: str, mask: str) -> None:
     if getattr(aggregators, rule) in (
         aggregators.TrimmedMean, aggregators.Krum, aggregators.MultiKrum, aggregators.Bulyan, aggregators.AFL,
@@ -180,7 +180,7 @@ def test_one_client_in_a_round(rule: str, mask: str) -> None:
         assert distance(alone, run("FedAvg", draws="one")) < ROUNDING
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, quick=6))
+@pytest.mark.parametrize(("rule", "mask"), graded(PAIRS, 6, ()))
 @pytest.mark.slow
 def test_clients_that_train_in_bfloat16(rule: str, mask: str) -> None:
     narrow = run(rule, mask, precision="bf16-true")
@@ -192,7 +192,9 @@ def test_clients_that_train_in_bfloat16(rule: str, mask: str) -> None:
         assert distance(narrow, run(rule, precision="bf16-true")) > CLEAR
 
 
-@pytest.mark.parametrize(("rule", "mask"), graded(product(UNMASKED, [mask for mask in MASKS if mask != "none"])))
+@pytest.mark.parametrize(
+    ("rule", "mask"), graded(product(UNMASKED, [mask for mask in MASKS if mask != "none"]), kept=())
+)
 def test_what_makes_no_sense_is_refused_by_name(rule: str, mask: str) -> None:
     reason = getattr(aggregators, rule).mask_refusal
     with pytest.raises(

@@ -68,15 +68,13 @@ GRID = [
     for mask in (MASKS if rule in MASKED else ["none"])
     if mask in ("none", "soft", "sand") or not local_of(client).few
 ]
-# Each under one rule; each alone, and all together, is not slow.
-ONE_RULE = [
-    pytest.param(name, local.rule or "FedAvg", marks=() if name in ALONE or name == "all three" else pytest.mark.slow)
-    for name, local in CLIENTS.items()
-]
-FEW_RULES = [
-    pytest.param(rule, marks=() if rule in ("FedAvg", "FedAdam", "GeometricMedian") else pytest.mark.slow)
-    for rule in RULES
-]
+# Each under one rule: each alone, and all together, is not slow.
+ONE_RULE = graded(
+    [(name, local.rule or "FedAvg") for name, local in CLIENTS.items()],
+    kept=[(name, ALONE[name].rule or "FedAvg") for name in ALONE] + [("all three", "FedAvg")],
+)
+# No rule sees what made the mean.
+FEW_RULES = graded([(rule,) for rule in RULES], kept=[("FedAvg",), ("FedAdam",), ("GeometricMedian",)])
 
 
 def weighting(client: str, rule: str) -> str:
@@ -108,7 +106,7 @@ def test_every_client_algorithm_of_the_package_is_in_the_suite() -> None:
     assert {type(one) for local in TOGETHER.values() for one in local.make()} == kinds - apart - single
 
 
-@pytest.mark.parametrize(("client", "rule", "mask"), graded(GRID, quick=8))
+@pytest.mark.parametrize(("client", "rule", "mask"), graded(GRID, 8, ()))
 def test_each_part_changes_the_model(client: str, rule: str, mask: str) -> None:
     here, local, weights = trained(rule, mask, client), local_of(client), weighting(client, rule)
     assert here.weights.isfinite().all()
@@ -152,7 +150,8 @@ def test_no_limit_changes_a_bit(client: str, options: dict[str, Any]) -> None:
             for mask in ("none", "soft")
             if rule in MASKED or mask == "none"
         ],
-        quick=2,
+        2,
+        (),
     ),
 )
 def test_own_models_beside_leave_every_rule_its_global_model_to_the_bit(client: str, rule: str, mask: str) -> None:

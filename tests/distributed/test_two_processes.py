@@ -174,7 +174,7 @@ def test_every_mistake_is_looked_at() -> None:
     assert set(ENDS) | {"continued", "resumed"} == set(MISTAKES)
 
 
-@pytest.mark.slow
+@pytest.mark.pairs
 def test_every_pair_of_parts(tmp_path: Path) -> None:
     found = run_pair(tmp_path, "everything")
     worst = {}

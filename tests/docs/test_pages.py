@@ -96,7 +96,12 @@ def _run(shell: Shell, block: Block) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow if _is_slow(page) else (), id=name(page)) for page in PAGES]
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if _is_slow(page) else (), id=name(page))
+        for page in PAGES
+        if blocks(page)
+    ],
 )
 def test_every_block_runs(page: Path, shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     for package in NEEDED.get(name(page), ()):
@@ -162,16 +167,12 @@ def test_commands_of_results_name_studies_and_tables_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_options_and_references_lead_somewhere(page: Path) -> None:
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.is_file(), f"{name(page)}: {link}"
         assert not anchor or anchor in anchors(target), f"{name(page)}: {link}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_options_and_references_exist(page: Path) -> None:
     known = {*signature(FederatedTrainer).parameters, *ALIASES}
     text = page.read_text(encoding="utf-8")
     correct = re.sub(r"^```\{\.bash \.fails\}.*?^```$\n+^```text$.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -213,7 +213,7 @@ def test_every_aggregator_and_mask_of_the_package_is_in_the_suite() -> None:
     assert leaves(Mask) == made, "say in MASKS how the mask is made, and its formula"
 
 
-@pytest.mark.parametrize(("shape", "rule", "mask", "weighting", "apply"), cover(GRID))
+@pytest.mark.parametrize(("shape", "rule", "mask", "weighting", "apply"), cover(GRID, 1))
 def test_three_rounds_agree_with_the_formula(shape: str, rule: str, mask: str, weighting: str, apply: str) -> None:
     case, over = RULES[rule], MASKS[mask]
     aggregator = case.make(lr=LR, mask=None if over is None else over[0](), weighting=weighting, apply=apply)
