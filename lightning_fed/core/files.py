@@ -1,8 +1,10 @@
 """Writes files so that they are never half-written, and turns a refused write into one sentence."""
 
 import csv
+import errno
 import io
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,7 +12,17 @@ from typing import Any, BinaryIO
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["WriteError", "append_whole", "csv_text", "open_atomically", "png", "write_atomically", "writing"]
+__all__ = [
+    "WriteError",
+    "append_whole",
+    "csv_text",
+    "open_atomically",
+    "open_regular",
+    "png",
+    "read_regular",
+    "write_atomically",
+    "writing",
+]
 
 _RUNS = "--trainer.default_root_dir"
 
@@ -83,6 +95,31 @@ def append_whole(path: Path, content: bytes) -> None:
         except OSError:
             os.ftruncate(file.fileno(), size)
             raise
+
+
+def open_regular(path: Path | str, limit: int | None = None) -> BinaryIO:
+    """Opens a file to read; a pipe or a device, which may never end, is refused before anything waits for it.
+
+    Args:
+        path: The file, or a link to it.
+        limit: The most bytes that it may have.
+
+    Raises:
+        OSError: If the system refuses, if the path names no regular file, or one with more bytes.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    found = os.fstat(file.fileno())
+    if stat.S_ISREG(found.st_mode) and (limit is None or found.st_size <= limit):
+        return file
+    file.close()
+    what = f"more than {limit:,} bytes" if stat.S_ISREG(found.st_mode) else "no regular file"
+    raise OSError(errno.EINVAL, what, str(path))
+
+
+def read_regular(path: Path | str, limit: int = 1 << 28) -> bytes:
+    """Reads a whole file, which :func:`open_regular` opens."""
+    with open_regular(path, limit) as file:
+        return file.read(limit)  # a file of /proc says that it has none
 
 
 def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
