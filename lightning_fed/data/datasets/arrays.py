@@ -125,6 +125,8 @@ class Arrays(BundledDataModule):
             arrays.append(file.read(name, f"--data.{option}"))
             names.append(f"{name} of {file.path}")
         inputs, targets = arrays
+        if part == "train" and not len(inputs):
+            raise FederatedError(f"Expected training samples in {names[0]}, got none: change `--data.x_train`.")
         self._kinds[part] = str(inputs.dtype).rpartition(".")[2]
         if len(inputs) != len(targets):
             raise FederatedError(

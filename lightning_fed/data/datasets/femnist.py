@@ -127,6 +127,8 @@ def _checked(samples: UserSamples, place: Path) -> UserSamples:
             f"Expected images of 28 x 28, or 784 values in a row, in {place}, got samples of shape {shape}: change "
             "`--data.path`."
         )
+    if not len(samples.inputs):
+        raise FederatedError(f"Expected images in {place}, got none: change `--data.path`.")
     images = samples.inputs.reshape(-1, 1, 28, 28)
     low, high = images.min().item(), images.max().item()
     if not (low >= 0 and high <= 1):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.core.files import open_regular
 from lightning_fed.data.datasets.image_files import ImageDataModule
 from lightning_fed.data.readers.cache import cached_tensors, default_cache_folder, fingerprint_of
 from lightning_fed.errors import FederatedError
@@ -60,7 +61,7 @@ class TinyImageNet(ImageDataModule):
     def names(self) -> list[str]:
         """Returns the first name that ``words.txt`` has for each class, or its id if there is none."""
         path = self.place / "words.txt"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
         words = dict(line.split("\t", 1) for line in lines if "\t" in line)
         return [words.get(name, name).split(",")[0].strip() for name in self._ids()]
 
@@ -86,7 +87,7 @@ class TinyImageNet(ImageDataModule):
         path = self.place / "wnids.txt"
         if not path.is_file():
             raise self.missing(path)
-        ids = sorted(set(path.read_text(encoding="utf-8").split()))
+        ids = sorted(set(path.read_text("utf-8", "replace").split()))
         if not ids:
             raise FederatedError(f"Expected the file {path} to list the ids of 200 classes, got none; {self.advice}.")
         return ids
@@ -120,7 +121,7 @@ class TinyImageNet(ImageDataModule):
         label_of = {name: label for label, name in enumerate(ids)}
         paths: list[Path] = []
         labels: list[int] = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
             file, _, rest = line.partition("\t")
             name = rest.partition("\t")[0]
             if name not in label_of:
@@ -151,9 +152,9 @@ def _decode(path: Path, advice: str) -> Tensor:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with open_regular(path) as file, Image.open(file) as image:
             pixels = np.array(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # PIL has many
         raise FederatedError(f"The file {path} is not a sound JPEG image ({error}); {advice}.") from error
     if pixels.shape != (_SIDE, _SIDE, 3):
         raise FederatedError(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.core.files import open_regular
 from lightning_fed.data.readers.downloads import found_none
 from lightning_fed.errors import FederatedError
 
@@ -19,6 +20,7 @@ SUFFIXES = (".npz", ".npy", ".pt", ".pth")
 # From this many bytes on, a file is memory-mapped: its pages are read when they are used, and can be dropped again.
 _LARGE = 2**28
 _MOST_NAMES = 12
+_WHOLE = {getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)} | {torch.bool}
 _Read: TypeAlias = Callable[[str], Any]
 
 
@@ -57,11 +59,9 @@ class ArrayFile:
             value = self._read(name)
         tensor = _as_tensor(value)
         if tensor is None:
-            is_array = isinstance(value, (Tensor, np.ndarray))
-            described = f"{value.dtype} values of shape {tuple(value.shape)}" if is_array else type(value).__name__
             raise FederatedError(
                 f"Expected {name} in {self.path} to be an array of real numbers with one row per sample, got "
-                f"{described}: change `{option}`."
+                f"{_described(value)}: change `{option}`."
             )
         return tensor
 
@@ -73,7 +73,7 @@ class ArrayFile:
     def _check_path(self) -> None:
         if not self.path.exists():
             raise found_none("the file", self.path, self._option)
-        if self.path.is_file() and self.path.suffix not in SUFFIXES:
+        if not self.path.is_dir() and self.path.suffix not in SUFFIXES:
             raise FederatedError(
                 f"Expected `{self._option}` to name a file that ends in {', '.join(SUFFIXES)} or a folder of .npy "
                 f"files, got {self.path}."
@@ -83,15 +83,14 @@ class ArrayFile:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except PermissionError as error:
+        except Exception as error:  # whatever the system, NumPy and torch raise on a damaged file
+            refused = error.strerror if isinstance(error, OSError) else None
+            advice = "it is truncated, damaged, or holds other objects; write it again"
             raise FederatedError(
-                f"The file {self.path} cannot be read ({error.strerror}): change its permissions, or change "
+                f"The file {self.path} cannot be read ({refused}): change its permissions, or change `{self._option}`."
+                if refused
+                else f"The file {self.path} cannot be read as arrays ({type(error).__name__}): {advice}, or change "
                 f"`{self._option}`."
-            ) from error
-        except Exception as error:  # whatever NumPy and torch raise on a damaged file
-            raise FederatedError(
-                f"The file {self.path} cannot be read as arrays ({type(error).__name__}): it is truncated, damaged, "
-                f"or holds other objects; write it again, or change `{self._option}`."
             ) from error
 
 
@@ -99,12 +98,13 @@ def _open(path: Path) -> tuple[list[str], _Read]:
     if path.is_dir():
         return sorted(file.stem for file in path.glob("*.npy")), lambda name: _load_npy(path / f"{name}.npy")
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             return list(arrays.files), lambda name: _load_member(path, name)
     if path.suffix == ".npy":
         array = _load_npy(path)
         return [path.stem], lambda name: array
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    with open_regular(path) as file:
+        content = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(content, (tuple, list)):
         content = dict(enumerate(content))
     elif not isinstance(content, Mapping):
@@ -115,19 +115,29 @@ def _open(path: Path) -> tuple[list[str], _Read]:
 
 def _load_member(path: Path, name: str) -> Any:
     # The file is opened for each array, so that none stays open.
-    with np.load(path, allow_pickle=False) as arrays:
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
         return arrays[name]
 
 
 def _load_npy(path: Path) -> Any:
     # Copy on write: torch wants memory that it may write to, and the file must stay as it is.
-    mapped = path.stat().st_size >= _LARGE
-    return np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
+    with open_regular(path) as file:
+        mapped = path.stat().st_size >= _LARGE
+        return np.load(path if mapped else file, mmap_mode="c" if mapped else None, allow_pickle=False)
 
 
 def _as_tensor(value: Any) -> Tensor | None:
     """Makes a tensor of an array or tensor of real numbers, None of anything else; copies only to change byte order."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         value = torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
-    is_numbers = isinstance(value, Tensor) and value.ndim > 0 and not value.is_complex()
-    return value.detach() if is_numbers else None
+    is_plain = isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_nested or value.is_meta)
+    is_real = is_plain and value.ndim > 0 and (value.is_floating_point() or value.dtype in _WHOLE)
+    return value.detach() if is_real else None
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, (Tensor, np.ndarray)):
+        return type(value).__name__
+    if isinstance(value, Tensor) and (value.is_nested or value.is_meta or value.layout != torch.strided):
+        return "a nested tensor" if value.is_nested else f"a {'meta' if value.is_meta else value.layout} tensor"
+    return f"{value.dtype} values of shape {tuple(value.shape)}"

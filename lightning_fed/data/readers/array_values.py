@@ -55,6 +55,7 @@ def as_labels(array: Tensor, name: str, option: str) -> Tensor:
             f"Expected one class label for each sample in {name}, got an array of shape {tuple(array.shape)}: store "
             f"the number of the class, change `{option}`, or set `--data.class_labels false` for other targets."
         )
+    flat = flat.to(torch.float64) if flat.is_floating_point() else flat  # narrower ones cannot be compared
     labels = flat.to(torch.int64)
     wrong = (labels < 0) | (labels != flat) if flat.is_floating_point() else labels < 0
     if wrong.any():

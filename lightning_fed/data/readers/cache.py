@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_fed.core.files import WriteError, open_atomically
+from lightning_fed.core.files import WriteError, open_atomically, open_regular
 from lightning_fed.errors import FederatedError
 
 __all__ = ["cached_tensors", "default_cache_folder", "fingerprint_of"]
@@ -58,7 +58,8 @@ def cached_tensors(path: Path, fingerprint: str, make: Callable[[], list[Tensor]
 def _read(path: Path, fingerprint: str) -> list[Tensor] | None:
     """Reads the file; None if it is missing or damaged, or has another fingerprint."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except _UNREADABLE:
         return None
     is_ours = isinstance(content, dict) and content.get("fingerprint") == fingerprint

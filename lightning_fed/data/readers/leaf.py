@@ -13,12 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.core.files import open_regular
 from lightning_fed.data.readers.downloads import found_none
 from lightning_fed.data.readers.users import UserSamples
 from lightning_fed.errors import FederatedError
 
-__all__ = ["LeafUser", "leaf_files", "leaf_users", "read_leaf", "read_text"]
+__all__ = ["UNREADABLE", "LeafUser", "leaf_files", "leaf_users", "read_leaf", "read_text"]
 
+# What a file that is no text, is damaged or does not fit into memory ends in.
+UNREADABLE = (OSError, EOFError, ValueError, RecursionError, MemoryError, zlib.error)
 _KEYS = ("users", "num_samples", "user_data")
 
 
@@ -88,7 +91,7 @@ def leaf_users(path: Path, option: str, count: Callable[[LeafUser], int] | None 
 
 def leaf_files(path: Path, option: str) -> list[Path]:
     """Returns the JSON files of a folder by name, or the one file that ``path`` is."""
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return [path]
     files = sorted(file for file in path.glob("*.json*") if file.name.endswith((".json", ".json.gz")))
     if not files:
@@ -98,7 +101,8 @@ def leaf_files(path: Path, option: str) -> list[Path]:
 
 def read_text(path: Path) -> str:
     """Reads a file in UTF-8, packed with gzip if its name ends in ``.gz``."""
-    content = path.read_bytes()
+    with open_regular(path) as file:
+        content = file.read()
     return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
 
 
@@ -125,7 +129,7 @@ def _decoded(path: Path, option: str) -> dict[str, Any]:
         content = json.loads(read_text(path), object_pairs_hook=entry)
     except FederatedError:
         raise
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+    except UNREADABLE as error:
         first = str(error).split("\n")[0] or type(error).__name__
         raise FederatedError(
             f"The file {path} cannot be read as JSON ({first}): it is truncated or damaged; write it "
@@ -204,10 +208,10 @@ def _numbers(user: LeafUser) -> tuple[Any, Any]:
             f"{'text' if is_text else 'lists of different lengths or other values'}: write the file again."
         )
     y = user.data["y"]
-    wrong = [label for label in y if isinstance(label, bool) or not isinstance(label, int) or label < 0]
+    wrong = [label for label in y if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63]
     if wrong:
         raise FederatedError(
-            f"Expected y of {user.place} to be whole numbers of at least 0, got {wrong[0]!r}: write the file again."
+            f"Expected y of {user.place} to be whole numbers from 0 to 2**63 - 1, got {wrong[0]!r}: write it again."
         )
     return x, np.asarray(y, dtype=np.int64)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.readers.leaf import LeafUser, leaf_users, read_text
+from lightning_fed.data.readers.leaf import UNREADABLE, LeafUser, leaf_users, read_text
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LETTERS", "UNKNOWN", "WINDOW", "Role", "decode", "encode", "read_plays", "read_roles"]
@@ -79,7 +79,7 @@ def read_plays(path: Path, option: str, min_lines: int = 2) -> list[Role]:
     """
     try:
         text = read_text(path)
-    except (OSError, EOFError, ValueError) as error:
+    except UNREADABLE as error:
         raise FederatedError(
             f"The file {path} cannot be read as text ({error}): it is truncated or damaged; write it again, or change "
             f"`{option}`."

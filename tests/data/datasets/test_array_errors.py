@@ -1,5 +1,6 @@
 """Every mistake in a user's own arrays ends in one sentence that names the file and the option."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,51 @@ def test_tensors_that_are_no_real_numbers(tmp_path: Path) -> None:
     assert "got torch.complex64 values of shape (6, 2): change `--data.x_train`." in sentence(path=tmp_path / "own.pt")
     torch.save({"x_train": torch.zeros(2, 2), "y_train": [0, 1]}, tmp_path / "own.pt")
     assert "got list: change `--data.y_train`." in sentence(path=tmp_path / "own.pt")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of kinds of tensors that it changes
+@pytest.mark.parametrize("part", ["x_train", "y_train"])
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda x: x.to_sparse(), "a torch.sparse_coo tensor"),
+        (lambda x: x.reshape(6, -1).to_sparse_csr(), "a torch.sparse_csr tensor"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), "torch.quint8 values of shape"),
+        (lambda x: x.to("meta"), "a meta tensor"),
+        (lambda x: torch.nested.nested_tensor([x[:2], x[2:]]), "a nested tensor"),
+        (lambda x: torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged), "a nested tensor"),
+        (lambda x: x.to(torch.uint8).view(torch.bits8), "torch.bits8 values of shape"),
+    ],
+    ids=["sparse", "csr", "quantized", "meta", "nested", "jagged", "bits"],
+)
+def test_tensors_that_are_no_plain_arrays(make: Any, got: str, part: str, tmp_path: Path) -> None:
+    sound = {name: torch.from_numpy(array).float() for name, array in SOUND.items()}
+    torch.save(sound | {part: make(sound[part])}, tmp_path / "own.pt")
+    said = sentence(path=tmp_path / "own.pt")
+    assert said.startswith(f"Expected {part} in {tmp_path / 'own.pt'} to be an array of real numbers")
+    assert f"got {got}" in said
+
+
+def test_arrays_without_samples(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x_train=np.zeros((0, 6)), y_train=np.zeros(0, dtype=np.int64))
+    assert sentence(path=tmp_path / "own.npz") == (
+        f"Expected training samples in x_train of {tmp_path / 'own.npz'}, got none: change `--data.x_train`."
+    )
+
+
+@pytest.mark.parametrize("name", ["own.npz", "own.npy", "own.pt", "pipe", "folder"])
+def test_what_is_no_regular_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+        np.save(path / "x_train.npy", X)
+    for make in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
+        pipe = path / "y_train.npy" if name == "folder" else path
+        make(pipe)
+        said = sentence(path=path)
+        assert said.startswith("Expected `--data.path` to name a file" if name == "pipe" else f"The file {path} cannot")
+        assert name == "pipe" or "(no regular file): " in said
+        pipe.unlink()
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,7 @@ def _arrays(**changes: Any) -> dict[str, Any]:
         ({"writers": np.arange(3)}, "one label and one writer, whole numbers, for each image of "),
         ({"writers": np.arange(4) / 2}, "one label and one writer, whole numbers, for each image of "),
         ({"images": np.zeros((4, 32, 32))}, "got samples of shape (32, 32)"),
+        ({"images": np.zeros((0, 784)), "labels": np.arange(0), "writers": np.arange(0)}, "Expected images in "),
         ({"images": np.full((4, 784), 255.0)}, "got user 0, values from 255.0 to 255.0"),
         ({"images": np.full((4, 784), np.nan)}, "got user 0, values from nan to nan"),
         ({"labels": np.arange(59, 63)}, "Expected labels from 0 to 61 in "),

@@ -1,5 +1,7 @@
 """Shakespeare: three forms of its files, windows that are not stored, the division by time, and the real files."""
 
+import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -288,9 +290,17 @@ def test_plays_that_do_not_fit(tmp_path: Path, content: str, words: str) -> None
 
 
 def test_plays_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "plays.txt.gz").write_bytes(b"no gzip")
-    with pytest.raises(FederatedError, match="cannot be read as text"):
-        Shakespeare(tmp_path / "plays.txt.gz").setup()
+    path = tmp_path / "plays.txt.gz"
+    packed = bytearray(gzip.compress(PLAYS.encode()))
+    packed[20:40] = bytes(20)
+    for content in (b"no gzip", bytes(packed), gzip.compress(b"\xff\xfe")):
+        path.write_bytes(content)
+        with pytest.raises(FederatedError, match="cannot be read as text"):
+            Shakespeare(path).setup()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(FederatedError, match="cannot be read as text .*no regular file"):
+        Shakespeare(path).setup()
 
 
 @pytest.mark.parametrize(

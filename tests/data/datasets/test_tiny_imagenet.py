@@ -90,8 +90,9 @@ def test_the_cache_lies_in_the_users_cache_folder(
         lambda path: path.write_bytes(path.read_bytes()[:5000]),
         lambda path: path.write_bytes(b""),
         lambda path: torch.save([1, 2], path),
+        lambda path: _pipe(path),
     ],
-    ids=["truncated", "empty", "foreign"],
+    ids=["truncated", "empty", "foreign", "pipe"],
 )
 def test_a_damaged_cache_is_made_anew(
     damage: Callable[[Path], object], tiny_root: Path, tmp_path: Path, decoded: list[Path]
@@ -149,6 +150,11 @@ def test_grey_images_get_three_channels(own_root: Path, tmp_path: Path) -> None:
     assert images[3].unique().tolist() == [77]
 
 
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def _small(path: Path) -> None:
     from PIL import Image
 
@@ -165,10 +171,17 @@ LIST = "val/val_annotations.txt"
         (JPEG, lambda path: path.unlink(), "Expected the file {path}, found none: set `--data.root`"),
         (JPEG, lambda path: path.write_bytes(path.read_bytes()[:400]), "The file {path} is not a sound JPEG image ("),
         (JPEG, lambda path: path.write_bytes(b"<html>"), "The file {path} is not a sound JPEG image ("),
+        (
+            "train/n00000004/images/n00000004_0.JPEG",
+            _pipe,
+            "The file {path} is not a sound JPEG image ([Errno 22",
+        ),
         (JPEG, _small, "Expected the image {path} to have 64 x 64 pixels, got 32 x 30; delete it"),
         (LIST, lambda path: path.unlink(), "Expected the file {path}, found none"),
         (LIST, lambda path: path.write_text("val_0.JPEG n00000001\n"), "Expected line 1 of {path} to hold the name of"),
         ("wnids.txt", lambda path: path.unlink(), "Expected the file {path}, found none"),
+        ("wnids.txt", _pipe, "Expected the file {path}, found none"),
+        ("wnids.txt", lambda path: path.write_bytes(b"n\xff"), "Expected the file "),
         ("wnids.txt", lambda path: path.write_text(""), "Expected the file {path} to list the ids of 200 classes, got"),
         (
             "train/n00000004/images",

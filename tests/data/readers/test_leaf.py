@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,9 @@ def test_entries_that_leaf_leaves_behind_are_not_users(tmp_path: Path) -> None:
         ({"user_data": {"ann": {"x": [["a", "b"], [1, 2]], "y": [0, 1]}}}, ["x of user ann of ", "got text"]),
         ({"user_data": {"ann": {"x": [[None, 1], [1, 2]], "y": [0, 1]}}}, ["x of user ann of ", "other values"]),
         ({"user_data": {"ann": {"x": [[1, 2], [3, 4]], "y": [0, -1]}}}, ["y of user ann of ", "got -1"]),
+        ({"user_data": {"ann": {"x": [[1, 2], [3, 4]], "y": [0, 10**30]}}}, ["y of user ann of ", f"got {10**30}"]),
+        ({"user_data": {"ann": {"x": [[1, 2], [3, 4]], "y": [2**63, 0]}}}, ["y of user ann of ", f"got {2**63}"]),
+        ({"user_data": {"ann": {"x": [[1, 10**30], [3, 4]], "y": [0, 1]}}}, ["x of user ann of ", "other values"]),
         ({"user_data": {"ann": {"x": [[1, 2], [3, 4]], "y": [0, 0.5]}}}, ["y of user ann of ", "got 0.5"]),
         ({"user_data": {"ann": {"x": [[1, 2], [3, 4]], "y": [0, "1"]}}}, ["y of user ann of ", "got '1'"]),
         ({"user_data": {"ann": ANN, "bob": {"x": [[1, 2, 3]], "y": [0]}}}, ["as those of ann, got (3,) in user bob"]),
@@ -120,6 +124,16 @@ def test_packed_files_that_are_cut(tmp_path: Path) -> None:
     for content in (packed[:-9], packed[:20], b"no gzip"):
         (tmp_path / "a.json.gz").write_bytes(content)
         refused(tmp_path, "a.json.gz cannot be read as JSON (")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    refused(tmp_path, f"{name} cannot be read as JSON (", "no regular file")
+    refused(tmp_path / name, f"{name} cannot be read as JSON (", "no regular file")
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    refused(tmp_path, "no regular file")
 
 
 def test_folders_without_users(tmp_path: Path) -> None:
