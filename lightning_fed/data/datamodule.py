@@ -68,6 +68,8 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             whole batch are then skipped. By default as in the source's training loader, else false.
         source: A LightningDataModule without clients. The data set of its ``train_dataloader`` is split over the
             clients; its validation, test and predict loaders are used as they are.
+        class_labels: Whether targets that are whole numbers from 0 are class labels: ``false`` for prices, counts and
+            the like. By default they are, unless there would be more classes than samples, and than 10,000.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         collate_fn: Collate | None = None,
         drop_last: bool | None = None,
         source: LightningDataModule | None = None,
+        class_labels: bool | None = None,
     ) -> None:
         super().__init__()
         expect_source(
@@ -119,8 +122,9 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         self._loaded: LoadedData | None = None
         self._divided: DividedData | None = None
         self._source_loading = Loading()
+        self.targets_are_labels = class_labels  # named otherwise in subclasses
         self.source = source
-        self._source = None if source is None else SourceModule(source, self._context)
+        self._source = None if source is None else SourceModule(source, self._context, class_labels is not False)
         if self._source is None:  # otherwise None means the source's own value
             self.batch_size, self.num_workers = batch_size or Loading.batch_size, num_workers or 0
         else:
@@ -319,7 +323,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             # Without a trainer nobody has called it yet; it must be cheap when there is nothing to do.
             if self._source is None:
                 self.prepare_data()
-            datasets = self.load_datasets().readable()
+            datasets = self.load_datasets().readable(self.targets_are_labels)
             own_val = None if self._source is None else self._source.loaders("val")
             if datasets.val is not None or own_val:
                 self.held_out.expect_no_val_fraction()

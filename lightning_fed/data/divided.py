@@ -57,6 +57,12 @@ class DividedData:
         skew: FeatureSkew | None,
     ) -> "DividedData":
         """Divides the data, and prepares the skew if there is one; the arguments are those of ``divide``."""
+        if partitioner.reads == "targets" and (loaded.too_many or loaded.datasets.class_labels is False):
+            raise FederatedError(
+                f"Expected class labels for the partitioner {type(partitioner).__name__}, got targets that are none "
+                "(`--data.class_labels false`, or more classes than samples): set it to true, or choose "
+                "`--data.partitioner IID`."
+            )
         division = divide(options, partitioner, loaded.targets, loaded.users, loaded.num_samples, num_clients, seed)
         if skew is None and isinstance(loaded.datasets.test, dict):  # a skew renames them
             expect_free_names(loaded.datasets.test, division.tests())

@@ -94,13 +94,14 @@ def label_statistics(split: Split, labels: npt.NDArray[np.integer], num_classes:
     counts = count_labels(split, labels, num_classes)
     held = np.flatnonzero(split.sizes)
     classes = np.diff(counts.indptr)[held]
+    pooled = np.unique(labels[split.index], return_counts=True)[1]  # not of every class: these may be many
     figures: dict[str, int | float] = {
         "classes_per_client_mean": float(classes.sum() / split.num_clients),
         "classes_per_client_min": int(classes.min()),
         "classes_per_client_median": float(np.median(classes)),
         "classes_per_client_max": int(classes.max()),
         "label_entropy_mean": float(entropies(counts)[held].mean()),
-        "label_entropy_pooled": float(entr(counts.sum(axis=0) / counts.sum()).sum() / np.log(2)),
+        "label_entropy_pooled": float(entr(pooled / pooled.sum()).sum() / np.log(2)),
     }
     if len(held) > 1 and num_classes <= _MOST_CLASSES:
         pairs = held[_pairs(len(held))]

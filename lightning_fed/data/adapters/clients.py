@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from lightning_fed.data.adapters.class_lists import find_class_lists
 from lightning_fed.data.inspection import find_conversion, find_targets, find_tensors, name_kind
 from lightning_fed.errors import FederatedError, expect_count
 
@@ -32,6 +33,7 @@ class ClientDatasets(Dataset[Any]):
         users: The client of each sample, shape (samples,), int64.
         targets: One target per sample, None if a data set does not tell.
         tensors: The samples of all clients, None unless all hold tensors.
+        class_lists: The different lists of classes, see ``find_class_lists``.
     """
 
     samples_are_rows = True  # where there are tensors
@@ -45,15 +47,19 @@ class ClientDatasets(Dataset[Any]):
         expect_count("num_clients of ClientDatasets", num_clients)
         assert num_clients is not None
         sizes, targets = [], []
+        lists: dict[Any, tuple[str, dict[str, str]]] = {}
         for client in range(num_clients):
             part = self._part(client)
             sizes.append(_size(part, client))
             targets.append(None if isinstance(part, IterableDataset) else find_targets(part))
+            for where, classes in find_class_lists(part):
+                lists.setdefault(tuple(classes.items()), (where or f"client {client}", classes))
         self._sizes, self._ends = sizes, np.cumsum(sizes)
         self.users = np.repeat(np.arange(num_clients), sizes)
         known = [part for part in targets if part is not None]
         self.targets = np.concatenate(known) if len(known) == num_clients else None
         self.tensors = _joined(self._parts)
+        self.class_lists = list(lists.values())
         self._open: tuple[int, Any] = (-1, None)
 
     @property

@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.core.user_code import overrides
+from lightning_fed.data.adapters.class_lists import expect_one_meaning
 from lightning_fed.data.adapters.loaders import read_loader
 from lightning_fed.data.collation import Loading
 from lightning_fed.data.inspection import AnyDataset, name_kind
@@ -85,12 +86,15 @@ class SourceModule:
     """Calls a user's data module as Lightning does: prepares it once, and sets it up for each stage before its loaders.
 
     What it draws at random, such as a validation set, depends only on the seed, so all processes draw the same.
-    ``context`` returns the trainer, or None, and that seed.
+    ``context`` returns the trainer, or None, and that seed. With ``labelled`` the classes of loaders whose data sets
+    name them must be those of the training set.
     """
 
-    def __init__(self, module: Any, context: Callable[[], tuple[Any, int]]) -> None:
+    def __init__(self, module: Any, context: Callable[[], tuple[Any, int]], labelled: bool = True) -> None:
         self.module = module
         self._context = context
+        self._train: Any = None
+        self._labelled = labelled
         self._prepared = False
         self._stages: set[str] = set()
 
@@ -128,7 +132,8 @@ class SourceModule:
         self.set_up("fit")
         with isolated_streams(self._context()[1]):
             loader = self.module.train_dataloader() if overrides(self.module, "train_dataloader") else None
-        return read_loader(loader, self.name)
+        self._train, loading = read_loader(loader, self.name)
+        return self._train, loading
 
     def loaders(self, stage: EvalStage) -> EvalLoaders:
         """Returns the module's loaders of a stage as they are, an empty list where it has none."""
@@ -145,6 +150,11 @@ class SourceModule:
                     f'that joins their batches: give it mode="sequential" (got {loaders._mode}), or give a list.'
                 )
             loaders = loaders.iterables
+        listed = list(loaders.values()) if isinstance(loaders, dict) else loaders
+        if self._labelled and stage != "predict":
+            sets = [getattr(each, "dataset", None) for each in (listed if isinstance(listed, list) else [listed])]
+            names = [f"the {part} data of {self.name}" for part in ("training", *[stage] * len(sets))]
+            expect_one_meaning(zip(names, [self._train, *sets], strict=True))
         return [] if loaders is None else loaders
 
     @property

@@ -26,7 +26,7 @@ class Arrays(BundledDataModule):
     (``images.npz:test``). Relative paths start from ``root``.
 
     8-bit images become float32 in [0, 1] of shape (C, H, W), other floating inputs float32, integers wider than 8 bits
-    int64.
+    int64. Targets must be whole numbers of at least 0 unless ``class_labels`` is false, which leaves them as they are.
 
     Args:
         path: File with named arrays: .npz, a dict in a .pt file, or a folder of .npy files named after the arrays.
@@ -42,7 +42,6 @@ class Arrays(BundledDataModule):
         scale: Whether 8-bit inputs are divided by 255.
         mean: Subtracted from inputs after scaling, one value or one for each channel.
         std: Divides inputs after that; above 0, one value or one for each channel.
-        class_labels: Whether targets are class labels, whole numbers from 0; other targets are left as they are.
         **kwargs: Every other option of ``BundledDataModule``.
     """
 
@@ -60,7 +59,6 @@ class Arrays(BundledDataModule):
         scale: bool = True,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
-        class_labels: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -69,7 +67,6 @@ class Arrays(BundledDataModule):
             raise FederatedError(f"Expected `--data.std` to be above 0, got {std}.")
         self.path = path
         self.root = root
-        self.class_labels = class_labels
         self._chosen = {
             "x_train": x_train, "y_train": y_train, "x_val": x_val, "y_val": y_val, "x_test": x_test, "y_test": y_test,
         }  # fmt: skip
@@ -86,7 +83,7 @@ class Arrays(BundledDataModule):
             if dataset is not None:
                 self._expect_alike(part, dataset, train)
         mean, std = self._normalisation()
-        return Datasets(train, val, test, mean=mean, std=std, class_labels=self.class_labels)
+        return Datasets(train, val, test, mean=mean, std=std)
 
     def _normalisation(self) -> tuple[list[float] | None, list[float] | None]:
         """What was subtracted and divided by, one value for all channels or one for each; None for neither."""
@@ -98,17 +95,12 @@ class Arrays(BundledDataModule):
         return means, stds
 
     def _expect_alike(self, part: str, dataset: TensorDataset, train: TensorDataset) -> None:
-        """Refuses inputs of another shape or dtype than in training, and labels above those of training."""
-        (x, y), (train_x, train_y) = dataset.tensors, train.tensors
+        """Refuses inputs of another shape or dtype than in training."""
+        x, train_x = dataset.tensors[0], train.tensors[0]
         if x.shape[1:] != train_x.shape[1:] or self._kinds[part] != self._kinds["train"]:
             raise FederatedError(
                 f"Expected `--data.x_{part}` to hold inputs like those of `--data.x_train`, {self._kinds['train']} "
                 f"that become {tuple(train_x.shape[1:])}, got {self._kinds[part]} that become {tuple(x.shape[1:])}."
-            )
-        if self.class_labels and len(y) and len(train_y) and y.max() > train_y.max():
-            raise FederatedError(
-                f"Expected `--data.y_{part}` to hold labels that training has, 0 to {int(train_y.max())}, got "
-                f"{int(y.max())}: change it, or set `--data.class_labels false`."
             )
 
     def _has(self, part: str, files: dict[Path, ArrayFile]) -> bool:
@@ -133,7 +125,8 @@ class Arrays(BundledDataModule):
                 f"Expected as many targets as inputs, got {len(inputs)} inputs in {names[0]} and {len(targets)} "
                 f"targets in {names[1]}: change `--data.x_{part}` or `--data.y_{part}`."
             )
-        labels = as_labels(targets, names[1], f"--data.y_{part}") if self.class_labels else as_numbers(targets)
+        no_labels = self.targets_are_labels is False
+        labels = as_numbers(targets) if no_labels else as_labels(targets, names[1], f"--data.y_{part}")
         return TensorDataset(as_inputs(inputs, names[0], **self._input_options), labels)
 
     def _find(self, option: str, files: dict[Path, ArrayFile]) -> tuple[ArrayFile, str]:

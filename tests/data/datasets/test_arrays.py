@@ -249,7 +249,7 @@ def test_emnist_over_47_clients_of_one_class(emnist_root: Path) -> None:
     [
         ({"x_test": np.zeros((4, 8, 8), np.float32)}, "x_test` to hold inputs like those of `--data.x_train`"),
         ({"x_test": np.zeros((4, 9, 9), np.uint8)}, "x_test` to hold inputs like those of `--data.x_train`"),
-        ({"y_test": np.array([0, 1, 2, 3])}, "y_test` to hold labels that training has, 0 to 2, got 3"),
+        ({"y_test": np.array([0, 1, 2, 3])}, "test_dataset` to hold class labels from 0 to 2, as the training data do"),
     ],
     ids=["kind", "shape", "label"],
 )
