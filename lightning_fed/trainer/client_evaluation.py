@@ -1,17 +1,31 @@
 """Validation of a model on the samples of each client apart: one of all clients, or one for each."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torchmetrics import Metric
+from torch.nn.functional import one_hot
+from torchmetrics import ExplainedVariance, Metric, PearsonCorrCoef, R2Score, RelativeSquaredError, SpearmanCorrCoef
+from torchmetrics.classification import (
+    BinaryAveragePrecision,
+    BinaryPrecisionRecallCurve,
+    MulticlassAveragePrecision,
+    MulticlassPrecisionRecallCurve,
+    MultilabelAveragePrecision,
+    MultilabelPrecisionRecallCurve,
+)
+from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.core.train_state import LocalOptions
@@ -29,6 +43,10 @@ from lightning_fed.trainer.options import expect_module
 __all__ = ["evaluate_clients"]
 
 _Values: TypeAlias = dict[int, dict[str, float]]
+
+_CURVES = (BinaryPrecisionRecallCurve, MulticlassPrecisionRecallCurve, MultilabelPrecisionRecallCurve)
+_PRECISIONS = (BinaryAveragePrecision, MulticlassAveragePrecision, MultilabelAveragePrecision)
+_MEANINGLESS = ("should be meaningless", "recall is undefined")  # torchmetrics' functions say so
 
 _AROUND_VALIDATION = tuple(
     f"on_validation_{at}" for at in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
@@ -203,7 +221,7 @@ def _evaluate_alone(trainer: LightningNames, batches: Iterable[Any]) -> dict[str
     for part in module.modules():
         if isinstance(part, Metric):
             part.reset()
-    with recording(module, recorder):
+    with recording(module, recorder), _nan_without_value(module):
         hooks("on_validation_start")
         hooks("on_validation_epoch_start")
         for _ in run_batches(trainer, "validation", batches, 0, 1, 1.0, recorder, hooks):
@@ -211,4 +229,74 @@ def _evaluate_alone(trainer: LightningNames, batches: Iterable[Any]) -> dict[str
         seed_evaluation(trainer, "validation", 1)
         hooks("on_validation_epoch_end")
         hooks("on_validation_end")
-    return recorder.compute().logged
+        return recorder.compute().logged
+
+
+@contextmanager
+def _nan_without_value(module: LightningModule) -> Iterator[None]:
+    """Lets Metric objects compute NaN within the block where a client's samples give them no value."""
+    held = [(part, part.compute) for part in module.modules() if isinstance(part, Metric)]
+    for metric, compute in held:
+        metric.compute = partial(_computed, metric, compute)
+    try:
+        yield
+    finally:
+        for metric, compute in held:
+            metric.compute = compute
+
+
+def _computed(metric: Metric, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Computes a metric; NaN where it fails, or warns that it means nothing, and for what ``_undefined`` marks."""
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            value = compute(*args, **options)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+        name, first = type(metric).__name__, str(error).split("\n")[0]
+        if is_news(f"no value of {name}", first):
+            rank_zero_warn(f"{name} has no value for some clients, as it fails on their samples: {first}")
+        return torch.tensor(torch.nan, device=metric.device)
+    undefined = _undefined(metric)
+    if undefined is None:
+        undefined = torch.tensor(any(word in str(each.message) for each in said for word in _MEANINGLESS))
+    if not isinstance(value, Tensor) or not undefined.any():
+        return value
+    nan = torch.full(value.shape, torch.nan, device=value.device)
+    return torch.where(undefined, nan, value) if undefined.shape == value.shape else nan
+
+
+def _undefined(metric: Metric) -> Tensor | None:
+    """Marks outputs or classes for which torchmetrics divides 0 by 0 and returns 0 or 1; None for other metrics."""
+    held: Any = metric
+    if isinstance(metric, (R2Score, RelativeSquaredError)):
+        return _constant(held.sum_squared_error, held.sum_error / held.total, held.total)
+    if isinstance(metric, ExplainedVariance):
+        return _constant(held.sum_squared_target, held.sum_target / held.num_obs, held.num_obs)
+    if isinstance(metric, PearsonCorrCoef):
+        pairs = ((held.var_x, held.mean_x), (held.var_y, held.mean_y))
+        parts = [_constant(var + held.n_total * mean**2, mean, held.n_total) for var, mean in pairs]
+        return parts[0] | parts[1]
+    if isinstance(metric, SpearmanCorrCoef):
+        parts = [dim_zero_cat(part) for part in (held.preds, held.target)]
+        return torch.stack([part.amax(0) == part.amin(0) for part in parts]).any(0)
+    if not isinstance(metric, _CURVES):
+        return None
+    if held.thresholds is not None:
+        negatives, positives = held.confmat[0].sum(-1).unbind(-1)
+    else:
+        labels = dim_zero_cat(held.target)
+        if isinstance(metric, MulticlassPrecisionRecallCurve) and metric.average != "micro":
+            labels = one_hot(labels.long(), metric.num_classes)
+        negatives, positives = (labels == 0).sum(0), (labels == 1).sum(0)
+    average = getattr(metric, "average", None)
+    if average == "micro":
+        negatives, positives = negatives.sum(), positives.sum()
+    lacking = (positives == 0) | (negatives == 0) & (not isinstance(metric, _PRECISIONS))
+    return lacking & (positives > 0) if average == "weighted" and (positives > 0).any() else lacking
+
+
+def _constant(squares: Tensor, mean: Tensor, count: Tensor) -> Tensor:
+    """Whether values, given by the sum of their squares, are equal but for rounding, as one value is."""
+    return (count < 2) | (squares - count * mean**2 <= 16 * torch.finfo(squares.dtype).eps * squares)

@@ -93,8 +93,8 @@ def test_the_message_names_the_clients(sites: tuple[ImageFolder, ...]) -> None:
         setup([sites[0], sites[2], sites[1]])
     assert str(caught.value) == (
         "Expected a label to mean one class in all data sets, got 1 for dog in client 0 of the training data (cat, "
-        "dog, owl) and 1 for owl in client 2 of the training data (cat, owl): number the classes alike, for example by a "
-        "`target_transform`, or set `--data.class_labels false` if targets are not class labels."
+        "dog, owl) and 1 for owl in client 2 of the training data (cat, owl): number the classes alike, for example by "
+        "a `target_transform`, or set `--data.class_labels false` if targets are not class labels."
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.files import WriteError, csv_text, write_atomically
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
@@ -164,7 +165,7 @@ class ClientEvaluation(FederatedCallback):
             everyone = trainer.processes.exchange(self._trained, "trained")
             values["trained"] = dict(sorted(pair for part in everyone for pair in part.items()))
         figures = {key: value for model in self.models for key, value in self._figures(model, values[model]).items()}
-        pl_module.log_dict({**figures, **halves})
+        pl_module.log_dict({**figures, **self._missing(values), **halves})
         self._write(trainer, values)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -204,7 +205,7 @@ class ClientEvaluation(FederatedCallback):
         """Returns the summary of each metric over the clients that have it."""
         logged = {}
         for name in _names(values):
-            having = [client for client in values if name in values[client]]
+            having = _having(values, name)
             summary = summarize_clients(
                 torch.tensor([values[client][name] for client in having], dtype=torch.float64),
                 torch.tensor([int(self._source.sizes[client]) for client in having]),
@@ -214,14 +215,31 @@ class ClientEvaluation(FederatedCallback):
                 logged[f"per_client/{_of(model, name)}" + (f"_{figure}" if figure != "mean" else "")] = value.item()
         return logged
 
+    def _missing(self, measured: dict[_Model, _Values]) -> dict[str, float]:
+        """Counts the clients without a value of each metric, where there are any, and says once that there are."""
+        logged: dict[str, float] = {}
+        for model, values in measured.items():
+            for name in _names(values):
+                without = sum(np.isnan(values[client].get(name, np.nan)) for client in values)
+                if without:
+                    logged[f"per_client/{_of(model, name)}_missing"] = float(without)
+        if logged and is_news("missing", set(logged)):
+            counts = ", ".join(f"{name}: {number:.0f}" for name, number in logged.items())
+            rank_zero_warn(
+                f"Some clients have no value of a metric ({counts}): it is NaN in clients.csv, and means and spread "
+                "are over the other clients."
+            )
+        return logged
+
     def _halves(self, measured: dict[_Model, _Values], suffix: str) -> dict[str, float]:
         """Returns the mean of each metric over the clients of the round and over the others, where there are any."""
         logged = {}
         for model, values in measured.items():
             for side, own in (("in", values.keys() & self._cohort), ("out", values.keys() - self._cohort)):
                 for name in _names(values):
-                    if found := [values[client][name] for client in sorted(own) if name in values[client]]:
-                        logged[f"per_client/{_of(model, name)}_{side}{suffix}"] = float(np.mean(found))
+                    if having := _having({client: values[client] for client in sorted(own)}, name):
+                        mean = np.mean([values[client][name] for client in having])
+                        logged[f"per_client/{_of(model, name)}_{side}{suffix}"] = float(mean)
         return logged
 
     def _write(self, trainer: Any, measured: dict[_Model, _Values]) -> None:
@@ -246,6 +264,12 @@ class ClientEvaluation(FederatedCallback):
 def _of(model: _Model, name: str) -> str:
     """Names a metric of a model: the global one has no word."""
     return name if model == "global" else f"{model}/{name}"
+
+
+def _having(values: _Values, name: str) -> list[int]:
+    """Returns the clients that have a value of a metric; where all are NaN, those."""
+    named = [client for client in values if name in values[client]]
+    return [client for client in named if not np.isnan(values[client][name])] or named
 
 
 def _names(values: _Values) -> list[str]:
