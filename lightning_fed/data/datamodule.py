@@ -209,9 +209,9 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             self._divided = divided
 
     def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
-        """Returns the batches of each client's held-out samples, by ``val_split`` or ``client_test_fraction``."""
+        """Returns the batches of each client's held-out samples, else of those that ``part`` has of its users."""
         loading = self.loading.changed(batch_size=self.eval_batch_size, drop_last=False)
-        return self._divide().source(self._divide().held_out_split(part), loading)
+        return self._divide().held_out_source(part, loading, self.in_memory)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled, for a centralised baseline."""

@@ -15,14 +15,14 @@ from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
 from lightning_fed.data.division import CENTRAL, Division, DivisionOptions, HeldOut, divide
 from lightning_fed.data.evaluation import JoinedBatches, expect_free_names, join_tests, worker_options
-from lightning_fed.data.inspection import AnyDataset, find_conversion
+from lightning_fed.data.inspection import AnyDataset, Tensors, find_conversion, find_tensors
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.partitioners import Partitioner
 from lightning_fed.data.skews import FeatureSkew, SkewedSets
 from lightning_fed.data.skews.views import numbered_rows
 from lightning_fed.data.sources import BatchSource, EvalLoader, EvalLoaders, LoaderSource, SetBatches, TensorSource
 from lightning_fed.data.split import Split
-from lightning_fed.data.user_tests import divide_by_user
+from lightning_fed.data.user_tests import divide_by_user, own_samples
 from lightning_fed.errors import FederatedError
 
 __all__ = ["DividedData"]
@@ -84,12 +84,13 @@ class DividedData:
 
     def source(self, split: Split, loading: Loading) -> BatchSource:
         """Returns the clients' batches of a split of the training set, skewed but not augmented."""
-        train = self.loaded.datasets.train
-        source: BatchSource = LoaderSource(train, split, **vars(loading))
-        if self.loaded.tensors is not None:
-            convert = find_conversion(train)
-            source = TensorSource(self.loaded.tensors, split, loading.batch_size, convert, loading.drop_last)
+        source = self._read(self.loaded.datasets.train, self.loaded.tensors, split, loading)
         return source if self.skewed is None else self.skewed.source(source, split)
+
+    def _read(self, dataset: AnyDataset, tensors: Tensors | None, split: Split, loading: Loading) -> BatchSource:
+        if tensors is None:
+            return LoaderSource(dataset, split, **vars(loading))
+        return TensorSource(tensors, split, loading.batch_size, find_conversion(dataset), loading.drop_last)
 
     def pooled(self, loading: Loading, augmentation: Augmentation | None) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled."""
@@ -104,16 +105,31 @@ class DividedData:
             rows, loading.batch_size, True, collate_fn=collate, drop_last=loading.drop_last, **worker_options(loading)
         )
 
+    def held_out_source(self, part: Literal["val", "test"], loading: Loading, in_memory: bool) -> BatchSource:
+        """Returns the batches of what was held out of each client, else of what its users have in the data's own set.
+
+        Own sets are read without a skew only, whose looks of a client belong to rows of the training set.
+        """
+        datasets = self.loaded.datasets
+        own, given = (datasets.val, None) if part == "val" else (datasets.test, datasets.test_users)
+        held = self.division.val if part == "val" else self.division.clients
+        if not len(held) and self.skewed is None:
+            split = own_samples(own, given, self.loaded.users, self.division)
+            if split is not None:
+                tensors = find_tensors(own) if in_memory and loading.collate_fn is None else None
+                return self._read(own, tensors, split, loading)
+        return self.source(self.held_out_split(part), loading)
+
     def held_out_split(self, part: Literal["val", "test"]) -> Split:
         """Returns which rows were held out of each client for validation, or for test."""
         held = self.division.val if part == "val" else self.division.clients
         if not len(held) or held.owners[0] == CENTRAL:
             option = "client_test_fraction 0.2" if part == "test" else "val_split per_client --data.val_fraction 0.2"
             raise FederatedError(
-                f"Expected data with {part} samples of each client, got none: hold some out with `--data.{option}`."
+                f"Expected data with {part} samples of each client, got none: hold some out with `--data.{option}`, or "
+                f"give a {part} set that knows its users, as the training set does."
             )
-        sizes = np.bincount(held.owners, minlength=self.division.split.num_clients)
-        return Split(held.rows, np.concatenate([[0], np.cumsum(sizes)]))
+        return held.split(self.division.split.num_clients)
 
     def val_batches(self, load: _Load, per_client: bool) -> EvalLoaders:
         """Returns the batches of the validation set: what was held out, else the data's own, else an empty list."""

@@ -1,4 +1,4 @@
-"""Finds the test samples of unseen users, which move to the test set ``unseen``."""
+"""Finds the test samples of unseen users, which move to the test set ``unseen``, and those of each client."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ import numpy.typing as npt
 from lightning_fed.data.division import CENTRAL, Division, HeldOut
 from lightning_fed.data.inspection import as_targets, find_users, length
 from lightning_fed.data.loading import Datasets
+from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
-__all__ = ["divide_by_user"]
+__all__ = ["divide_by_user", "own_samples"]
 
 
 def divide_by_user(
@@ -25,21 +26,49 @@ def divide_by_user(
         users without training samples. None if no client is held out, users are unknown, there is not exactly one test
         set, or no user is unseen.
     """
-    test, given = datasets.test, datasets.test_users
-    if test is None or isinstance(test, dict) or users is None or not len(division.unseen):
+    own = _users_of(datasets.test, datasets.test_users, users) if len(division.unseen) else None
+    if own is None or users is None:
         return None
-    own = find_users(test) if given is None else as_targets(given)
-    if own is None and given is None:
-        return None
-    own = _checked(own, users, length(test, "--data.test_dataset"))
     # A user whose samples are all in the validation set is not unseen: choices were made by looking at them.
     unseen = ~np.isin(own, np.delete(users, division.unseen.rows))
     if not unseen.any():
         return None
-    names, first = np.unique(users[division.unseen.rows], return_index=True)
-    place = np.minimum(np.searchsorted(names, own[unseen]), len(names) - 1)
-    owners = np.where(names[place] == own[unseen], division.unseen.owners[first][place], CENTRAL)
+    owners = _owners(own[unseen], users[division.unseen.rows], division.unseen.owners)
     return np.flatnonzero(~unseen), HeldOut(np.flatnonzero(unseen), owners)
+
+
+def own_samples(dataset: Any, given: Any, users: npt.NDArray[Any] | None, division: Division) -> Split | None:
+    """Finds which samples of a set belong to each client that trains, by the users of both.
+
+    ``given`` are the users of the set, found in it if not given. None if it is not one set, no client has samples in
+    it, or users are unknown or spread over clients.
+    """
+    own = _users_of(dataset, given, users)
+    if own is None or users is None:
+        return None
+    owners = division.owners(len(users))
+    users, owners = users[owners != CENTRAL], owners[owners != CENTRAL]
+    if (_owners(users, users, owners) != owners).any():
+        return None
+    found, clients = _owners(own, users, owners), division.split.num_clients
+    rows = np.argsort(found, kind="stable")
+    rows = rows[(found[rows] != CENTRAL) & (found[rows] < clients)]
+    return HeldOut(rows, found[rows]).split(clients) if len(rows) else None
+
+
+def _users_of(dataset: Any, given: Any, users: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
+    """Returns the user of each sample of one set, None if they or those of the training samples are unknown."""
+    if dataset is None or isinstance(dataset, dict) or users is None:
+        return None
+    own = find_users(dataset) if given is None else as_targets(given)
+    return None if own is None and given is None else _checked(own, users, length(dataset, "--data.test_dataset"))
+
+
+def _owners(own: npt.NDArray[Any], users: npt.NDArray[Any], owners: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Returns the owner of each sample of ``own`` users, as ``owners`` of ``users`` say, ``CENTRAL`` for others."""
+    names, first = np.unique(users, return_index=True)
+    place = np.minimum(np.searchsorted(names, own), len(names) - 1)
+    return np.where(names[place] == own, owners[first][place], CENTRAL)
 
 
 def _checked(own: npt.NDArray[Any] | None, users: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

@@ -187,6 +187,37 @@ def test_clients_come_as_data_sets_not_as_loaders(clients) -> None:
         ClientDatasets(lambda _: DataLoader(Table()) if isinstance(clients, (list, dict)) else clients, 1)
 
 
+def pairs(size: int) -> list[tuple[Any, int]]:
+    return [(torch.tensor(X[row]), int(Y[row])) for row in range(size)]
+
+
+@pytest.mark.parametrize(
+    "clients", [[pairs(3), pairs(5)], {"a": pairs(3), "b": pairs(5)}, [pairs(3), Subset(HEAD, range(5))]]
+)
+def test_lists_of_samples_are_clients(clients: Any) -> None:
+    data = FederatedDataModule(clients, num_clients=2, split_seed=0)
+    assert data.split.sizes.tolist() == [3, 5]
+    ((inputs, labels),) = data.train_source().batches(1, torch.arange(5), 0)
+    assert (inputs.shape, labels.tolist()) == ((5, 3), Y[:5].tolist())
+    with pytest.raises(FederatedError, match="num_clients` to be the number of data sets, 2, got 3"):
+        FederatedDataModule(clients, num_clients=3).setup()
+    with pytest.raises(FederatedError, match="got a (list of 2 .*: give one data set|dict of a, b)"):
+        set_up((X, Y), val_dataset=clients)
+
+
+def test_a_client_without_samples_is_said() -> None:
+    with pytest.raises(FederatedError, match="data set of client 1 to hold samples"):
+        FederatedDataModule([pairs(3), []], num_clients=2).setup()
+
+
+@pytest.mark.parametrize(
+    "sample", [(X[0], 1), [X[0], 1], [[1.0, 2.0], [3.0]], {"x": X[0]}], ids=["tuple", "list", "lists", "dict"]
+)
+def test_a_list_of_samples_is_one_data_set(sample: Any) -> None:
+    data = FederatedDataModule([sample] * 4, num_clients=2)
+    assert data.split.sizes.tolist() == [2, 2]
+
+
 def test_a_stream_evaluates_but_cannot_be_split() -> None:
     class Stream(IterableDataset):
         targets = Y

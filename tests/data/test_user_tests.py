@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_fed.data import FEMNIST, IID, ByUser, ClientRotation, Datasets, FederatedDataModule, Shakespeare
+from lightning_fed.data import (
+    FEMNIST,
+    IID,
+    ByUser,
+    ClientDatasets,
+    ClientRotation,
+    Datasets,
+    FederatedDataModule,
+    Shakespeare,
+)
 from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.inspection import first_input
 from lightning_fed.data.skews import DataFacts
@@ -241,3 +250,46 @@ def test_two_sets_of_unseen_users_are_refused(tmp_path: Path) -> None:
     write_leaf(tmp_path / "shakespeare" / "test" / "b.json", {"new": {"x": [text[:80]], "y": [text[80]]}})
     with pytest.raises(FederatedError, match=said + r"0\.5: "):
         Shakespeare("shakespeare", root=tmp_path, unseen_clients=0.5).setup()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize(("cls", "write", "options"), CASES)
+def test_each_client_is_evaluated_on_the_test_samples_of_its_users(
+    cls: type[UserDataModule], write: Callable[[Path], Path], options: dict[str, Any], in_memory: bool, tmp_path: Path
+) -> None:
+    data = cls(root=write(tmp_path), unseen_clients=2, in_memory=in_memory, eval_batch_size=3, **options)
+    data.setup()
+    loaded = data.load_datasets()
+    whole, train_users = of_dataset(loaded.test), np.asarray(loaded.users)
+    source = data.held_out_source("test")
+    for client in range(data.split.num_clients):
+        (user,) = np.unique(train_users[data.split.index[data.split.offsets[client] : data.split.offsets[client + 1]]])
+        expected = [sample for sample, own in zip(whole, np.asarray(loaded.test_users), strict=True) if own == user]
+        assert samples(source.batches(client, torch.arange(int(source.sizes[client])), 0)) == expected
+    assert source.sizes.sum() == len(samples(data.test_dataloader()["test"]))
+
+
+def test_clients_that_share_users_have_no_test_samples_of_their_own(tmp_path: Path) -> None:
+    data = FEMNIST(root=femnist(tmp_path), partitioner=IID(), num_clients=4)
+    with pytest.raises(FederatedError, match="client_test_fraction 0.2`, or give a test set that knows its users"):
+        data.held_out_source("test")
+
+
+def test_clients_that_come_as_data_sets_may_bring_test_sets_too() -> None:
+    def of(client: int, size: int) -> TensorDataset:
+        return TensorDataset(torch.full((size, 1), float(client)), torch.arange(size) % 2)
+
+    own = ClientDatasets([of(5, 2), of(6, 1), of(7, 3)])
+    data = FederatedDataModule(
+        [of(0, 4), of(1, 3), of(2, 5)], test_dataset=own, val_dataset=own, client_test_fraction=0
+    )
+    for part in ("test", "val"):
+        source = data.held_out_source(part)
+        found = [
+            batch[0].unique().tolist()
+            for i in range(3)
+            for batch in source.batches(i, torch.arange(source.sizes[i]), 0)
+        ]
+        assert (source.sizes.tolist(), found) == ([2, 1, 3], [[5.0], [6.0], [7.0]])
+    data = FederatedDataModule([of(0, 40), of(1, 30)], test_dataset=own, client_test_fraction=0.1)
+    assert data.held_out_source("test").sizes.tolist() == [4, 3], "samples that were held out come first"

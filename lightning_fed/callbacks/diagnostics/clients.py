@@ -49,7 +49,8 @@ class ClientEvaluation(FederatedCallback):
 
     Args:
         every_n_rounds: Rounds between evaluations, at least 1.
-        data: The samples: those that a client trains on (``train``), or those held out of them (``val``, ``test``).
+        data: The samples: those that a client trains on (``train``), or those held out of them, else those that the
+            data's own set has of its users (``val``, ``test``).
         num_clients: How many clients are evaluated, drawn once by the run's seed; all if there are no more, or if not
             given. ``trained`` is over the clients of the round, whatever this says.
         participation: Whether to tell the clients of the round from the others, at twice the cost.

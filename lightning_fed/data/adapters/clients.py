@@ -101,11 +101,18 @@ class ClientDatasets(Dataset[Any]):
 
 
 def are_datasets(values: Any) -> bool:
-    """Whether something is a list, tuple or dict of data sets or data loaders, one for each client."""
+    """Whether something is a list, tuple or dict of data sets, loaders or lists of samples, one for each client."""
     if not isinstance(values, (list, tuple, Mapping)) or not values:
         return False
     parts = values.values() if isinstance(values, Mapping) else values
-    return all(isinstance(part, (Dataset, DataLoader)) or hasattr(part, "column_names") for part in parts)
+    return all(
+        isinstance(part, (Dataset, DataLoader)) or hasattr(part, "column_names") or _lists(part) for part in parts
+    )
+
+
+def _lists(part: Any) -> bool:
+    """Whether something is a list of samples, which are tuples or dicts: a sample itself is no list of these."""
+    return isinstance(part, list) and all(isinstance(sample, (tuple, dict)) for sample in part)
 
 
 def _size(dataset: Any, client: int) -> int:

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed.callbacks.diagnostics import ClientEvaluation
 from lightning_fed.core.hooks import FederatedCallback
-from lightning_fed.data import FederatedDataModule
+from lightning_fed.data import ClientDatasets, FederatedDataModule
 from lightning_fed.data.skews import ClientColors
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import Classifier as LightningClassifier
@@ -132,6 +132,17 @@ def test_held_out_samples_are_those_of_the_pooled_set(part: Any, in_memory: bool
     pooled = found["val/loss" if part == "val" else "test/loss/clients"]
     assert [int(row["samples"]) for row in table(trainer)] == [16, 10, 6]
     assert found["per_client/loss_weighted"] == {r: pytest.approx(pooled[r], rel=1e-6) for r in (1, 2)}
+
+
+def test_clients_with_test_sets_of_their_own_are_evaluated_on_these(tmp_path: Path) -> None:
+    parts = [points(size, seed) for seed, size in enumerate((9, 4, 13))]
+    data = FederatedDataModule(ClientDatasets(parts), test_dataset=ClientDatasets(parts[::-1]), batch_size=8)
+    model, trainer = net(), trainer_for(tmp_path, ClientEvaluation(1, "test"), max_rounds=1, precision="64-true")
+    trainer.fit(model, data)
+    found = [(int(row["samples"]), float(row["loss"])) for row in table(trainer)]
+    for (size, loss), part in zip(found, reversed(parts), strict=True):
+        x, y = part.tensors
+        assert (size, loss) == (len(y), pytest.approx(float(cross_entropy(model.cpu()(x.double()).detach(), y)), rel=1e-7))
 
 
 def test_a_sample_of_clients_is_drawn_by_the_seed_and_stays(tmp_path: Path) -> None:
