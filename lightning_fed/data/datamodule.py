@@ -115,15 +115,12 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         for name, least in (("num_clients", 1), ("batch_size", 1), ("num_workers", 0), ("split_seed", 0)):
             if (count := getattr(self, name)) is not None:
                 expect_count(f"--data.{name}", count, least)
-        self.in_memory = in_memory
-        self.augmentation = augmentation
-        self.skew = skew
+        self.in_memory, self.augmentation, self.skew = in_memory, augmentation, skew
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets, users)
         self._loaded: LoadedData | None = None
         self._divided: DividedData | None = None
         self._source_loading = Loading()
-        self.targets_are_labels = class_labels  # named otherwise in subclasses
-        self.source = source
+        self.source, self.targets_are_labels = source, class_labels
         self._source = None if source is None else SourceModule(source, self._context, class_labels is not False)
         if self._source is None:  # otherwise None means the source's own value
             self.batch_size, self.num_workers = batch_size or Loading.batch_size, num_workers or 0
@@ -211,7 +208,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
         """Returns the batches of each client's held-out samples, else of those that ``part`` has of its users."""
         loading = self.loading.changed(batch_size=self.eval_batch_size, drop_last=False)
-        return self._divide().held_out_source(part, loading, self.in_memory)
+        return self._divide().held_out_source(part, loading)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled, for a centralised baseline."""
@@ -313,10 +310,8 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     def split_summary(self) -> dict[str, int | float | str]:
         """Describes the split in a few numbers, and how differently labels are distributed over the clients."""
         labels, num_classes = self.labels, self.num_classes
-        summary = self.split.summary() | {"hash": self.split_hash}
-        if labels is None or num_classes is None:
-            return summary
-        return summary | label_statistics(self.split, labels, num_classes)
+        known = {} if labels is None or num_classes is None else label_statistics(self.split, labels, num_classes)
+        return self.split.summary() | {"hash": self.split_hash} | known
 
     def _load(self) -> LoadedData:
         if self._loaded is None:

@@ -15,7 +15,7 @@ from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
 from lightning_fed.data.division import CENTRAL, Division, DivisionOptions, HeldOut, divide
 from lightning_fed.data.evaluation import JoinedBatches, expect_free_names, join_tests, worker_options
-from lightning_fed.data.inspection import AnyDataset, Tensors, find_conversion, find_tensors
+from lightning_fed.data.inspection import AnyDataset, find_conversion, find_tensors
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.partitioners import Partitioner
 from lightning_fed.data.skews import FeatureSkew, SkewedSets
@@ -82,15 +82,15 @@ class DividedData:
         options = json.dumps(describe(skew)["init_args"], sort_keys=True)
         return [named, f"{type(skew).__name__} {options}, {division.num_owners} clients, seed {division.seed}"]
 
-    def source(self, split: Split, loading: Loading) -> BatchSource:
-        """Returns the clients' batches of a split of the training set, skewed but not augmented."""
-        source = self._read(self.loaded.datasets.train, self.loaded.tensors, split, loading)
+    def source(self, split: Split, loading: Loading, own: Any = None) -> BatchSource:
+        """Returns the clients' batches of a split of the training set, skewed but not augmented, or of another set."""
+        dataset, tensors = self.loaded.datasets.train, self.loaded.tensors
+        if own is not None:
+            dataset, tensors = own, None if tensors is None else find_tensors(own)
+        source: BatchSource = LoaderSource(dataset, split, **vars(loading))
+        if tensors is not None:
+            source = TensorSource(tensors, split, loading.batch_size, find_conversion(dataset), loading.drop_last)
         return source if self.skewed is None else self.skewed.source(source, split)
-
-    def _read(self, dataset: AnyDataset, tensors: Tensors | None, split: Split, loading: Loading) -> BatchSource:
-        if tensors is None:
-            return LoaderSource(dataset, split, **vars(loading))
-        return TensorSource(tensors, split, loading.batch_size, find_conversion(dataset), loading.drop_last)
 
     def pooled(self, loading: Loading, augmentation: Augmentation | None) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled."""
@@ -105,20 +105,14 @@ class DividedData:
             rows, loading.batch_size, True, collate_fn=collate, drop_last=loading.drop_last, **worker_options(loading)
         )
 
-    def held_out_source(self, part: Literal["val", "test"], loading: Loading, in_memory: bool) -> BatchSource:
-        """Returns the batches of what was held out of each client, else of what its users have in the data's own set.
-
-        Own sets are read without a skew only, whose looks of a client belong to rows of the training set.
-        """
+    def held_out_source(self, part: Literal["val", "test"], loading: Loading) -> BatchSource:
+        """Returns the batches of what was held out of each client, else of what its user has in the data's own set."""
         datasets = self.loaded.datasets
-        own, given = (datasets.val, None) if part == "val" else (datasets.test, datasets.test_users)
-        held = self.division.val if part == "val" else self.division.clients
-        if not len(held) and self.skewed is None:
-            split = own_samples(own, given, self.loaded.users, self.division)
-            if split is not None:
-                tensors = find_tensors(own) if in_memory and loading.collate_fn is None else None
-                return self._read(own, tensors, split, loading)
-        return self.source(self.held_out_split(part), loading)
+        own, users = (datasets.val, None) if part == "val" else (datasets.test, datasets.test_users)
+        # A skew makes how samples look of their rows in the training set.
+        is_held = len(self.division.val if part == "val" else self.division.clients) or self.skewed is not None
+        split = None if is_held else own_samples(own, users, self.loaded.users, self.division)
+        return self.source(self.held_out_split(part), loading) if split is None else self.source(split, loading, own)
 
     def held_out_split(self, part: Literal["val", "test"]) -> Split:
         """Returns which rows were held out of each client for validation, or for test."""
@@ -129,7 +123,8 @@ class DividedData:
                 f"Expected data with {part} samples of each client, got none: hold some out with `--data.{option}`, or "
                 f"give a {part} set that knows its users, as the training set does."
             )
-        return held.split(self.division.split.num_clients)
+        sizes = np.bincount(held.owners, minlength=self.division.split.num_clients)
+        return Split(held.rows, np.concatenate([[0], np.cumsum(sizes)]))
 
     def val_batches(self, load: _Load, per_client: bool) -> EvalLoaders:
         """Returns the batches of the validation set: what was held out, else the data's own, else an empty list."""

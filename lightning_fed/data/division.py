@@ -86,10 +86,6 @@ class HeldOut:
         """Number of samples."""
         return len(self.rows)
 
-    def split(self, num_clients: int) -> Split:
-        """Returns which rows belong to each client that trains; they come client after client."""
-        return Split(self.rows, np.searchsorted(self.owners, np.arange(num_clients + 1)))
-
 
 _NOTHING = HeldOut(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 

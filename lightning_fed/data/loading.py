@@ -48,8 +48,7 @@ class Datasets:
             to look in ``train``.
         test_users: The user of each sample of ``test``, if that is one set; None to look in ``test``. With
             ``unseen_clients``, the samples of users that do not train move to the test set ``unseen``.
-        class_labels: Whether integer targets of at least 0 are class labels, not counts or the like; None for labels
-            unless there would be more classes than samples, and than 10,000.
+        class_labels: Whether integer targets of at least 0 are class labels, not counts; None for what is likely.
     """
 
     train: AnyDataset
@@ -65,10 +64,7 @@ class Datasets:
     class_labels: bool | None = None
 
     def readable(self, class_labels: bool | None = None) -> "Datasets":
-        """Returns a copy in which arrays, data frames and lists of clients' data sets became data sets.
-
-        ``class_labels`` takes the place of the attribute if it is given.
-        """
+        """Returns a copy with data sets in place of arrays, frames and lists of clients, and the option if given."""
         test = self.test
         several = test if isinstance(test, dict) and not are_columns(test.values()) else None
         tests = None if several is None else {n: as_dataset(part, "--data.test_dataset") for n, part in several.items()}
@@ -108,29 +104,22 @@ class LoadedData:
         targets, users = _given(datasets, "targets", num_samples), _given(datasets, "users", num_samples)
         loaded = cls(datasets, num_samples, tensors, targets, users)
         loaded._check_users()
-        if datasets.class_labels is not False:
-            expect_one_meaning([("the training data", datasets.train), *loaded._sets()])
         loaded._check_labels()
         return loaded
 
     @cached_property
     def labels(self) -> npt.NDArray[Any] | None:
         """The targets if they are class labels: integers of at least 0, and not ``too_many``."""
-        return self.targets if self._are_whole and self._may_be_label(self.targets) else None
+        return None if self.datasets.class_labels is False or self.too_many else _whole(self.targets)
 
     @property
     def too_many(self) -> bool:
-        """Whether there would be more classes than samples, and than 10,000, and nobody says that there are."""
-        return self._are_whole and not self._may_be_label(self.targets)
+        """Whether there would be more classes than samples, and than 10,000, and nobody says what the targets are."""
+        return self._is_beyond(_whole(self.targets))
 
-    @property
-    def _are_whole(self) -> bool:
-        targets = self.targets if self.datasets.class_labels is not False else None
-        return targets is not None and targets.dtype.kind in "iu" and len(targets) > 0 and bool(targets.min() >= 0)
-
-    def _may_be_label(self, targets: Any) -> bool:
-        said = self.datasets.class_labels or self.datasets.class_names is not None
-        return bool(targets.max() < (2**31 if said else max(_MOST_CLASSES, self.num_samples)))
+    def _is_beyond(self, whole: Any) -> bool:
+        unsaid = self.datasets.class_labels is None and self.datasets.class_names is None
+        return unsaid and whole is not None and bool(whole.max() >= max(_MOST_CLASSES, self.num_samples))
 
     @property
     def num_classes(self) -> int | None:
@@ -159,34 +148,30 @@ class LoadedData:
     def _check_labels(self) -> None:
         """Refuses labels of other sets beyond the training data's classes, as the model has no output for them."""
         datasets, num_classes = self.datasets, self.num_classes
-        if self.too_many and is_news("targets", (largest := int(self.targets.max()), self.num_samples)):
+        tests = datasets.test if isinstance(datasets.test, dict) else {"": datasets.test}
+        sets = {"`--data.val_dataset`": datasets.val}
+        sets |= {f"`--data.test_dataset` {name}".strip(): part for name, part in tests.items()}
+        if datasets.class_labels is not False:
+            expect_one_meaning({"the training data": datasets.train, **sets})
+        if self.too_many and is_news("targets", largest := int(np.asarray(self.targets).max())):
             rank_zero_info(
                 f"The targets, whole numbers up to {largest:,}, count as no class labels: there would be more classes "
                 "than samples. Set `--data.class_labels` to say what they are."
             )
-        if self.labels is None or num_classes is None:
-            return
         # Targets that were given may differ from those that the model sees, such as groups of classes to split by.
         own = None if datasets.targets is None else find_targets(datasets.train)
+        if self.labels is None or num_classes is None or self._is_beyond(_whole(own)):
+            return
         if own is not None and own.dtype.kind in "iu":
             num_classes = max(num_classes, int(own.max()) + 1)
-            if not self._may_be_label(own):
-                return
-        for option, dataset in self._sets():
-            found = find_targets(dataset)
+        for option, dataset in sets.items():
+            found = None if dataset is None else find_targets(dataset)
             if found is not None and found.dtype.kind in "iu" and len(found) and found.max() >= num_classes:
                 raise FederatedError(
                     f"Expected {option} to hold class labels from 0 to {num_classes - 1}, as the training data do, got "
                     f"{found.max()}: leave such samples out, or in a data module of your own give `Datasets` all "
                     "`class_names`, or set `--data.class_labels false` if targets are not class labels."
                 )
-
-    def _sets(self) -> list[tuple[str, AnyDataset]]:
-        """Returns the validation and test sets by the options that give them."""
-        test = self.datasets.test
-        tests = {f"`--data.test_dataset` {n}": part for n, part in test.items()} if isinstance(test, dict) else {}
-        sets = {"`--data.val_dataset`": self.datasets.val, "`--data.test_dataset`": None if tests else test, **tests}
-        return [(option, dataset) for option, dataset in sets.items() if dataset is not None]
 
     def _check_users(self) -> None:
         """Refuses NaN as a user, because all samples without a user would become one client."""
@@ -196,6 +181,12 @@ class LoadedData:
                 "Expected `--data.users` to name the user of each training sample, got NaN for "
                 f"{np.isnan(users).sum()} of {len(users)}: leave these samples out, or give them users."
             )
+
+
+def _whole(targets: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
+    """Returns targets that are integers of at least 0, None for others."""
+    is_whole = targets is not None and targets.dtype.kind in "iu" and len(targets) > 0 and targets.min() >= 0
+    return targets if is_whole else None
 
 
 def _given(datasets: Datasets, name: Literal["targets", "users"], num_samples: int) -> npt.NDArray[Any] | None:

@@ -33,42 +33,35 @@ def divide_by_user(
     unseen = ~np.isin(own, np.delete(users, division.unseen.rows))
     if not unseen.any():
         return None
-    owners = _owners(own[unseen], users[division.unseen.rows], division.unseen.owners)
+    names, first = np.unique(users[division.unseen.rows], return_index=True)
+    place = np.minimum(np.searchsorted(names, own[unseen]), len(names) - 1)
+    owners = np.where(names[place] == own[unseen], division.unseen.owners[first][place], CENTRAL)
     return np.flatnonzero(~unseen), HeldOut(np.flatnonzero(unseen), owners)
 
 
 def own_samples(dataset: Any, given: Any, users: npt.NDArray[Any] | None, division: Division) -> Split | None:
-    """Finds which samples of a set belong to each client that trains, by the users of both.
+    """Finds the rows of a set that belong to each training client, by its user; None unless each client is one user.
 
-    ``given`` are the users of the set, found in it if not given. None if it is not one set, no client has samples in
-    it, or users are unknown or spread over clients.
+    ``given`` are the users of the set, found in it if None; ``users`` belong to the training set.
     """
-    own = _users_of(dataset, given, users)
-    if own is None or users is None:
+    own, split = _users_of(dataset, given, users), division.split
+    if own is None or users is None or len(names := np.unique(users)) != division.num_owners:
         return None
-    owners = division.owners(len(users))
-    users, owners = users[owners != CENTRAL], owners[owners != CENTRAL]
-    if (_owners(users, users, owners) != owners).any():
+    names = names[division.numbers]
+    place = np.minimum(np.searchsorted(names, own), len(names) - 1)
+    rows = np.flatnonzero(names[place] == own)
+    if not len(rows) or (users[split.index] != names[split.owners]).any():
         return None
-    found, clients = _owners(own, users, owners), division.split.num_clients
-    rows = np.argsort(found, kind="stable")
-    rows = rows[(found[rows] != CENTRAL) & (found[rows] < clients)]
-    return HeldOut(rows, found[rows]).split(clients) if len(rows) else None
+    rows = rows[np.argsort(place[rows], kind="stable")]
+    return Split(rows, np.searchsorted(place[rows], np.arange(len(names) + 1)))
 
 
 def _users_of(dataset: Any, given: Any, users: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
-    """Returns the user of each sample of one set, None if they or those of the training samples are unknown."""
+    """Returns the user of each sample of one set; None if they, or those of the training samples, are unknown."""
     if dataset is None or isinstance(dataset, dict) or users is None:
         return None
     own = find_users(dataset) if given is None else as_targets(given)
     return None if own is None and given is None else _checked(own, users, length(dataset, "--data.test_dataset"))
-
-
-def _owners(own: npt.NDArray[Any], users: npt.NDArray[Any], owners: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Returns the owner of each sample of ``own`` users, as ``owners`` of ``users`` say, ``CENTRAL`` for others."""
-    names, first = np.unique(users, return_index=True)
-    place = np.minimum(np.searchsorted(names, own), len(names) - 1)
-    return np.where(names[place] == own, owners[first][place], CENTRAL)
 
 
 def _checked(own: npt.NDArray[Any] | None, users: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

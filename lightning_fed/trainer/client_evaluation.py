@@ -13,15 +13,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchmetrics import ExplainedVariance, Metric, PearsonCorrCoef, R2Score, RelativeSquaredError, SpearmanCorrCoef
-from torchmetrics.classification import (
-    BinaryAveragePrecision,
-    BinaryPrecisionRecallCurve,
-    MulticlassAveragePrecision,
-    MulticlassPrecisionRecallCurve,
-    MultilabelAveragePrecision,
-    MultilabelPrecisionRecallCurve,
-)
+from torchmetrics import Metric, classification, regression
 from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_fed.client_algorithms import ClientAlgorithm
@@ -44,8 +36,11 @@ __all__ = ["evaluate_clients"]
 
 _Values: TypeAlias = dict[int, dict[str, float]]
 
-_CURVES = (BinaryPrecisionRecallCurve, MulticlassPrecisionRecallCurve, MultilabelPrecisionRecallCurve)
-_PRECISIONS = (BinaryAveragePrecision, MulticlassAveragePrecision, MultilabelAveragePrecision)
+_KINDS = ("Binary", "Multiclass", "Multilabel")
+_CURVES, _PRECISIONS = (
+    tuple(getattr(classification, f"{kind}{name}") for kind in _KINDS)
+    for name in ("PrecisionRecallCurve", "AveragePrecision")
+)
 _MEANINGLESS = ("should be meaningless", "recall is undefined")  # torchmetrics' functions say so
 
 _AROUND_VALIDATION = tuple(
@@ -235,28 +230,28 @@ def _evaluate_alone(trainer: LightningNames, batches: Iterable[Any]) -> dict[str
 @contextmanager
 def _nan_without_value(module: LightningModule) -> Iterator[None]:
     """Lets Metric objects compute NaN within the block where a client's samples give them no value."""
-    held = [(part, part.compute) for part in module.modules() if isinstance(part, Metric)]
-    for metric, compute in held:
-        metric.compute = partial(_computed, metric, compute)
+    held: list[tuple[Any, Any]] = [(part, part.compute) for part in module.modules() if isinstance(part, Metric)]
     try:
+        for metric, compute in held:
+            metric.compute = partial(_computed, metric, compute)
         yield
     finally:
         for metric, compute in held:
             metric.compute = compute
 
 
-def _computed(metric: Metric, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _computed(metric: Metric, compute: Callable[[], Any]) -> Any:
     """Computes a metric; NaN where it fails, or warns that it means nothing, and for what ``_undefined`` marks."""
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            value = compute(*args, **options)
-    except torch.cuda.OutOfMemoryError:
-        raise
+            value = compute()
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
-        name, first = type(metric).__name__, str(error).split("\n")[0]
-        if is_news(f"no value of {name}", first):
-            rank_zero_warn(f"{name} has no value for some clients, as it fails on their samples: {first}")
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        first = f"{type(metric).__name__} has no value for some clients, as it fails on their samples: {error}"
+        if is_news("metric", first):
+            rank_zero_warn(first.split("\n")[0])
         return torch.tensor(torch.nan, device=metric.device)
     undefined = _undefined(metric)
     if undefined is None:
@@ -267,34 +262,33 @@ def _computed(metric: Metric, compute: Callable[..., Any], *args: Any, **options
     return torch.where(undefined, nan, value) if undefined.shape == value.shape else nan
 
 
-def _undefined(metric: Metric) -> Tensor | None:
+def _undefined(metric: Any) -> Tensor | None:
     """Marks outputs or classes for which torchmetrics divides 0 by 0 and returns 0 or 1; None for other metrics."""
-    held: Any = metric
-    if isinstance(metric, (R2Score, RelativeSquaredError)):
-        return _constant(held.sum_squared_error, held.sum_error / held.total, held.total)
-    if isinstance(metric, ExplainedVariance):
-        return _constant(held.sum_squared_target, held.sum_target / held.num_obs, held.num_obs)
-    if isinstance(metric, PearsonCorrCoef):
-        pairs = ((held.var_x, held.mean_x), (held.var_y, held.mean_y))
-        parts = [_constant(var + held.n_total * mean**2, mean, held.n_total) for var, mean in pairs]
-        return parts[0] | parts[1]
-    if isinstance(metric, SpearmanCorrCoef):
-        parts = [dim_zero_cat(part) for part in (held.preds, held.target)]
+    if isinstance(metric, (regression.R2Score, regression.RelativeSquaredError)):
+        return _constant(metric.sum_squared_error, metric.sum_error / metric.total, metric.total)
+    if isinstance(metric, regression.ExplainedVariance):
+        return _constant(metric.sum_squared_target, metric.sum_target / metric.num_obs, metric.num_obs)
+    if isinstance(metric, regression.PearsonCorrCoef):
+        pairs, count = ((metric.var_x, metric.mean_x), (metric.var_y, metric.mean_y)), metric.n_total
+        return torch.stack([_constant(var + count * mean**2, mean, count) for var, mean in pairs]).any(0)
+    if isinstance(metric, regression.SpearmanCorrCoef):
+        parts = map(dim_zero_cat, (metric.preds, metric.target))
         return torch.stack([part.amax(0) == part.amin(0) for part in parts]).any(0)
     if not isinstance(metric, _CURVES):
         return None
-    if held.thresholds is not None:
-        negatives, positives = held.confmat[0].sum(-1).unbind(-1)
-    else:
-        labels = dim_zero_cat(held.target)
-        if isinstance(metric, MulticlassPrecisionRecallCurve) and metric.average != "micro":
-            labels = one_hot(labels.long(), metric.num_classes)
-        negatives, positives = (labels == 0).sum(0), (labels == 1).sum(0)
     average = getattr(metric, "average", None)
+    if metric.thresholds is not None:
+        negatives, positives = metric.confmat[0].sum(-1).unbind(-1)
+    else:
+        labels = dim_zero_cat(metric.target)
+        labels = (
+            one_hot(labels, metric.num_classes) if isinstance(metric, _CURVES[1]) and average != "micro" else labels
+        )
+        negatives, positives = (labels == 0).sum(0), (labels == 1).sum(0)
     if average == "micro":
         negatives, positives = negatives.sum(), positives.sum()
-    lacking = (positives == 0) | (negatives == 0) & (not isinstance(metric, _PRECISIONS))
-    return lacking & (positives > 0) if average == "weighted" and (positives > 0).any() else lacking
+    lacking: Tensor = (positives == 0) | ((negatives == 0) & (not isinstance(metric, _PRECISIONS)))
+    return lacking & (positives > 0) if average == "weighted" and bool((positives > 0).any()) else lacking
 
 
 def _constant(squares: Tensor, mean: Tensor, count: Tensor) -> Tensor:

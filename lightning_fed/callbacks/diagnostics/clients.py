@@ -218,17 +218,16 @@ class ClientEvaluation(FederatedCallback):
 
     def _missing(self, measured: dict[_Model, _Values]) -> dict[str, float]:
         """Counts the clients without a value of each metric, where there are any, and says once that there are."""
-        logged: dict[str, float] = {}
-        for model, values in measured.items():
-            for name in _names(values):
-                without = sum(np.isnan(values[client].get(name, np.nan)) for client in values)
-                if without:
-                    logged[f"per_client/{_of(model, name)}_missing"] = float(without)
+        counts = {
+            f"per_client/{_of(model, name)}_missing": sum(np.isnan(each.get(name, np.nan)) for each in values.values())
+            for model, values in measured.items()
+            for name in _names(values)
+        }
+        logged = {name: float(count) for name, count in counts.items() if count}
         if logged and is_news("missing", set(logged)):
-            counts = ", ".join(f"{name}: {number:.0f}" for name, number in logged.items())
             rank_zero_warn(
-                f"Some clients have no value of a metric ({counts}): it is NaN in clients.csv, and means and spread "
-                "are over the other clients."
+                f"Some clients have no value of a metric ({', '.join(f'{k}: {n:.0f}' for k, n in logged.items())}): it "
+                "is NaN in clients.csv, and means and spread are over the other clients."
             )
         return logged
 

@@ -1,6 +1,6 @@
 """What the labels of data sets mean, where these say it, and that they mean the same in all."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from textwrap import shorten
 from typing import Any
@@ -36,10 +36,10 @@ def find_class_lists(dataset: Any, depth: int = 8) -> list[tuple[str, dict[str, 
     return [each for part in _wrapped(dataset) for each in find_class_lists(part, depth - 1)] if depth else []
 
 
-def expect_one_meaning(sets: Iterable[tuple[str, Any]]) -> None:
+def expect_one_meaning(sets: Mapping[str, Any]) -> None:
     """Refuses data sets, each with its name for the message, of which two mean different classes by one label."""
     known: dict[tuple[str, str], tuple[Any, ...]] = {}
-    for option, dataset in sets:
+    for option, dataset in sets.items():
         for place, classes in find_class_lists(dataset):
             where = f"{place} of {option}" if place else option
             for label, name in classes.items():
@@ -56,7 +56,7 @@ def expect_one_meaning(sets: Iterable[tuple[str, Any]]) -> None:
 
 
 def _wrapped(dataset: Any) -> list[Any]:
-    """Returns the data sets that a data set holds as attributes, but for those whose targets it changes."""
+    """Returns the data sets that a data set holds as attributes, without those whose targets it changes."""
     own = as_targets(getattr(dataset, "targets", None))
     held: list[Any] = []
     for value in getattr(dataset, "__dict__", {}).values():

@@ -106,13 +106,11 @@ def are_datasets(values: Any) -> bool:
         return False
     parts = values.values() if isinstance(values, Mapping) else values
     return all(
-        isinstance(part, (Dataset, DataLoader)) or hasattr(part, "column_names") or _lists(part) for part in parts
+        isinstance(part, (Dataset, DataLoader))
+        or hasattr(part, "column_names")
+        or (isinstance(part, list) and all(isinstance(sample, (tuple, dict)) for sample in part))  # no sample is that
+        for part in parts
     )
-
-
-def _lists(part: Any) -> bool:
-    """Whether something is a list of samples, which are tuples or dicts: a sample itself is no list of these."""
-    return isinstance(part, list) and all(isinstance(sample, (tuple, dict)) for sample in part)
 
 
 def _size(dataset: Any, client: int) -> int:

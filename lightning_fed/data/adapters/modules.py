@@ -151,10 +151,9 @@ class SourceModule:
                 )
             loaders = loaders.iterables
         listed = list(loaders.values()) if isinstance(loaders, dict) else loaders
-        if self._labelled and stage != "predict":
-            sets = [getattr(each, "dataset", None) for each in (listed if isinstance(listed, list) else [listed])]
-            names = [f"the {part} data of {self.name}" for part in ("training", *[stage] * len(sets))]
-            expect_one_meaning(zip(names, [self._train, *sets], strict=True))
+        for loader in (listed if isinstance(listed, list) else [listed]) if self._labelled else ():
+            sets = {"training": self._train, stage: getattr(loader, "dataset", None)}
+            expect_one_meaning({f"the {part} data of {self.name}": dataset for part, dataset in sets.items()})
         return [] if loaders is None else loaders
 
     @property
