@@ -142,7 +142,8 @@ def test_clients_with_test_sets_of_their_own_are_evaluated_on_these(tmp_path: Pa
     found = [(int(row["samples"]), float(row["loss"])) for row in table(trainer)]
     for (size, loss), part in zip(found, reversed(parts), strict=True):
         x, y = part.tensors
-        assert (size, loss) == (len(y), pytest.approx(float(cross_entropy(model.cpu()(x.double()).detach(), y)), rel=1e-7))
+        expected = float(cross_entropy(model.cpu()(x.double()).detach(), y))
+        assert (size, loss) == (len(y), pytest.approx(expected, rel=1e-7))
 
 
 def test_a_sample_of_clients_is_drawn_by_the_seed_and_stays(tmp_path: Path) -> None:
