@@ -104,11 +104,11 @@ class ParameterVector:
         with torch.no_grad():
             for p, place in self.all_places().items():
                 strides = _dense_strides(p)
-                view = self.all_data.as_strided(p.shape, strides, place.start)
+                view = _window(self.all_data, p.shape, strides, place.start)
                 view.copy_(p.data)
                 p.data = view
-                p.grad = self._all_grad.as_strided(p.shape, strides, place.start)
-                self._pointers.append(view.data_ptr())
+                p.grad = _window(self._all_grad, p.shape, strides, place.start)
+                self._pointers.append(p.data_ptr())
                 self._grads.append(p.grad)
 
     @property
@@ -269,6 +269,15 @@ class ParameterVector:
         for p in self.all_parameters:
             p.data = p.data.clone(memory_format=torch.preserve_format)
             p.grad = None
+
+
+def _window(vector: Tensor, shape: torch.Size, strides: tuple[int, ...], start: int) -> Tensor:
+    """Returns a view of a vector whose storage ends where the view does, so that `torch.save` writes nothing else."""
+    view = vector.as_strided(shape, strides, start)
+    try:
+        return torch.from_dlpack(view).as_strided(shape, strides)
+    except (BufferError, RuntimeError, ValueError):  # a device or dtype that DLPack does not know
+        return view
 
 
 def _places(parameters: Iterable[Tensor]) -> dict[Tensor, slice]:

@@ -315,6 +315,22 @@ def test_state_dict_loads_in_the_plain_module_and_is_no_larger(net: Net) -> None
         assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), module.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_part_of_the_module_is_saved_alone(dtype: torch.dtype) -> None:
+    """Its state, the part, its parameters and gradients, within a module of a million weights."""
+    module = nn.Sequential(nn.Linear(1000, 1000), nn.Linear(4, 3)).to(dtype)
+    vector = ParameterVector(module)
+    head = module[1]
+    for part in (head.state_dict(), head, list(head.parameters()), [p.grad for p in head.parameters()], deepcopy(head)):
+        file = io.BytesIO()
+        torch.save(part, file)
+        assert len(file.getvalue()) < 4000
+    for value in head.state_dict().values():  # moving averages write there
+        value.fill_(3)
+    assert vector.data[-15:].eq(3).all()
+    assert vector.data[:-15].ne(3).all()
+
+
 def test_release_gives_an_ordinary_module(net: Net) -> None:
     vector = ParameterVector(net)
     loss_of(net).backward()
