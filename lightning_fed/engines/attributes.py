@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache, partial
 from operator import is_
@@ -19,6 +20,14 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _MOST_ENTRIES, _MOST_BYTES = 10_000, 1 << 16
 _NOTHING: Any = object()
 _RANDOM = (torch.Generator, np.random.RandomState, random.Random, np.random.Generator)
+# How the entries of a container are copied: as its base class holds them, since its own may override any method.
+_ENTRIES: dict[Any, Callable[[Any], Any]] = {
+    OrderedDict: lambda held: dict(OrderedDict.items(held)),
+    dict: dict.copy,
+    list: list.copy,
+    set: set,
+    tuple: lambda held: list(tuple.__iter__(held)),
+}
 
 
 def is_wrapped(value: Any) -> bool:
@@ -43,9 +52,18 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
 
 
 @lru_cache(maxsize=4096)
-def _may_hold(kind: type) -> bool:
-    """Returns whether objects of a class have a content that is noted."""
-    return issubclass(kind, (list, dict, set, tuple, np.ndarray, *_RANDOM))
+def _base_of(kind: type) -> Any:
+    return next((base for base in (*_ENTRIES, np.ndarray, *_RANDOM) if issubclass(kind, base)), None)
+
+
+def _base(value: Any) -> Any:
+    """Returns the class, of those whose content is noted, that a value's class derives from; None if there is none."""
+    return _base_of(type(value))  # type: ignore[arg-type]  # classes are hashable
+
+
+def _entries(container: Any) -> Any:
+    """Returns the entries of a container as a list, dict or set."""
+    return _ENTRIES[_base(container)](container)
 
 
 class Attributes:
@@ -73,21 +91,24 @@ class Attributes:
             (owner, key, value)
             for owner, _, _, held in self._held
             for key, value in held.items()
-            if _may_hold(type(value)) or type(value) in kinds  # type: ignore[arg-type]  # classes are hashable
+            if _base(value) is not None or type(value) in kinds
         ]
-        seen: set[int] = set()
+        seen, follows = set[int](), places is not None
         for owner, key, value in todo:  # grows meanwhile
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            inner: Collection[Any] = value if isinstance(value, (list, tuple)) else ()
-            if (content := _content(value, places is not None)) is not None:
+            base, inner = _base(value), list[Any]()
+            if (content := _content(value, follows)) is not None:
                 self._contents.append((owner, key, value, *content))
-                inner = value.values() if isinstance(value, dict) and key != "_buffers" else inner
-            elif type(value) in kinds and hasattr(value, "__dict__"):
+                if follows and base in (dict, OrderedDict) and key != "_buffers":
+                    inner = [*content[0].values()]
+            if follows and base in (list, tuple):
+                inner = _entries(value)
+            if (type(value) in kinds or (base in _ENTRIES and base is not type(value))) and hasattr(value, "__dict__"):
                 self._held.append((owner, key, value, _attributes(value)))
-                inner = vars(value).values()
-            if places is not None and len(inner) <= _MOST_ENTRIES:
+                inner = [*inner, *vars(value).values()]
+            if follows and len(inner) <= _MOST_ENTRIES:
                 todo += [(owner, key, part) for part in inner]
 
     def changes(self, may_grow: bool = False) -> Iterator[tuple[Any, str]]:
@@ -99,7 +120,8 @@ class Attributes:
                 if not (_same(one, other) or (may_grow and _has_grown(one, other))):
                     yield owner, name or key
         for owner, name, value, content, _ in self._contents:
-            if not (_equal(value, content) or (may_grow and _has_grown(content, value))):
+            now = _entries(value) if _base(value) in _ENTRIES else value
+            if not (_equal(now, content) or (may_grow and _has_grown(content, now))):
                 yield owner, name
 
     def shared(self) -> str | None:
@@ -125,31 +147,41 @@ class Attributes:
 
 def _attributes(owner: Any) -> dict[str, Any]:
     held = dict(vars(owner))
-    return held if isinstance(owner, nn.Module) else {name: v for name, v in held.items() if not name.startswith("__")}
+    if isinstance(owner, nn.Module):
+        return held
+    return {name: v for name, v in held.items() if isinstance(name, str) and not name.startswith("__")}
 
 
 def _content(value: Any, follows: bool) -> tuple[Any, Callable[[Any], Any]] | None:
     """Returns a value's content and the function that restores it; None if it has none or is not followed."""
-    if isinstance(value, (list, dict, set)) and not (follows and len(value) > _MOST_ENTRIES):
-        return value.copy(), partial(_refill, value)
-    if isinstance(value, torch.Generator):  # by its bytes, which can be compared
+    base = _base(value)
+    if base in _ENTRIES:
+        known = base is not tuple and not (follows and base.__len__(value) > _MOST_ENTRIES)
+        return (_entries(value), partial(_refill, value)) if known else None
+    if base is torch.Generator:  # by its bytes, which can be compared
         return value.get_state().numpy(), lambda state: value.set_state(torch.from_numpy(state))
-    if isinstance(value, np.random.RandomState):
+    if base is np.random.RandomState:
         return value.get_state(), value.set_state
-    if isinstance(value, random.Random):
+    if base is random.Random and not isinstance(value, random.SystemRandom):  # which has no state
         return value.getstate(), value.setstate
-    if isinstance(value, np.random.Generator):
+    if base is np.random.Generator:
         return value.bit_generator.state, partial(setattr, value.bit_generator, "state")
-    if follows and isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES:
-        return value.copy(), partial(np.copyto, value)
+    if base is np.ndarray and follows and value.nbytes <= _MOST_BYTES and value.flags.writeable:
+        return np.array(value), partial(np.copyto, value)
     return None
 
 
 def _refill(container: Any, content: Any) -> None:
-    if not (container or content):
+    """Gives a container its former entries, in their order, by the methods of its base class."""
+    base, now = _base(container), _entries(container)
+    if now == content if base is set else _identical(now, content):
         return
-    container.clear()
-    (container.extend if isinstance(container, list) else container.update)(content)
+    base.clear(container)
+    if base in (list, set):
+        (list.extend if base is list else set.update)(container, content)
+        return
+    for key, value in content.items():
+        base.__setitem__(container, key, value)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -158,16 +190,21 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _has_grown(one: Any, other: Any) -> bool:
-    return isinstance(one, (list, dict)) and type(one) is type(other) and len(other) > len(one)
+    base = _base(one)
+    return base in (list, dict, OrderedDict) and type(one) is type(other) and base.__len__(other) > base.__len__(one)
 
 
 def _equal(value: Any, content: Any) -> bool:
-    """Returns whether a value still has its former content."""
-    if isinstance(value, set):
+    """Returns whether a value, a container by its entries, still has its former content."""
+    if isinstance(content, set):
         return bool(value == content)
-    if isinstance(value, dict):
-        value, content = ([*held, *held.values()] for held in (value, content))
-    if isinstance(value, list):
-        return len(value) == len(content) and any(all(map(same, value, content)) for same in (is_, _same))
+    if isinstance(value, (dict, list)):
+        return _identical(value, content) or _identical(value, content, _same)
     now = _content(value, follows=True)
     return now is not None and pickle.dumps(now[0]) == pickle.dumps(content)
+
+
+def _identical(one: Any, other: Any, same: Callable[[Any, Any], bool] = is_) -> bool:
+    """Says whether two lists or dicts have the same entries in the same order."""
+    one, other = ([*held, *held.values()] if isinstance(held, dict) else held for held in (one, other))
+    return len(one) == len(other) and all(map(same, one, other))

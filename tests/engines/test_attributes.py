@@ -1,8 +1,10 @@
 """What a module and the user's own code around it hold, compared and put back."""
 
+import random
 import sys
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,13 +12,6 @@ import torch
 from torch import nn
 
 from lightning_fed.engines.attributes import Attributes, parts_of
-
-
-class Large(list[int]):
-    """Refuses to be copied."""
-
-    def copy(self) -> Any:
-        raise AssertionError
 
 
 class Holds:
@@ -35,7 +30,7 @@ class Part(nn.Module):
         self.stream = torch.Generator()
 
 
-ROWS, ARRAY, FIGURE = Large(range(20_000)), np.zeros(3), 1.5
+ARRAY, FIGURE = np.zeros(3), 1.5
 HERE = sys.modules[__name__]
 PLACES = (Part, Holds, HERE)
 
@@ -95,3 +90,123 @@ def test_what_torch_keeps_in_its_own_parts_is_not_shared() -> None:
     net[0].training = False
     assert list(before.changes()) == [(net[0], "training")]
     assert before.shared() is None
+
+
+class Lazy(OrderedDict[str, Any]):
+    """As transformers' tables of models: only ``mapping`` makes one, and reading it anyhow loads everything."""
+
+    def __init__(self, mapping: dict[str, Any]) -> None:
+        super().__init__(mapping)
+
+    def refuse(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    keys = values = items = copy = clear = update = __iter__ = __len__ = refuse  # type: ignore[assignment]
+
+
+class Locked(dict[str, Any]):
+    """As frozen configurations are."""
+
+    def refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("locked")
+
+    __setitem__ = __delitem__ = clear = update = pop = copy = refuse  # type: ignore[assignment]
+
+
+class Both(dict[str, Any]):
+    """As EasyDict: its entries are attributes too."""
+
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(entries)
+        vars(self).update(entries)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+        object.__setattr__(self, name, value)
+
+
+class Itself(dict[Any, Any]):
+    """As AttrDict: its attributes are its entries."""
+
+    def __init__(self, entries: dict[Any, Any]) -> None:
+        super().__init__(entries)
+        self.__dict__ = self
+
+
+class Odd(list[int]):
+    """Says nothing right of itself."""
+
+    def refuse(self, *_: Any) -> Any:
+        raise AssertionError
+
+    __iter__ = __len__ = copy = clear = extend = refuse  # type: ignore[assignment]
+
+
+class Tight(set[int]):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__((first, second))
+
+
+class Pair(NamedTuple):
+    """A tuple whose parts are followed."""
+
+    names: list[str]
+    more: Any
+
+
+def entries(container: Any) -> Any:
+    """What a container holds, whatever its class says."""
+    base = next(base for base in (OrderedDict, dict, list, set) if isinstance(container, base))
+    return list(base.items(container)) if issubclass(base, dict) else sorted(base.__iter__(container))  # type: ignore[arg-type]
+
+
+CONTAINERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "lazy": (lambda: Lazy({"a": 1, "b": 2}), lambda held: OrderedDict.__setitem__(held, "a", 2)),
+    "order": (lambda: Lazy({"a": 1, "b": 2}), lambda held: held.move_to_end("a")),
+    "locked": (lambda: Locked(a=1), lambda held: dict.__setitem__(held, "a", 2)),
+    "both": (lambda: Both(a=1, b=2), lambda held: setattr(held, "a", 2)),
+    "itself": (lambda: Itself({"a": 1, 3: 4}), lambda held: held.update({"a": 2, 3: 5})),
+    "default": (lambda: defaultdict(list, {"a": [1]}), lambda held: held["b"]),
+    "count": (lambda: Counter("aab"), lambda held: held.update("a")),
+    "odd": (lambda: Odd([1, 2]), lambda held: list.append(held, 3)),
+    "tight": (lambda: Tight(1, 2), lambda held: set.add(held, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_containers_of_any_class_are_compared_and_put_back(name: str) -> None:
+    make, change = CONTAINERS[name]
+    part = nn.Module()
+    part.held = held = make()
+    before, known = Attributes(part, ()), vars(held).copy() if hasattr(held, "__dict__") else {}
+    assert list(before.changes()) == []
+    change(held)
+    assert set(before.changes()) == {(part, "held")}
+    before.put_back()
+    assert list(before.changes()) == []
+    assert part.held is held
+    assert type(held) is type(make())
+    assert entries(held) == entries(make())
+    assert getattr(held, "default_factory", None) is getattr(make(), "default_factory", None)
+    assert known == (vars(held) if hasattr(held, "__dict__") else {})
+
+
+def test_parts_of_named_tuples_are_followed() -> None:
+    part = nn.Module()
+    part.pair = Pair(["a"], Lazy({"b": [1]}))
+    before = Attributes(part, ())
+    part.pair.names.append("c")
+    OrderedDict.__getitem__(part.pair.more, "b").append(2)
+    assert list(before.changes()) == [(part, "pair"), (part, "pair")]
+    before.put_back()
+    assert part.pair == Pair(["a"], Lazy({"b": [1]}))
+
+
+def test_what_cannot_be_put_back_is_left_out() -> None:
+    part = nn.Module()
+    part.stream, part.fixed, part.long = random.SystemRandom(), np.frombuffer(b"ab", np.uint8), Odd(range(20_000))
+    before = Attributes(part, ())
+    part.long.append(1)
+    assert list(before.changes()) == []
+    before.put_back()
+    assert list.__len__(part.long) == 20_001
