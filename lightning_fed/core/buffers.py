@@ -1,15 +1,22 @@
 """The values of a module that training changes outside the flat vector: masks and optimizers leave them alone.
 
 These are its buffers (BatchNorm statistics, counters) and frozen parameters that user code moves (EMA teachers, MoCo).
+A buffer that is not persistent is a cache and no state: it belongs to the resident module, like an attribute.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lightning_fed.core.devices import copy_each, same_each, same_values, single_at_least, wide_dtype
+from lightning_fed.core.reduction import is_averaged
 from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.errors import FederatedError
 
@@ -18,10 +25,14 @@ __all__ = ["BufferSet", "FrozenParameters", "GlobalBuffers"]
 # Frozen parameters are copied only if they are at most this many times as large as the trained ones. An EMA teacher is
 # as large; the foundation model under adapters is much larger, and a copy would cost too much memory.
 _MOST_FROZEN = 4
+# Steps of a power iteration that starts near its end, as singular vectors change little in a round.
+_ITERATIONS = 100
+# After the name of a buffer: which of its entries a client has written, 1 or 0.
+_WRITTEN = " written"
 
 
 class BufferSet:
-    """The buffers of a module (BatchNorm statistics and counters), read and written by name.
+    """The persistent buffers of a module (BatchNorm statistics and counters), read and written by name.
 
     Args:
         module: The module; buffers that user code replaces by assignment are found again at each call.
@@ -35,18 +46,30 @@ class BufferSet:
         names: dict[int, str] = {}
         self.places: dict[str, tuple[nn.Module, str]] = {}
         self.further: dict[str, list[tuple[nn.Module, str]]] = {}
-        for prefix, owner in module.named_modules():
+        self._shapes: dict[str, torch.Size] = {}
+        parts = list(module.named_modules())
+        kept = {id(b) for _, p in parts for key, b in p._buffers.items() if key not in p._non_persistent_buffers_set}
+        for prefix, owner in parts:
             for full, buffer in owner.named_buffers(prefix, recurse=False, remove_duplicate=False):
                 name, key = names.setdefault(id(buffer), full), full.rpartition(".")[2]
+                if id(buffer) not in kept:
+                    continue
                 if name in self.places:
                     self.further.setdefault(name, []).append((owner, key))
                 else:
                     self.places[name] = (owner, key)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the live buffers by name, detached from any graph that user code left them in."""
-        found = ((name, _held(*place)) for name, place in self.places.items())
-        return {name: buffer.detach() for name, buffer in found if buffer is not None}
+        """Returns the live buffers by name, detached from any graph; refuses one that has another shape than before."""
+        held = ((name, _held(*place)) for name, place in self.places.items())
+        found = {name: buffer.detach() for name, buffer in held if buffer is not None}
+        for name, buffer in found.items():
+            if (shape := self._shapes.setdefault(name, buffer.shape)) != buffer.shape:
+                raise FederatedError(
+                    f"Expected the buffer `{name}` to keep its shape {tuple(shape)} in `fit`, got {tuple(buffer.shape)}"
+                    ": give it its last shape in `__init__`, or `persistent=False` if it is a cache."
+                )
+        return found
 
     def copy(self) -> dict[str, Tensor]:
         """Returns clones of the buffers by name."""
@@ -143,8 +166,8 @@ class GlobalBuffers:
         live: The buffers of the module.
         frozen: The parameters that are neither here nor in the flat vector.
         values: The buffers of the global model, by name.
-        unsent: Names of buffers that need not be sent, such as position indices: they are not in the module's
-            ``state_dict`` and did not change in the last round.
+        tables: Names of buffers of several numbers beside one of whole numbers, which may say which are filled: those
+            that a client has not written do not count in their mean.
     """
 
     def __init__(
@@ -155,7 +178,10 @@ class GlobalBuffers:
         self._module, self.policy = module, policy
         self.values = {name: _widened(buffer) for name, buffer in self.live.tensors().items()}
         self._of_client: dict[int, dict[str, Tensor]] = {}
-        self.unsent: set[str] = set()
+        owners = {name: id(o) for name, (o, _) in self.live.places.items() if not isinstance(o, _NormBase)}
+        marked = {owners[name] for name in owners if not is_averaged(self.values[name])}
+        many = (name for name in owners if self.values[name].numel() > 1 and is_averaged(self.values[name]))
+        self.tables = [name for name in many if owners[name] in marked and policy == "average"]
 
     def aside(self) -> "GlobalBuffers":
         """Returns others, of the module as it is and of what clients keep, for training of which nothing stays here."""
@@ -165,9 +191,17 @@ class GlobalBuffers:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the live buffers that were sent in the last round."""
-        sent = [buffer for name, buffer in self.live.tensors().items() if name not in self.unsent]
-        return sum(buffer.numel() * buffer.element_size() for buffer in sent)
+        """Bytes of the live buffers."""
+        return sum(buffer.nbytes for buffer in self.live.tensors().values())
+
+    def of_client(self) -> dict[str, Tensor]:
+        """Returns what a client's training has made of the buffers: of ``tables`` what it wrote, and where."""
+        found = self.live.tensors()
+        for name in filter(found.__contains__, self.tables):
+            written = found[name] != self.values[name].to(found[name].dtype)
+            found[name] = torch.where(written, found[name], 0)
+            found[name + _WRITTEN] = written.to(wide_dtype(written.device))
+        return found
 
     def start_round(self) -> None:
         """Takes in changes that hooks made to frozen parameters between rounds, also if they are buffers here."""
@@ -245,7 +279,7 @@ class GlobalBuffers:
 
     def move_in(self, client: int, own: dict[str, Tensor]) -> None:
         """Keeps a client's buffers that come from another process."""
-        if own:
+        if own and self.values:
             self._of_client[client] = _moved(own, next(iter(self.values.values())).device)
 
     def drop(self, client: int) -> None:
@@ -254,11 +288,26 @@ class GlobalBuffers:
 
     def step(self, update: ReducedUpdate) -> None:
         """Copies the reduced buffers of a round into the global model."""
-        places = {name: self.live.places[name] for name in update.buffers}
-        loose = [name for name, (owner, key) in places.items() if key in owner._non_persistent_buffers_set]
-        same = same_each((self.values[name], update.buffers[name].to(self.values[name])) for name in loose)
-        self.unsent = {name for name, is_same in zip(loose, same, strict=True) if is_same}
+        for name in self.tables:
+            if (share := update.buffers.pop(name + _WRITTEN, None)) is not None:
+                update.buffers[name] = torch.where(share > 0, update.buffers[name] / share, self.values[name])
         copy_each((self.values[name] for name in update.buffers), update.buffers.values())
+
+    @torch.no_grad()
+    def recompute(self) -> list[Tensor]:
+        """Lets torch's spectral norms find singular vectors of the live weights, as a mean is none; returns them."""
+        owners = set[int]()
+        for part in self._module.modules():
+            hooks = part._forward_pre_hooks.values()
+            steps: list[Any] = [partial(hook, part, ()) for hook in hooks if isinstance(hook, SpectralNorm)]
+            if isinstance(part, ParametrizationList) and any(isinstance(each, _SpectralNorm) for each in part):
+                steps.append(part)
+            for step in steps * _ITERATIONS:
+                step()
+            owners.update(id(each) for each in part.modules() if steps)
+        names = [name for name, (owner, _) in self.live.places.items() if id(owner) in owners]
+        self.take_over(names)
+        return [self.values[name] for name in names]
 
     def state_dict(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Returns the global buffers, and those that clients keep; ``gather`` collects an object from each process."""
@@ -269,7 +318,8 @@ class GlobalBuffers:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned; refuses a buffer that the module lacks, or has in another shape."""
-        everyone = dict(self._module.named_parameters()) | dict(self.live.tensors())
+        parameters = dict(self._module.named_parameters())
+        everyone = parameters | dict(self._module.named_buffers())  # caches too, which older checkpoints hold
         for name, value in (item for held in (state["values"], *state["of_client"].values()) for item in held.items()):
             if name not in everyone or everyone[name].shape != value.shape:
                 raise FederatedError(
@@ -277,9 +327,10 @@ class GlobalBuffers:
                     f"none of them or has another shape than {tuple(value.shape)}: change `--model` or `--ckpt_path`."
                 )
         for name, value in state["values"].items():
-            if name not in self.values:
+            if name not in self.values and name in parameters:
                 self._take_in(name, value)
-            self.values[name].copy_(value)
+            if name in self.values:
+                self.values[name].copy_(value)
         self._of_client = {}
         for client, own in state["of_client"].items():
             self.move_in(client, own)

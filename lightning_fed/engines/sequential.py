@@ -127,7 +127,7 @@ class SequentialEngine(Engine):
         update = Update(client, self.delta, steps)
         if not self._take_gradient(update):
             return None
-        update.buffers = state.buffers.live.tensors()
+        update.buffers = state.buffers.of_client()
         if self.needs_distance and steps:
             update.distance = self._distance(self.step_options)
         return update

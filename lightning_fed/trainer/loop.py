@@ -72,7 +72,7 @@ class RoundLoop:
         for callback in trainer.callbacks:
             needs |= callback.needs if isinstance(callback, FederatedCallback) else Need.NOTHING
         num_clients = int(np.count_nonzero(np.asarray(self.state.source.sizes)))
-        averaged = self.state.buffers.live.tensors if averages else dict
+        averaged = self.state.buffers.of_client if averages else dict
         self.reducer = make_reducer(trainer.processes, averaged, self.state.weights, needs, num_clients)
         checkpoints = [cb for cb in trainer.callbacks if isinstance(cb, FederatedCheckpoint)]
         self.checkpoint = checkpoints[0] if checkpoints and not self.options.fast_dev_run else None
@@ -214,6 +214,8 @@ class RoundLoop:
                 "lower `--aggregator.lr` or the learning rate in the model's optimizer."
             )
         self.state.load_global_model()
+        if computed := buffers.recompute():
+            follow_first(trainer.processes, computed, "spectral norm")
 
     def _learning_rates(self) -> dict[str, float]:
         """Returns the clients' first learning rate in the round, by column: ``lr``, or ``lr/K`` for the K-th group."""

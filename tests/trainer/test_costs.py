@@ -198,7 +198,7 @@ def test_buffers_go_both_ways_once_a_round_if_they_are_averaged(
 
 
 class Places(nn.Linear):
-    """Has buffers that are no part of its state: places and angles, and 4 bytes that change if it ``counts``."""
+    """Has buffers that are no part of its state: places and angles, and a count that changes if it ``counts``."""
 
     def __init__(self, counts: bool) -> None:
         super().__init__(FEATURES, CLASSES)
@@ -214,8 +214,8 @@ class Places(nn.Linear):
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_of_buffers_that_are_no_state_those_that_training_changes_are_sent(counts: bool, tmp_path: Path) -> None:
-    each_way = 2 * TRAINED * (D + 3 * 4 + 4 * counts)
+def test_buffers_that_are_no_state_are_not_sent(counts: bool, tmp_path: Path) -> None:
+    each_way = 2 * TRAINED * (D + 3 * 4)
     trainer = trained(tmp_path, [FedAvg()], Places(counts), max_rounds=2)
     assert trainer.totals == totals(2, each_way, each_way, 2 * SAMPLES, samples=2 * SAMPLES)
 

@@ -74,7 +74,7 @@ class LocalOnly(_OwnModel):
                 f"Expected the aggregator FedAvg for LocalOnly, whose clients send nothing, got {name}: leave out "
                 "`--aggregator`."
             )
-        if aggregator.buffers != "local" and any(True for _ in trainer.lightning_module.buffers()):
+        if aggregator.buffers != "local" and trainer.buffers.values:
             raise FederatedError(
                 f"Expected `--aggregator.buffers local` for LocalOnly, whose clients share nothing, got "
                 f"{aggregator.buffers} for a model with buffers."

@@ -266,7 +266,7 @@ class VectorizedEngine(Engine):
             self.gradient.copy_(self.kept_gradients[lane])
         if not self._take_gradient(update):
             return None
-        update.buffers = state.buffers.live.tensors() if lanes.buffers else {}
+        update.buffers = state.buffers.of_client() if lanes.buffers else {}
         if self.needs_distance:
             update.distance = self._distance([(lr * client.lr_factor, momentum) for lr, momentum in options])
         return update
