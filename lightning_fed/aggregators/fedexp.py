@@ -89,5 +89,6 @@ class FedExP(StatefulAggregator):
             for key, put in (("current_model_state", self._hide), ("state_dict", self._show)):
                 put(trainer)
                 now = pl_module.state_dict()
-                checkpoint[key] = {name: value.clone().copy_(now[name]) for name, value in layout.items()}
+                tensors = {name: value for name, value in layout.items() if isinstance(value, Tensor)}
+                checkpoint[key] = layout | {name: v.clone().copy_(now[name]) for name, v in tensors.items()}
             trainer.vector.data.copy_(held)

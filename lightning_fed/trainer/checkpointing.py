@@ -87,13 +87,15 @@ def save_last_good(trainer: LightningNames, folder: Path) -> None:
         rank_zero_warn(f"The model of round {round} could not be written to last_good.ckpt: {error}")
 
 
-def _weights_of(module: LightningModule) -> dict[str, Tensor]:
-    """Copies a module's state in torch's usual memory layout, whatever its layout in training."""
+def _weights_of(module: LightningModule) -> dict[str, Any]:
+    """Copies a module's state, tensors in torch's usual memory layout, whatever their layout in training."""
     usual = {torch.strided: torch.contiguous_format}
-    return {
+    copies = {
         name: value.detach().clone(memory_format=usual.get(value.layout, torch.preserve_format))
+        if isinstance(value, Tensor) else value  # of `get_extra_state`
         for name, value in module.state_dict().items()
-    }
+    }  # fmt: skip
+    return primitives_of(copies, "state_dict")
 
 
 def _model_of(trainer: LightningNames) -> dict[str, Any]:
@@ -157,17 +159,21 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
     """Loads the weights of a checkpoint or a ``state_dict``, read from file ``source`` of ``option``, in place."""
     if "state_dict" in checkpoint:  # as Lightning does: the hook may change what is loaded
         module.on_load_checkpoint(checkpoint)
-    state: dict[str, Tensor] = checkpoint.get("state_dict", checkpoint)
+    state: dict[str, Any] = checkpoint.get("state_dict", checkpoint)
     own = module.state_dict()
+    extra = {name: value for name, value in own.items() if name.rpartition(".")[2] == "_extra_state"}
     if not isinstance(state, dict):
         raise FederatedError(
             f"Expected {source} to hold weights by name, got a {type(state).__name__}: change `{option}`."
         )
+    state = {**extra, **state}  # a checkpoint lacks what is more than primitives
     if not module.strict_loading:
         state = {name: value for name, value in state.items() if name in own}
         own = {name: value for name, value in own.items() if name in state}
     wrong = sorted(map(str, set(own) ^ set(state))) + [
-        name for name in own if name in state and getattr(state[name], "shape", None) != own[name].shape
+        name
+        for name, value in own.items()
+        if name in state and name not in extra and getattr(state[name], "shape", None) != value.shape
     ]
     if wrong:
         raise FederatedError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed import FederatedTrainer
-from lightning_fed.aggregators import FedAvgM
+from lightning_fed.aggregators import FedAvgM, FedExP
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederatedError
@@ -214,3 +214,52 @@ def test_a_validation_of_nan_is_said_once_and_chooses_nothing(tmp_path):
     assert sum("gives NaN" in str(warning.message) for warning in said) == 1
     assert trainer.checkpoint_callback is not None
     assert trainer.checkpoint_callback.best_round == 1
+
+
+class Scaled(nn.Linear):
+    """Keeps a unit in its state, which training changes."""
+
+    unit: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.unit
+
+    def set_extra_state(self, state: Any) -> None:
+        self.unit = state
+
+
+class Measuring(Classifier):
+    def __init__(self, unit: Any) -> None:
+        super().__init__(nn.Sequential(Scaled(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES)))
+        self.net[0].unit = unit
+
+    def on_train_epoch_end(self) -> None:
+        if isinstance(self.net[0].unit, dict):
+            self.net[0].unit = {**self.net[0].unit, "round": self.trainer.round}
+
+
+@pytest.mark.parametrize("mean", [FedAvgM, FedExP])
+def test_the_extra_state_of_a_part_is_saved_and_restored(tmp_path, mean):
+    saving_trainer(tmp_path, 2, mean()).fit(Measuring({"unit": "mm", "table": torch.ones(2)}), federated_data())
+    loaded = Measuring.load_from_checkpoint(last_of(tmp_path), unit=None)
+    resumed = Measuring({"unit": "inch"})
+    saving_trainer(tmp_path, 3, mean()).fit(resumed, federated_data(), ckpt_path="last")
+    for module, round in ((loaded, 2), (resumed, 3)):
+        unit = module.net[0].unit
+        assert (unit["unit"], unit["round"], unit["table"].tolist()) == ("mm", round, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("unit", [None, 3, torch.ones(2)])
+def test_an_extra_state_may_be_anything_and_have_another_shape(tmp_path, unit):
+    saving_trainer(tmp_path, 1).fit(Measuring(unit), federated_data())
+    resumed = Measuring(torch.zeros(5))
+    saving_trainer(tmp_path, 2).fit(resumed, federated_data(), ckpt_path="last")
+    assert repr(resumed.net[0].unit) == repr(unit)
+
+
+def test_an_extra_state_of_objects_is_left_out_and_said(tmp_path):
+    with pytest.warns(UserWarning, match="`net.0._extra_state` is left out for its object"):
+        saving_trainer(tmp_path, 1).fit(Measuring(object()), federated_data())
+    resumed = Measuring({"unit": "inch"})
+    saving_trainer(tmp_path, 2).fit(resumed, federated_data(), ckpt_path="last")
+    assert resumed.net[0].unit == {"unit": "inch", "round": 2}
