@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lightning_fed.core.devices import copy_each, same_each, same_values, single_at_least, wide_dtype
@@ -40,12 +39,14 @@ class BufferSet:
     Attributes:
         places: The submodule that holds each buffer, and the buffer's name there.
         further: The other places of buffers that several submodules share, by the same name.
+        caches: The places of the others, which are not persistent.
     """
 
     def __init__(self, module: nn.Module) -> None:
         names: dict[int, str] = {}
         self.places: dict[str, tuple[nn.Module, str]] = {}
         self.further: dict[str, list[tuple[nn.Module, str]]] = {}
+        self.caches: list[tuple[nn.Module, str]] = []
         self._shapes: dict[str, torch.Size] = {}
         parts = list(module.named_modules())
         kept = {id(b) for _, p in parts for key, b in p._buffers.items() if key not in p._non_persistent_buffers_set}
@@ -53,8 +54,8 @@ class BufferSet:
             for full, buffer in owner.named_buffers(prefix, recurse=False, remove_duplicate=False):
                 name, key = names.setdefault(id(buffer), full), full.rpartition(".")[2]
                 if id(buffer) not in kept:
-                    continue
-                if name in self.places:
+                    self.caches.append((owner, key))
+                elif name in self.places:
                     self.further.setdefault(name, []).append((owner, key))
                 else:
                     self.places[name] = (owner, key)
@@ -294,20 +295,18 @@ class GlobalBuffers:
         copy_each((self.values[name] for name in update.buffers), update.buffers.values())
 
     @torch.no_grad()
-    def recompute(self) -> list[Tensor]:
-        """Lets torch's spectral norms find singular vectors of the live weights, as a mean is none; returns them."""
+    def recompute(self) -> None:
+        """Lets torch's spectral norms find the singular vectors of the live weights: a mean of clients' is none."""
         owners = set[int]()
         for part in self._module.modules():
             hooks = part._forward_pre_hooks.values()
             steps: list[Any] = [partial(hook, part, ()) for hook in hooks if isinstance(hook, SpectralNorm)]
-            if isinstance(part, ParametrizationList) and any(isinstance(each, _SpectralNorm) for each in part):
-                steps.append(part)
+            if isinstance(part, parametrize.ParametrizationList):
+                steps += [part] * any(isinstance(each, parametrizations._SpectralNorm) for each in part)
             for step in steps * _ITERATIONS:
                 step()
             owners.update(id(each) for each in part.modules() if steps)
-        names = [name for name, (owner, _) in self.live.places.items() if id(owner) in owners]
-        self.take_over(names)
-        return [self.values[name] for name in names]
+        self.take_over(name for name, (owner, _) in self.live.places.items() if id(owner) in owners)
 
     def state_dict(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Returns the global buffers, and those that clients keep; ``gather`` collects an object from each process."""

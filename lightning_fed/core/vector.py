@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils.dlpack import from_dlpack
 
 from lightning_fed.errors import FederatedError
 
@@ -272,12 +273,10 @@ class ParameterVector:
 
 
 def _window(vector: Tensor, shape: torch.Size, strides: tuple[int, ...], start: int) -> Tensor:
-    """Returns a view of a vector whose storage ends where the view does, so that `torch.save` writes nothing else."""
+    """Returns a view of a vector whose storage is no longer than the view, so that `torch.save` writes nothing else."""
     view = vector.as_strided(shape, strides, start)
-    try:
-        return torch.from_dlpack(view).as_strided(shape, strides)
-    except (BufferError, RuntimeError, ValueError):  # a device or dtype that DLPack does not know
-        return view
+    known = view.device.type in ("cpu", "cuda")  # to DLPack, of which torch makes a storage of its own
+    return from_dlpack(view).as_strided(shape, strides) if known else view
 
 
 def _places(parameters: Iterable[Tensor]) -> dict[Tensor, slice]:

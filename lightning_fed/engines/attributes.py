@@ -20,14 +20,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _MOST_ENTRIES, _MOST_BYTES = 10_000, 1 << 16
 _NOTHING: Any = object()
 _RANDOM = (torch.Generator, np.random.RandomState, random.Random, np.random.Generator)
-# How the entries of a container are copied: as its base class holds them, since its own may override any method.
-_ENTRIES: dict[Any, Callable[[Any], Any]] = {
-    OrderedDict: lambda held: dict(OrderedDict.items(held)),
-    dict: dict.copy,
-    list: list.copy,
-    set: set,
-    tuple: lambda held: list(tuple.__iter__(held)),
-}
+_CONTAINERS = (OrderedDict, dict, list, set, tuple)
 
 
 def is_wrapped(value: Any) -> bool:
@@ -53,17 +46,20 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
 
 @lru_cache(maxsize=4096)
 def _base_of(kind: type) -> Any:
-    return next((base for base in (*_ENTRIES, np.ndarray, *_RANDOM) if issubclass(kind, base)), None)
+    """Returns the class, of those whose content is noted, that a class derives from; None if there is none."""
+    return next((base for base in (*_CONTAINERS, np.ndarray, *_RANDOM) if issubclass(kind, base)), None)
 
 
 def _base(value: Any) -> Any:
-    """Returns the class, of those whose content is noted, that a value's class derives from; None if there is none."""
     return _base_of(type(value))  # type: ignore[arg-type]  # classes are hashable
 
 
 def _entries(container: Any) -> Any:
-    """Returns the entries of a container as a list, dict or set."""
-    return _ENTRIES[_base(container)](container)
+    """Copies the entries as a list, dict or set, by methods of the base class: its own class may override any."""
+    base = _base(container)
+    if base is set:
+        return set(container)
+    return dict(base.items(container)) if issubclass(base, dict) else list(base.__iter__(container))
 
 
 class Attributes:
@@ -101,13 +97,12 @@ class Attributes:
             base, inner = _base(value), list[Any]()
             if (content := _content(value, follows)) is not None:
                 self._contents.append((owner, key, value, *content))
-                if follows and base in (dict, OrderedDict) and key != "_buffers":
-                    inner = [*content[0].values()]
+                inner = [*content[0].values()] if base in (dict, OrderedDict) and key != "_buffers" else inner
             if follows and base in (list, tuple):
                 inner = _entries(value)
-            if (type(value) in kinds or (base in _ENTRIES and base is not type(value))) and hasattr(value, "__dict__"):
+            if (type(value) in kinds or base in _CONTAINERS) and type(value) is not base and hasattr(value, "__dict__"):
                 self._held.append((owner, key, value, _attributes(value)))
-                inner = [*inner, *vars(value).values()]
+                inner += vars(value).values()
             if follows and len(inner) <= _MOST_ENTRIES:
                 todo += [(owner, key, part) for part in inner]
 
@@ -120,7 +115,7 @@ class Attributes:
                 if not (_same(one, other) or (may_grow and _has_grown(one, other))):
                     yield owner, name or key
         for owner, name, value, content, _ in self._contents:
-            now = _entries(value) if _base(value) in _ENTRIES else value
+            now = _entries(value) if _base(value) in _CONTAINERS else value
             if not (_equal(now, content) or (may_grow and _has_grown(content, now))):
                 yield owner, name
 
@@ -146,16 +141,14 @@ class Attributes:
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    held = dict(vars(owner))
-    if isinstance(owner, nn.Module):
-        return held
-    return {name: v for name, v in held.items() if isinstance(name, str) and not name.startswith("__")}
+    held = vars(owner).items()
+    return {k: v for k, v in held if isinstance(owner, nn.Module) or (isinstance(k, str) and k[:2] != "__")}
 
 
 def _content(value: Any, follows: bool) -> tuple[Any, Callable[[Any], Any]] | None:
     """Returns a value's content and the function that restores it; None if it has none or is not followed."""
     base = _base(value)
-    if base in _ENTRIES:
+    if base in _CONTAINERS:
         known = base is not tuple and not (follows and base.__len__(value) > _MOST_ENTRIES)
         return (_entries(value), partial(_refill, value)) if known else None
     if base is torch.Generator:  # by its bytes, which can be compared
@@ -172,15 +165,14 @@ def _content(value: Any, follows: bool) -> tuple[Any, Callable[[Any], Any]] | No
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Gives a container its former entries, in their order, by the methods of its base class."""
-    base, now = _base(container), _entries(container)
-    if now == content if base is set else _identical(now, content):
+    """Gives a container its former entries, in their order, by methods of its base class."""
+    if _identical(_entries(container), content):
         return
+    base = _base(container)
     base.clear(container)
     if base in (list, set):
         (list.extend if base is list else set.update)(container, content)
-        return
-    for key, value in content.items():
+    for key, value in content.items() if isinstance(content, dict) else ():
         base.__setitem__(container, key, value)
 
 
@@ -196,15 +188,15 @@ def _has_grown(one: Any, other: Any) -> bool:
 
 def _equal(value: Any, content: Any) -> bool:
     """Returns whether a value, a container by its entries, still has its former content."""
-    if isinstance(content, set):
-        return bool(value == content)
-    if isinstance(value, (dict, list)):
+    if isinstance(value, (dict, list, set)):
         return _identical(value, content) or _identical(value, content, _same)
     now = _content(value, follows=True)
     return now is not None and pickle.dumps(now[0]) == pickle.dumps(content)
 
 
 def _identical(one: Any, other: Any, same: Callable[[Any, Any], bool] = is_) -> bool:
-    """Says whether two lists or dicts have the same entries in the same order."""
+    """Says whether two lists, dicts or sets have the same entries, in the same order."""
+    if isinstance(one, set):
+        return bool(one == other)
     one, other = ([*held, *held.values()] if isinstance(held, dict) else held for held in (one, other))
     return len(one) == len(other) and all(map(same, one, other))

@@ -214,8 +214,7 @@ class RoundLoop:
                 "lower `--aggregator.lr` or the learning rate in the model's optimizer."
             )
         self.state.load_global_model()
-        if computed := buffers.recompute():
-            follow_first(trainer.processes, computed, "spectral norm")
+        buffers.recompute()
 
     def _learning_rates(self) -> dict[str, float]:
         """Returns the clients' first learning rate in the round, by column: ``lr``, or ``lr/K`` for the K-th group."""

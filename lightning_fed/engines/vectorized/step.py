@@ -48,7 +48,6 @@ class StackedStep:
         self.reads_batch_idx = self.takes_batch_idx and _reads(self.module.training_step, "batch_idx")
         self.parameter_places = _parameter_places(self.module, self.vector.all_parameters)
         self.buffer_places, self.further_places = state.buffers.live.places, state.buffers.live.further
-        self.caches = [(part, key) for part in self.module.modules() for key in part._non_persistent_buffers_set]
         self.starts = [place.start for place in self.vector.all_places().values()]
         self.recorder, self.touched = MetricRecorder(), set[str]()
         self.losses = self.vector.data.new_empty(0)
@@ -157,8 +156,8 @@ class StackedStep:
         totals = [torch.as_tensor(series.total) for series in self.recorder.series.values()]
         live = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
         replaced = {name: b.detach() for name, b in live.items() if b is not None and b is not buffers[name]}
-        if (name := next((name for name, b in replaced.items() if b.shape != buffers[name].shape), None)) is not None:
-            raise CannotStack(f"its buffer `{name}` changes its shape")
+        if other := [name for name, b in replaced.items() if b.shape != buffers[name].shape]:
+            raise CannotStack(f"its buffer `{other[0]}` changes its shape")
         self._replaced = tuple(replaced)
         return total, (loss, *totals, *replaced.values())
 
@@ -166,23 +165,21 @@ class StackedStep:
     def _restoring(self) -> Iterator[None]:
         """Gives the module its own parameters and buffers back, and clears the state's client."""
         self.state.client = MANY_CLIENTS
-        kept = {name: owner._buffers[key] for name, (owner, key) in self.buffer_places.items()}
-        caches = [(owner, key, owner._buffers[key]) for owner, key in self.caches if key in owner._buffers]
+        live = self.state.buffers.live
+        kept = [(o, k, o._buffers[k]) for o, k in (*live.places.values(), *sum(live.further.values(), []))]
+        caches = [(owner, key, owner._buffers.get(key)) for owner, key in live.caches]
         try:
             with self.refusing():
                 yield
             if replaced := [key for owner, key, value in caches if owner._buffers.get(key) is not value]:
                 raise CannotStack(f"training replaces the buffer `{replaced[0]}`, which clients at once would share")
         finally:
-            for owner, key, cache in caches:
-                owner._buffers[key] = cache
             self.state.client = None
             for places, parameter in zip(self.parameter_places, self.vector.all_parameters, strict=True):
                 for owner, key in places:
                     owner._parameters[key] = parameter
-            for name, value in kept.items():
-                for owner, key in (self.buffer_places[name], *self.further_places.get(name, ())):
-                    owner._buffers[key] = value
+            for owner, key, buffer in (*kept, *caches):
+                owner._buffers[key] = buffer
 
 
 def _parameter_places(module: nn.Module, parameters: tuple[Tensor, ...]) -> list[list[tuple[nn.Module, str]]]:
