@@ -192,6 +192,26 @@ def foreign(devices: int, folder: Path, bare: bool) -> Result:
     return fit(devices, SCAFFOLD(), net=start(Logging), data=data)
 
 
+class Filling(Shifted):
+    """A spectral norm, a table that each client fills as far as its batches are long, and a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.utils.parametrizations.spectral_norm(self.head)
+        self.places = nn.Module()
+        self.places.register_buffer("filled", torch.tensor(0))
+        self.places.register_buffer("table", torch.zeros(BATCH))
+        self.places.register_buffer("cache", torch.zeros(3), persistent=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        length = len(batch[0])
+        if length > self.places.filled:
+            self.places.filled.fill_(length)
+            self.places.table[:length] = torch.arange(length)
+        self.places.cache.fill_(2.0)
+        return super().training_step(batch, batch_idx) * self.places.cache.mean()
+
+
 class Tuned(Shifted):
     """Its first layers are a backbone."""
 
@@ -636,6 +656,7 @@ CASES: dict[str, Case] = {
     "foreign data": partial(foreign, bare=False),
     "foreign data, bare": partial(foreign, bare=True),
     "unfrozen later": lambda devices, _: fit(devices, BackboneFinetuning(1), net=start(Tuned)),
+    "filling": lambda devices, _: fit(devices, net=start(Filling)),
     "shuffled": shuffled,
     "taped": taped,
     "uneven": uneven,
