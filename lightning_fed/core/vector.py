@@ -108,7 +108,7 @@ class ParameterVector:
                 view = _window(self.all_data, p.shape, strides, place.start)
                 view.copy_(p.data)
                 p.data = view
-                p.grad = _window(self._all_grad, p.shape, strides, place.start)
+                p.grad = self._all_grad.as_strided(p.shape, strides, place.start)
                 self._pointers.append(p.data_ptr())
                 self._grads.append(p.grad)
 

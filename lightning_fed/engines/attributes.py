@@ -141,8 +141,9 @@ class Attributes:
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    held = vars(owner).items()
-    return {k: v for k, v in held if isinstance(owner, nn.Module) or (isinstance(k, str) and k[:2] != "__")}
+    if isinstance(owner, nn.Module):
+        return dict(vars(owner))
+    return {k: v for k, v in vars(owner).items() if isinstance(k, str) and not k.startswith("__")}
 
 
 def _content(value: Any, follows: bool) -> tuple[Any, Callable[[Any], Any]] | None:
