@@ -208,3 +208,41 @@ def test_a_spectral_norm_is_that_of_the_averaged_weights(name: str, policy: Any,
     lengths, largest = sizes_of(net.net)
     assert lengths == pytest.approx([1.0, 1.0], abs=1e-5)
     assert largest == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_spectral_norm_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    def fit(folder: str, rounds: int, **options: Any) -> Tensor:
+        torch.manual_seed(0)
+        net = Classifier(nn.Sequential(NORMS["new"](), nn.Linear(32, 3)))
+        kept = {"logger": [], "name": "run", "enable_checkpointing": True}
+        trainer = federated_trainer(tmp_path / folder, max_rounds=rounds, **kept)
+        trainer.fit(net, federated_data(20, 12), **options)
+        return torch.cat([trainer.weights, *(value.flatten() for value in net.buffers())])
+
+    whole = fit("whole", 4)
+    fit("parts", 2)
+    assert torch.equal(fit("parts", 4, ckpt_path="last"), whole)
+
+
+class Later(Classifier):
+    """Puts another cache into its place where a batch is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factors", torch.ones(FEATURES), persistent=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if len(batch[0]) < 8:
+            self.factors = torch.full((FEATURES,), 2.0)
+        return super().training_step((batch[0] * self.factors, batch[1]), batch_idx)
+
+
+def test_many_clients_at_once_may_read_a_cache_but_not_replace_it(tmp_path: Path) -> None:
+    net, one_by_one = Later(), Later()
+    one_by_one.load_state_dict(net.state_dict())
+    for module, engine in ((net, "vectorized"), (one_by_one, "sequential")):
+        federated_trainer(tmp_path, engine=engine).fit(module, federated_data(16, 8))
+    assert torch.allclose(net.net.weight, one_by_one.net.weight, atol=1e-6)
+    with pytest.raises(FederatedError, match="replaces the buffer `factors`"):
+        federated_trainer(tmp_path, engine="vectorized").fit(net, federated_data(16, 12))
+    assert net.factors.tolist() == [1.0] * FEATURES
