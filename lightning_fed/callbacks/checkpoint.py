@@ -1,7 +1,7 @@
 """Writes the ``last`` and ``best`` checkpoints of a run."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -11,11 +11,12 @@ from torch import Tensor
 from lightning_fed.core.files import WriteError
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
+from lightning_fed.runs.statistics import Goal, goal_of
 
 __all__ = ["FederatedCheckpoint"]
 
 # The metrics tried, in this order, when no monitor is given; both spellings are common.
-_USUAL = (("val/acc", "max"), ("val_acc", "max"), ("val/loss", "min"), ("val_loss", "min"))
+_USUAL = ("val/acc", "val_acc", "val/loss", "val_loss")
 
 
 class FederatedCheckpoint(FederatedCallback, Checkpoint):
@@ -26,18 +27,15 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
     Args:
         monitor: Name of a logged metric; by default that of a ModelCheckpoint in the same run, else the first of
             val/acc, val_acc, val/loss, val_loss that is logged.
-        mode: Whether the smallest or the largest value is best; by default ``min`` if the name has ``loss`` in it.
+        mode: Whether the smallest (``min``) or the largest value (``max``) is best; by default what a metric object
+            says of itself, else what the name says: least for losses and errors, most for accuracies.
         every_n_rounds: Rounds between two writes of ``last``; it is always written after the final round.
     """
 
-    def __init__(
-        self, monitor: str | None = None, mode: Literal["min", "max"] | None = None, every_n_rounds: int = 1
-    ) -> None:
+    def __init__(self, monitor: str | None = None, mode: Goal | None = None, every_n_rounds: int = 1) -> None:
         if mode is not None:
             expect_choice("mode", mode, ("min", "max"), of="FederatedCheckpoint")
         expect_count("every_n_rounds", every_n_rounds, of="FederatedCheckpoint")
-        if monitor is not None and mode is None:
-            mode = "min" if "loss" in monitor else "max"
         self.monitor, self.mode, self.every_n_rounds = monitor, mode, every_n_rounds
         self._forget()
 
@@ -100,10 +98,10 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         if self._watched is None:
             stock = [cb for cb in trainer.callbacks if isinstance(cb, ModelCheckpoint)]
             asked: list[Any] = [(cb.monitor, cb.mode) for cb in stock if cb.monitor is not None]
-            usual = next((known for known in (*asked, *_USUAL) if known[0] in metrics), None)
-            if usual is None:
+            known = (*asked, *((name, None) for name in _USUAL))
+            self._watched, self._mode = next((pair for pair in known if pair[0] in metrics), (None, None))
+            if self._watched is None:
                 return False
-            self._watched, self._mode = usual
         if self._watched not in metrics:
             if self.monitor is not None and self.best_score is None and trainer.validated:
                 raise FederatedError(
@@ -111,7 +109,8 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
                     f"{', '.join(sorted(metrics))}: change its `monitor`."
                 )
             return False
-        value = metrics[self._watched]
+        value, said = metrics[self._watched], self._mode or trainer.metrics.goals.get(self._watched)
+        self._mode = goal_of(self._watched, said, "mode` of `FederatedCheckpoint")
         better = self.best_score is None or (
             value > self.best_score if self._mode == "max" else value < self.best_score
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -24,17 +24,22 @@ __all__ = ["LoggedMetrics", "MetricRecorder", "outside_graphs", "recording"]
 
 @dataclass
 class LoggedMetrics:
-    """Scalars of one round or evaluation by who reads them: loggers, callbacks that monitor a metric, progress bar."""
+    """Scalars of one round or evaluation by who reads them: loggers, callbacks that monitor a metric, progress bar.
+
+    ``goals`` are those of metric objects, which say whether higher is better, by name.
+    """
 
     logged: dict[str, float]
     callback: dict[str, float]
     progress_bar: dict[str, float]
+    goals: dict[str, Literal["min", "max"]] = field(default_factory=dict)
 
     def update(self, other: LoggedMetrics) -> None:
         """Adds the scalars of another collection."""
         self.logged.update(other.logged)
         self.callback.update(other.callback)
         self.progress_bar.update(other.progress_bar)
+        self.goals.update(other.goals)
 
 
 class MetricRecorder:
@@ -152,7 +157,11 @@ class MetricRecorder:
         self.series = {}
         values = {key: value for key, (value, _, _) in found.items()}
         values |= {shown.names()[1]: last for _, shown, last in found.values() if shown.both and last is not None}
-        return _sort({key: shown for key, (_, shown, _) in found.items()}, _to_floats(values))
+        metrics = _sort({key: shown for key, (_, shown, _) in found.items()}, _to_floats(values))
+        for metric, shown, _ in self.metrics.values():
+            if metric.higher_is_better is not None:
+                metrics.goals |= dict.fromkeys(shown.names(), "max" if metric.higher_is_better else "min")
+        return metrics
 
     def reset_metrics(self) -> None:
         """Resets every Metric object that was logged since the last reset."""

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from lightning_fed.core.files import png, write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import CommandParser
+from lightning_fed.lab.common import CommandParser, one_line
 from lightning_fed.lab.report import tables
 from lightning_fed.lab.report.budgets import derived_columns
-from lightning_fed.lab.report.load import MeasuredRun, group_runs, load_runs
+from lightning_fed.lab.report.load import MeasuredRun, common_goal, group_runs, load_runs
 from lightning_fed.lab.report.page import report_page
 from lightning_fed.lab.report.plots import panels_figure
-from lightning_fed.runs.statistics import LAST
+from lightning_fed.runs.statistics import LAST, known_goal
 
 __all__ = ["choose_metric", "main"]
 
@@ -30,16 +30,18 @@ def main(argv: list[str]) -> int:
     runs, notes = load_runs(options.runs)
     metric = options.metric or choose_metric(runs)
     methods, more_notes = group_runs(runs, metric)
-    derived = derived_columns(methods, metric, options.x, options.budget, options.target)
-    rows = tables.method_rows(methods, metric, derived)
+    goal = known_goal(metric, options.goal or common_goal((run.goals for run in runs), metric))
+    derived = derived_columns(methods, metric, options.x, options.budget, options.target, goal)
+    rows = tables.method_rows(methods, metric, derived, goal)
     curves = [run.columns[metric] for method in methods for run in method.runs]
     notes += [*more_notes, *tables.notes_on_ends(map(max, curves)), *tables.notes_on_window(curves, f"last {LAST}")]
+    if goal is None:
+        notes.append(f"The best of {metric} is not known by its name: say it by `--goal min` or `--goal max`.")
     written = _write(options, rows, metric, notes)
     print(f"{tables.table_title(rows, metric)}\n")
     print(tables.format_table(rows, metric))
-    for note in notes:
-        print(f"\n{note}")
-    print("\nwritten: " + ", ".join(str(path) for path in written))
+    for note in (*notes, "written: " + ", ".join(str(path) for path in written)):
+        print(f"\n{one_line(note)}")
     return 0
 
 
@@ -74,6 +76,9 @@ def _parser() -> CommandParser:
         "--target",
         type=float,
         help="add columns: rounds, bytes, gradients and seconds until the metric reaches this value, as in metrics.csv",
+    )
+    parser.add_argument(
+        "--goal", choices=("min", "max"), help="whether the smallest or the largest value of the metric is the best"
     )
     parser.add_argument(
         "--format", choices=("png", "html"), default="png", help="a picture (default) or an interactive page"

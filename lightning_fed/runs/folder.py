@@ -17,9 +17,11 @@ from typing import Any
 from lightning_fed.core.display.shown import ShownInNotebooks
 from lightning_fed.core.files import write_atomically, writing
 from lightning_fed.runs.lock import RunLock
+from lightning_fed.runs.statistics import Goal
 
-__all__ = ["FLAT_NAMES",
-    "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "is_below", "open_run", "read_rows", "read_run",
+__all__ = [
+    "FLAT_NAMES", "GOALS", "LAST_GOOD", "RunFolder", "create_run", "damage_in", "find_runs", "fingerprint", "is_below",
+    "open_run", "read_rows", "read_run", "sealed", "unsealed",
 ]  # fmt: skip
 
 # Options of a group by their names without the group.
@@ -31,6 +33,9 @@ FLAT_NAMES = {
 
 # The checkpoint that a failed run leaves: only weights, without the state that is needed to go on.
 LAST_GOOD = "last_good"
+
+# The file with the goals of metrics, as their objects say them, where the names do not.
+GOALS = "goals.json"
 
 # Options that do not change the numbers of a round: length of the run, folders, display, and number of processes.
 _LENGTH = (
@@ -72,6 +77,13 @@ class RunFolder(ShownInNotebooks):
     def metrics(self) -> Path:
         """The table of rounds."""
         return self.path / "metrics.csv"
+
+    @property
+    def goals(self) -> dict[str, Goal]:
+        """What metric objects said of themselves, by column, where its name does not say it."""
+        with suppress(OSError, ValueError):
+            return {name: goal for name, goal in unsealed(self.path / GOALS).items() if goal in ("min", "max")}
+        return {}
 
     def kept(self) -> list[Path]:
         """Returns the checkpoints from which a run may go on."""
@@ -128,9 +140,30 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
         wandb_id=secrets.token_hex(4),
         created=time.time(),
     )
-    facts = {key: value for key, value in asdict(run).items() if key != "path"}
-    write_atomically(path / "run.json", json.dumps({**facts, "crc32": _crc32(facts)}, indent=2).encode())
+    write_atomically(path / "run.json", sealed({key: value for key, value in asdict(run).items() if key != "path"}))
     return run
+
+
+def sealed(facts: dict[str, Any]) -> bytes:
+    """Writes facts as JSON with a checksum."""
+    return json.dumps({**facts, "crc32": _crc32(facts)}, indent=2).encode()
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """Reads the facts of ``sealed``; a file that was written by hand has no checksum.
+
+    Raises:
+        OSError, ValueError, TypeError: If it is no such file, or is damaged.
+    """
+    if not path.is_file():  # reading a device or a pipe may never end
+        raise OSError(f"its {path.name} is no file")
+    try:
+        facts = dict(json.loads(path.read_text(encoding="utf-8")))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if facts.pop("crc32", None) not in (None, _crc32(facts)):
+        raise ValueError("it has been changed or damaged")
+    return facts
 
 
 def _crc32(facts: dict[str, Any]) -> int:
@@ -143,15 +176,7 @@ def read_run(path: Path) -> RunFolder:
     Raises:
         OSError, ValueError, TypeError: If it is not one, or its ``run.json`` is damaged.
     """
-    if not (path / "run.json").is_file():  # reading a device or a pipe may never end
-        raise OSError("its run.json is no file")
-    try:
-        facts = dict(json.loads((path / "run.json").read_text()))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if facts.pop("crc32", None) not in (None, _crc32(facts)):  # absent in a file that was written by hand
-        raise ValueError("it has been changed or damaged")
-    run = RunFolder(path=path, **facts)
+    run = RunFolder(path=path, **unsealed(path / "run.json"))
     kinds: dict[str, Any] = {**RunFolder.__annotations__, "created": (int, float)}
     if wrong := [name for name, kind in kinds.items() if not isinstance(getattr(run, name), kind)]:
         raise TypeError(f"{', '.join(wrong)} of a wrong type")
@@ -182,16 +207,32 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
 
     A row with more or fewer cells than the header is left out, and so is a last line without a line end.
     """
+    return (row for row in _rows(path) if row)
+
+
+def damage_in(path: Path) -> str:
+    """Says where a ``metrics.csv`` is not as it was written, with a row for each round in order; empty if it is."""
+    due = None
+    for row in _rows(path):
+        at = int(row["round"]) if row else None
+        if at is None or at != (at if due is None else due):
+            where = "its first row" if due is None else f"the row that follows round {due - 1}"
+            return f"{path} is damaged at {where}: later rounds count as far as they can be read."
+        due = at + 1
+    return ""
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yields the rows of a table, an empty one for each that is damaged."""
     if not path.is_file():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     # A killed process can leave a block of zeros, which the csv module refuses, and half a number at the end.
     lines = io.StringIO(text[: text.rfind("\n") + 1], newline="")
-    rows = csv.reader(line for line in lines if "\0" not in line)
+    rows = csv.reader("\n" if "\0" in line else line for line in lines)
     with suppress(csv.Error):  # a damaged cell without an end
         header = next(rows, [])
         for cells in rows:
             row = dict(zip(header, cells, strict=False))
             at = row.get("round", "")
-            if len(cells) == len(header) and at.isascii() and at.isdigit() and len(at) < 10:
-                yield row
+            yield row if len(cells) == len(header) and at.isascii() and at.isdigit() and len(at) < 10 else {}

@@ -1,6 +1,6 @@
 """Sends the rows, config and split of a run to its loggers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, read_rows
 from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, show_picture
+from lightning_fed.runs.statistics import Goal
 
 __all__ = ["RunLog", "keep_picture"]
 
@@ -86,8 +87,8 @@ class RunLog:
                     with _writing(logger):
                         logger.open()
 
-    def log_round(self, row: dict[str, float]) -> None:
-        """Records the row of a finished round.
+    def log_round(self, row: dict[str, float], goals: Mapping[str, Goal]) -> None:
+        """Records the row of a finished round, and the goals that metric objects said.
 
         Raises:
             WriteError: If a logger cannot write it; the others have written it.
@@ -97,7 +98,7 @@ class RunLog:
             try:
                 with _writing(logger):
                     if isinstance(logger, RoundCSVLogger):
-                        logger.log_round(row)
+                        logger.log_round(row, goals)
                     else:
                         logger.log_metrics(row, step=int(row["round"]))
             except WriteError as error:

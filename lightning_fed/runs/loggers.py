@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlparse
 
@@ -18,8 +19,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.files import WriteError, append_whole, csv_text, write_atomically, writing
-from lightning_fed.runs.folder import RunFolder, read_rows
-from lightning_fed.runs.statistics import LAST, run_statistic
+from lightning_fed.runs.folder import GOALS, RunFolder, read_rows, sealed
+from lightning_fed.runs.statistics import LAST, Goal, known_goal, run_statistic
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "logged_in", "show_picture"]
 
@@ -43,6 +44,7 @@ class RoundCSVLogger(Logger):
         self.checksum = 0
         self._columns = list(next(read_rows(path), {}))
         self._waiting: list[Mapping[str, Any]] = []
+        self._told: dict[str, Goal] = {}
 
     @property
     def name(self) -> str:
@@ -67,8 +69,8 @@ class RoundCSVLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Does nothing, as only whole rounds are rows here."""
 
-    def log_round(self, row: Mapping[str, float]) -> None:
-        """Appends the row of a round; ``round`` is the first column.
+    def log_round(self, row: Mapping[str, float], goals: Mapping[str, Goal] = MappingProxyType({})) -> None:
+        """Appends the row of a round; ``round`` is the first column. ``goals`` that names do not say go beside it.
 
         Raises:
             WriteError: If the system cannot write it; the next ``save`` tries again.
@@ -76,6 +78,10 @@ class RoundCSVLogger(Logger):
         self._waiting.append(row)
         self.checksum = _checksum(self.checksum, row)
         self.save()
+        told = {name: goal for name, goal in goals.items() if known_goal(name) != goal}
+        if told != self._told:
+            write_atomically(self.path.with_name(GOALS), sealed(told))
+            self._told = told
 
     def save(self) -> None:
         """Writes the rows that could not be written before.
@@ -295,7 +301,8 @@ class RoundWandbLogger(WandbLogger):
                 if cell and name.startswith(_EVALUATED):
                     columns[name][int(row["round"])] = float(cell)
         for name, curve in columns.items():
-            run.summary[f"{name}.best"] = run_statistic(curve, "best", name)
+            if goal := known_goal(name, self._run.goals.get(name)):
+                run.summary[f"{name}.best"] = run_statistic(curve, "best", name, goal)
             run.summary[f"{name}.last{LAST}"] = run_statistic(curve, f"last {LAST}", name)
         clients = self._run.path / "clients.csv"
         if clients.is_file():

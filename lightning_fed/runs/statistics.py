@@ -4,18 +4,14 @@ import math
 import re
 from collections.abc import Mapping
 from statistics import fmean
+from typing import Literal, TypeAlias
 
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "LAST",
-    "expect_statistic",
-    "first_as_good",
-    "is_reached",
-    "lower_is_better",
-    "missing_rounds",
-    "run_statistic",
-]
+    "LAST", "Goal", "expect_statistic", "first_as_good", "goal_of", "is_reached", "known_goal", "missing_rounds",
+    "run_statistic", "words_of",
+]  # fmt: skip
 
 LAST = 10
 """The number of last rounds whose mean is reported."""
@@ -23,11 +19,55 @@ LAST = 10
 _WINDOW = re.compile(r"last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\d+)")
 
 
-def lower_is_better(metric: str) -> bool:
-    """Tells by its name whether a smaller value of a metric is better."""
-    words = ("loss", "error", "perplexity", "time", "bytes", "dissimilarity", "distance", "gradient/norm", "_std",
-             "attack/")  # fmt: skip
-    return any(word in metric.lower() for word in words)
+Goal: TypeAlias = Literal["min", "max"]
+"""Whether the smallest or the largest value of a metric is the best."""
+
+_LESS = """loss losses logloss error errors err mse rmse mae mape smape msle rmsle nll bce ce crossentropy xent perplexity
+    ppl bpc bpd wer cer mer kl fid kid lpips ece brier hinge regret fpr fnr eer cost latency duration time seconds bytes
+    dissimilarity distance std"""
+_MORE = """acc accuracy accuracies auc auroc auprc rocauc prauc ap map mrr ndcg f1 fbeta r2 precision recall specificity
+    sensitivity tpr tnr iou miou union jaccard dice mcc kappa bleu rouge psnr ssim top1 top5 pearson spearman reward"""
+_GOALS: dict[str, Goal] = {**dict.fromkeys(_LESS.split(), "min"), **dict.fromkeys(_MORE.split(), "max")}
+# What follows these is no longer what is measured: ``time_to_acc``. With one of the others a name says something else.
+_RELATIONS = {*"at to of per by for from in out on with without under over vs".split()}  # noqa: SIM905
+_TURNS = {*"neg negative minus inverse inv not no non gap drop diff difference delta variance".split()}  # noqa: SIM905
+
+
+def words_of(name: str) -> list[str]:
+    """Splits a name into words in small letters: ``val/MeanSquaredError`` has val, mean, squared and error."""
+    return [word.lower() for word in re.findall(r"(?:[A-Z]+(?![a-z])|[A-Z]?[a-z]+)\d*", name)]
+
+
+def known_goal(metric: str, said: Goal | None = None) -> Goal | None:
+    """Returns the goal of a metric: what an option or its class has ``said``, else by its name; None if nobody knows.
+
+    The first part of the name, between slashes, that has a known word decides, so that sets may have any name:
+    ``test/acc/night-time`` is an accuracy. In it the last such word does: ``acc_std`` is a deviation.
+    """
+    for part in () if said else metric.split("/"):
+        words = words_of(part)
+        goal: Goal | None = "min" if part == "attack" else None
+        for word in words:
+            if goal and word in _RELATIONS:
+                break
+            goal = _GOALS.get(word, _GOALS.get(word.rstrip("0123456789"), goal))
+        if goal:
+            return None if part.startswith("1-") or _TURNS.intersection(words) else goal
+    return said
+
+
+def goal_of(metric: str, said: Goal | None, option: str) -> Goal:
+    """Returns the goal of a metric, as ``known_goal`` does; the ``option`` can say it.
+
+    Raises:
+        FederatedError: If nobody knows it.
+    """
+    if goal := known_goal(metric, said):
+        return goal
+    raise FederatedError(
+        f"Expected `{option}` to say whether the smallest (min) or the largest (max) value of {metric!r} is the best, "
+        "as its name does not, got none."
+    )
 
 
 def expect_statistic(option: str, value: str) -> None:
@@ -41,14 +81,15 @@ def expect_statistic(option: str, value: str) -> None:
         )
 
 
-def run_statistic(curve: Mapping[int, float], statistic: str, metric: str) -> float:
+def run_statistic(curve: Mapping[int, float], statistic: str, metric: str, goal: Goal | None = None) -> float:
     """Returns a statistic of one run.
 
     Args:
         curve: Value by evaluated round, in ascending order.
         statistic: ``best`` over the evaluated rounds without NaN; ``final`` at the last evaluated round; ``last N``,
             the mean over the evaluated rounds among the last N; or ``rounds A-B``, the mean over those in the window.
-        metric: A column, whose name says whether larger is better.
+        metric: The column.
+        goal: Its goal, if its name does not say it.
 
     Returns:
         The statistic, in the metric's unit; NaN if none of its rounds was evaluated.
@@ -56,7 +97,7 @@ def run_statistic(curve: Mapping[int, float], statistic: str, metric: str) -> fl
     if statistic == "final":
         return curve[max(curve)] if curve else math.nan
     if statistic == "best":
-        better = min if lower_is_better(metric) else max
+        better = min if goal_of(metric, goal, "goal") == "min" else max
         return better((value for value in curve.values() if not math.isnan(value)), default=math.nan)
     window = _rounds(curve, statistic)
     values = [value for at, value in curve.items() if at in window]
@@ -84,7 +125,7 @@ def _rounds(curve: Mapping[int, float], statistic: str) -> range:
     return range(max(0, end - int(window["count"])), end)
 
 
-def first_as_good(curve: Mapping[int, float], metric: str, target: float) -> int | None:
+def first_as_good(curve: Mapping[int, float], metric: str, target: float, goal: Goal | None = None) -> int | None:
     """Returns the first evaluated round at which a metric reaches a target; None if there is none."""
-    sign = -1 if lower_is_better(metric) else 1
+    sign = -1 if goal_of(metric, goal, "goal") == "min" else 1
     return next((at for at, value in curve.items() if sign * value >= sign * target), None)

@@ -224,7 +224,9 @@ def _evaluate_alone(trainer: LightningNames, batches: Iterable[Any]) -> dict[str
         seed_evaluation(trainer, "validation", 1)
         hooks("on_validation_epoch_end")
         hooks("on_validation_end")
-        return recorder.compute().logged
+        found = recorder.compute()
+    trainer.metrics.goals.update(found.goals)
+    return found.logged
 
 
 @contextmanager

@@ -286,7 +286,8 @@ class RoundLoop:
             self.state.steps_before_round += self.engine.max_steps
         self._agree()
         with going_on(trainer):
-            self.log.log_round({"round": trainer.round, **self.row, "time/round": time.perf_counter() - started})
+            row = {"round": trainer.round, **self.row, "time/round": time.perf_counter() - started}
+            self.log.log_round(row, trainer.metrics.goals)
         self.state.finished_round = trainer.round
         if self.stock is not None:
             with going_on(trainer):

@@ -17,7 +17,7 @@ from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.label_statistics import count_labels
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.clients import summarize_clients
-from lightning_fed.runs.statistics import lower_is_better
+from lightning_fed.runs.statistics import Goal, known_goal
 
 __all__ = ["ClientEvaluation"]
 
@@ -37,9 +37,10 @@ class ClientEvaluation(FederatedCallback):
 
     Of each metric that ``validation_step`` logs, such as ``val/acc``, it logs ``per_client/acc``, the mean over
     clients, ``per_client/acc_weighted``, that weighted by samples, ``per_client/acc_worst``, the mean of the worst
-    tenth of the clients, and ``per_client/acc_std``, the standard deviation over clients. Those of other models than
-    the global one have its word between: ``per_client/tuned/acc``. The values of each client are in ``clients.csv`` in
-    the run's folder, those of the last evaluation: a column for each metric, ``tuned/acc`` if there are several models.
+    tenth of the clients, where the metric's object or name says which are worse, and ``per_client/acc_std``, the
+    standard deviation over clients. Those of other models than the global one have its word between:
+    ``per_client/tuned/acc``. The values of each client are in ``clients.csv`` in the run's folder, those of the last
+    evaluation: a column for each metric, ``tuned/acc`` if there are several models.
     Training is the same with and without it, bit for bit.
 
     With ``participation`` it also logs ``per_client/acc_in`` and ``per_client/acc_out``, the means over the clients
@@ -165,7 +166,9 @@ class ClientEvaluation(FederatedCallback):
         if "trained" in self.models:
             everyone = trainer.processes.exchange(self._trained, "trained")
             values["trained"] = dict(sorted(pair for part in everyone for pair in part.items()))
-        figures = {key: value for model in self.models for key, value in self._figures(model, values[model]).items()}
+        figures: dict[str, float] = {}
+        for model in self.models:
+            figures |= self._figures(model, values[model], trainer.metrics.goals)
         pl_module.log_dict({**figures, **self._missing(values), **halves})
         self._write(trainer, values)
 
@@ -192,7 +195,7 @@ class ClientEvaluation(FederatedCallback):
     def _named(self, found: _Values) -> _Values:
         """Calls metrics by the name that the module logs without its stage."""
         values = {
-            client: {name.removeprefix("val/").removeprefix("val_"): value for name, value in each.items()}
+            client: {_bare(name): value for name, value in each.items()}
             for client, each in found.items()
         }
         if not any(values.values()):
@@ -202,18 +205,25 @@ class ClientEvaluation(FederatedCallback):
             )
         return values
 
-    def _figures(self, model: _Model, values: _Values) -> dict[str, float]:
-        """Returns the summary of each metric over the clients that have it."""
-        logged = {}
+    def _figures(self, model: _Model, values: _Values, goals: dict[str, Goal]) -> dict[str, float]:
+        """Returns the summary of each metric over the clients that have it, and adds its goal to those known."""
+        logged, said = {}, {_bare(name): goal for name, goal in goals.items()}
         for name in _names(values):
             having = _having(values, name)
+            key, goal = f"per_client/{_of(model, name)}", known_goal(name, said.get(name))
             summary = summarize_clients(
                 torch.tensor([values[client][name] for client in having], dtype=torch.float64),
                 torch.tensor([int(self._source.sizes[client]) for client in having]),
-                lower_is_better(name),
-            )
-            for figure, value in summary._asdict().items():
-                logged[f"per_client/{_of(model, name)}" + (f"_{figure}" if figure != "mean" else "")] = value.item()
+                goal == "min",
+            )._asdict()
+            if goal is not None:
+                goals |= dict.fromkeys((key, f"{key}_weighted", f"{key}_worst"), goal)
+            elif summary.pop("worst") is not None and is_news("worst clients", key):
+                rank_zero_warn(
+                    f"`{key}_worst` is left out: whether less or more of {name!r} is better is not known by its name; "
+                    "log it as a Metric that says `higher_is_better`."
+                )
+            logged |= {key + f"_{figure}" * (figure != "mean"): value.item() for figure, value in summary.items()}
         return logged
 
     def _missing(self, measured: dict[_Model, _Values]) -> dict[str, float]:
@@ -259,6 +269,11 @@ class ClientEvaluation(FederatedCallback):
             if not self._warned:
                 self._warned = True
                 rank_zero_warn(f"The run goes on without its table of clients: {error}")
+
+
+def _bare(name: str) -> str:
+    """Returns a name without the stage before it."""
+    return name.removeprefix("val/").removeprefix("val_")
 
 
 def _of(model: _Model, name: str) -> str:

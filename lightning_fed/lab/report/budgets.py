@@ -10,7 +10,7 @@ import numpy as np
 from lightning_fed.errors import FederatedError, expect_number
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.tables import is_share
-from lightning_fed.runs.statistics import first_as_good
+from lightning_fed.runs.statistics import Goal, first_as_good, goal_of
 
 __all__ = ["X_SUMS", "at_budget", "columns_of", "derived_columns", "is_measured", "spent", "to_target"]
 
@@ -55,14 +55,14 @@ def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
     return within[-1] if within else math.nan
 
 
-def to_target(run: MeasuredRun, metric: str, x: str, target: float) -> float:
+def to_target(run: MeasuredRun, metric: str, x: str, target: float, goal: Goal | None = None) -> float:
     """Returns the cost up to the first evaluation that reaches the target; NaN if none does."""
-    reached = first_as_good(run.columns[metric], metric, target)
+    reached = first_as_good(run.columns[metric], metric, target, goal)
     return math.nan if reached is None else spent(run, x, [reached])[0]
 
 
 def derived_columns(
-    methods: Sequence[Method], metric: str, x: str, budget: float | None, target: float | None
+    methods: Sequence[Method], metric: str, x: str, budget: float | None, target: float | None, goal: Goal | None = None
 ) -> dict[str, Callable[[MeasuredRun], float]]:
     """Returns the columns that a budget, in units of x, and a target of the metric add to the table.
 
@@ -78,5 +78,6 @@ def derived_columns(
         low, high = (0, 1) if is_share(metric, values) else (-math.inf, math.inf)
         expect_number("--target", target, least=low, most=high)
         costs = [x, *(cost for cost in _COSTS if cost != x and is_measured(methods, cost))]
-        columns |= {f"{cost} to {target:g}": partial(to_target, metric=metric, x=cost, target=target) for cost in costs}
+        reach = partial(to_target, metric=metric, target=target, goal=goal_of(metric, goal, "--goal"))
+        columns |= {f"{cost} to {target:g}": partial(reach, x=cost) for cost in costs}
     return columns

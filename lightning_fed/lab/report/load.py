@@ -2,16 +2,17 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.common import one_line
-from lightning_fed.runs.folder import RunFolder, read_rows, read_run
+from lightning_fed.runs.folder import RunFolder, damage_in, read_rows, read_run
+from lightning_fed.runs.statistics import Goal
 
-__all__ = ["Columns", "Method", "MeasuredRun", "group_runs", "load_runs", "read_metrics"]
+__all__ = ["Columns", "Method", "MeasuredRun", "common_goal", "group_runs", "load_runs", "read_metrics"]
 
 Columns = dict[str, dict[int, float]]
 """Measured values by column and round; rounds without a measurement have no entry."""
@@ -39,8 +40,9 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
     for path in _run_folders(folders):
         try:
             run = read_run(path)
-            shown = {"label": one_line(run.label), "name": one_line(run.name)}
+            shown = {name: one_line(getattr(run, name)) for name in ("label", "name", "group")}
             runs.append(MeasuredRun(**{**vars(run), **shown}, columns=read_metrics(run.metrics)))
+            notes += [said] if (said := damage_in(run.metrics)) else []
         except (OSError, ValueError, TypeError) as error:
             notes.append(f"Left out {path}, which cannot be read ({type(error).__name__}: {error}).")
     measured = [run for run in runs if run.columns]
@@ -53,6 +55,12 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
             "name the folder given as `--trainer.default_root_dir` to `lightning-fed fit`, or one below it."
         )
     return measured, notes
+
+
+def common_goal(goals: Iterable[Mapping[str, Goal]], metric: str) -> Goal | None:
+    """Returns what some runs have recorded as the goal of a metric; None if that is nothing, or not the same."""
+    said = {of_run[metric] for of_run in goals if metric in of_run}
+    return said.pop() if len(said) == 1 else None
 
 
 def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], list[str]]:

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.load import MeasuredRun, Method
-from lightning_fed.runs.statistics import LAST, lower_is_better, missing_rounds, run_statistic
+from lightning_fed.runs.statistics import LAST, Goal, known_goal, missing_rounds, run_statistic, words_of
 
 __all__ = [
     "PREFERRED", "Row", "Summary", "counted", "format_table", "is_share", "method_rows", "notes_on_ends",
@@ -20,6 +20,7 @@ PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
 """Metrics by default: the first one that all runs have is reported."""
 
 _STATISTICS = {"final": "final", "best": "best", f"last{LAST}": f"last {LAST}"}
+_SHARES = ("acc", "accs", "accuracy", "accuracies")
 
 
 @dataclass(frozen=True)
@@ -79,33 +80,38 @@ def over_seeds(counts: Iterable[int]) -> str:
 
 def is_share(metric: str, values: Sequence[float]) -> bool:
     """Tells whether a metric is an accuracy in [0, 1], which tables show in percent."""
-    return "acc" in metric.lower() and all(0 <= value <= 1 for value in values if math.isfinite(value))
+    words = {word.rstrip("0123456789") for word in words_of(metric)}
+    return not words.isdisjoint(_SHARES) and all(0 <= value <= 1 for value in values if math.isfinite(value))
 
 
 def method_rows(
-    methods: Sequence[Method], metric: str, derived: Mapping[str, Callable[[MeasuredRun], float]] | None = None
+    methods: Sequence[Method],
+    metric: str,
+    derived: Mapping[str, Callable[[MeasuredRun], float]] | None = None,
+    goal: Goal | None = None,
 ) -> list[Row]:
     """Summarises each method; the best final mean comes first, diverged methods (NaN) last.
 
-    Each function in ``derived`` adds a column; it maps a run to a value, or to NaN if there is none.
+    Where nobody knows the goal, methods keep their order and no value is the best. Each function in ``derived`` adds a column; it maps a run to a value, or to NaN if there is none.
     """
-    rows = []
+    rows, goal = [], known_goal(metric, goal)
     for method in methods:
         curves = [run.columns[metric] for run in method.runs]
         summaries = {
-            name: summarize([run_statistic(curve, statistic, metric) for curve in curves])
+            name: summarize([run_statistic(curve, statistic, metric, goal) for curve in curves])
             for name, statistic in _STATISTICS.items()
+            if goal or name != "best"
         }
         for name, value in (derived or {}).items():
             summaries[name] = summarize_found([value(run) for run in method.runs])
         rows.append(Row(method, tuple(max(curve) for curve in curves), summaries))
-    sign = 1 if lower_is_better(metric) else -1
+    sign = 1 if goal == "min" else -1
 
     def place(row: Row) -> tuple[bool, float]:
         mean = row.summaries["final"].mean
         return math.isnan(mean), sign * mean
 
-    return sorted(rows, key=place)
+    return sorted(rows, key=place) if goal else rows
 
 
 def table_title(rows: Sequence[Row], metric: str) -> str:
@@ -118,7 +124,7 @@ def table_cells(rows: Sequence[Row], metric: str) -> list[list[str]]:
 
     There is a column for the number of seeds if methods differ in it; otherwise the title has the number.
     """
-    percent = is_share(metric, [row.summaries[name].mean for row in rows for name in _STATISTICS])
+    percent = is_share(metric, [one.mean for row in rows for name, one in row.summaries.items() if name in _STATISTICS])
     names = list(rows[0].summaries)
     in_percent = [percent and (name in _STATISTICS or name.startswith("at ")) for name in names]
     titles = {f"last{LAST}": f"mean of last {LAST}"}

@@ -18,7 +18,7 @@ from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.attack.options import COLUMNS, TABLE, attack_columns
 from lightning_fed.lab.report.load import Columns, read_metrics
 from lightning_fed.lab.studies.cells import Cell
-from lightning_fed.runs.folder import RunFolder, open_run
+from lightning_fed.runs.folder import RunFolder, open_run, sealed, unsealed
 
 __all__ = [
     "DIVERGED", "HELD", "LOG", "PRUNED", "RECORD", "Guard", "done_run", "hash_of", "read_run", "write_record",
@@ -86,14 +86,13 @@ def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False,
     """Records that a run was trained to its end, or diverged."""
     trained = hash_of(replace(cell, attack=None))
     record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds, trained)
-    write_atomically(root / cell.folder / RECORD, json.dumps(asdict(record), indent=2).encode(), "--output")
+    write_atomically(root / cell.folder / RECORD, sealed(asdict(record)), "--output")
 
 
 def _record(root: Path, cell: Cell) -> _Record | None:
-    path = root / cell.folder / RECORD
     try:
-        return _Record(**json.loads(path.read_text())) if path.is_file() else None  # reading a pipe may never end
-    except (OSError, ValueError, TypeError, RecursionError):
+        return _Record(**unsealed(root / cell.folder / RECORD))
+    except (OSError, ValueError, TypeError):
         return None
 
 

@@ -2,13 +2,14 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_fed.core.files import png, write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import CommandParser, csv_text, expect_known
+from lightning_fed.lab.common import CommandParser, csv_text, expect_known, one_line
 from lightning_fed.lab.report.budgets import X_SUMS, columns_of
-from lightning_fed.lab.report.load import MeasuredRun
+from lightning_fed.lab.report.load import MeasuredRun, common_goal
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.gather import in_order, joined, unknown_runs
@@ -24,7 +25,7 @@ from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, rea
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes
 from lightning_fed.lab.studies.table import study_table
 from lightning_fed.lab.studies.tuned import tuning_charts
-from lightning_fed.runs.statistics import run_statistic
+from lightning_fed.runs.statistics import known_goal, run_statistic
 
 __all__ = ["collect", "main"]
 
@@ -35,14 +36,14 @@ def main(argv: list[str]) -> int:
     # Published figures may name values of axes that the profile leaves out, so they need the whole file.
     whole = load_study(options.study)
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
-    written = []
+    study = _with_goals(study, results)
     runs = {} if options.source or options.format != "html" else _run_folders(study, options)
-    for name, content in _files(study, whole, results, options, runs):
+    files = dict(_files(study, whole, results, options, runs))
+    for name, content in files.items():
         write_atomically(folder / name, content, "--output")
-        written.append(folder / name)
-        if name == "table.md":
-            print(content.decode())
-    print("written: " + ", ".join(str(path) for path in written))
+    if "table.md" in files:
+        print(files["table.md"].decode())
+    print(one_line("written: " + ", ".join(str(folder / name) for name in files)))
     return 0
 
 
@@ -73,6 +74,13 @@ def _parser() -> CommandParser:
         help="join the runs in several folders; results.csv and curves.csv are enough",
     )  # fmt: skip
     return parser
+
+
+def _with_goals(study: Study, results: StudyResults) -> Study:
+    """Returns the study with the goals that its runs have recorded, where its file says none."""
+    recorded = {name: common_goal((run.goals for run in results.runs), name) for name in study.report.metric}
+    goals = {name: goal for name, known in recorded.items() if (goal := study.report.goal_in(name) or known)}
+    return replace(study, report=replace(study.report, goal=goals))
 
 
 def _from_runs(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
@@ -112,7 +120,7 @@ def _from_folders(options: argparse.Namespace, folders: Sequence[Path]) -> tuple
         elif not note:
             notes.append(f"{folder} has no results of the study {study.name} (profile {profile}).")
     results, more = joined(study, parts) if parts else (StudyResults(study.name, profile, ()), [])
-    print(*(f"{note}\n" for note in (*notes, *more)), sep="", end="")
+    print(*(f"{one_line(note)}\n" for note in (*notes, *more)), sep="", end="")
     output = options.output or study_folder(options.runs, study.name, profile)
     write_results(results, output)
     return study, read_results(output), output
@@ -204,20 +212,23 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
         return None
     last = max((at for column in columns.values() for at in column), default=0)
     kept = [name for name in (*report.metric, *columns_of(report.x), *level_columns(report)) if name in columns]
-    curves = {name: columns[name] for name in kept}
-    return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves, run.created)
+    curves, said = {name: columns[name] for name in kept}, run.goals
+    goals = {name: goal for name in kept if (goal := report.goal_in(name) or said.get(name))}
+    return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves, goals, run.created)
 
 
 def _trial(root: Path, cell: Cell, study: Study, stage: int) -> Trial | None:
     """Reads a tuning run: the value that decides and, for information only, the best value on the test set."""
-    columns, tune = read_run(root, cell), study.tune
-    if columns is None:
+    run, columns, tune = done_run(root, cell), read_run(root, cell), study.tune
+    if run is None or columns is None:
         return None
-    wanted = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic)}
-    wanted |= {f"{name} best, not to choose by": (name, "best") for name in study.report.metric}
+    wanted = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic, tune.goal)}
+    for name in study.report.metric:
+        if goal := known_goal(name, study.report.goal_in(name) or run.goals.get(name)):
+            wanted[f"{name} best, not to choose by"] = name, "best", goal
     values = {
-        title: run_statistic(columns[name], statistic, name)
-        for title, (name, statistic) in wanted.items()
+        title: run_statistic(columns[name], statistic, name, goal)
+        for title, (name, statistic, goal) in wanted.items()
         if name in columns
     }
     return Trial(dict(cell.axes), cell.seed, _as_words(cell), values, stage)

@@ -21,7 +21,7 @@ from lightning_fed.lab.runner.record import read_run
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, all_parameters, tuned_per
-from lightning_fed.runs.statistics import lower_is_better, run_statistic
+from lightning_fed.runs.statistics import Goal, goal_of, run_statistic
 
 if TYPE_CHECKING:
     import optuna
@@ -143,8 +143,12 @@ class Group:
         """Returns the trial with the best mean over its runs, the first of equal ones; None if no trial is done."""
         found = [(value_of(self._study, self._root, attempt), attempt) for attempt in self.asked()]
         done = [one for one in found if math.isfinite(one[0])]
-        better = min if lower_is_better(self._study.tune.metric) else max
+        better = min if self._goal == "min" else max
         return better(done, key=lambda one: one[0])[1] if done else None
+
+    @property
+    def _goal(self) -> Goal:
+        return goal_of(self._study.tune.metric, self._study.tune.goal, "tune.goal")
 
     def _attempt(self, trial: "optuna.trial.FrozenTrial") -> Attempt:
         values = {name: trial.params[name] for name in self._parameters}
@@ -177,11 +181,11 @@ class Group:
         """Optuna's study; other search spaces, goals or studies in the same database have studies of their own."""
         module, tuning = _import(), self._study.tune
         place = f"{self._study.name}/{self._root.name}/" if tuning.storage else ""
-        aim = _number_of([tuning.metric, tuning.statistic, tuning.seeds, tuning.pruner])
+        aim = _number_of([tuning.metric, tuning.statistic, tuning.seeds, tuning.pruner, self._goal])
         open_in = partial(
             module.create_study,
             study_name=f"{place}{folder_of(self.values)}-{self._seed:08x}-{aim:08x}",
-            direction="minimize" if lower_is_better(tuning.metric) else "maximize",
+            direction=f"{self._goal}imize",
             load_if_exists=True,
         )
         try:
@@ -303,7 +307,7 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float:
         if not columns or all(map(is_lost, columns.values())):
             return math.nan
         expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {cell.folder}")
-        values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric))
+        values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric, study.tune.goal))
     return fmean(values)
 
 

@@ -11,7 +11,7 @@ from lightning_fed.lab.studies.study import Study
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 from lightning_fed.lab.studies.tuned import tuned_block
 from lightning_fed.lab.studies.verdict import Verdict, pairs_needed, visible_gain
-from lightning_fed.runs.statistics import lower_is_better
+from lightning_fed.runs.statistics import known_goal
 
 __all__ = ["heading", "study_blocks", "table_lines"]
 
@@ -58,7 +58,7 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
     if len(measures[0]) > 1:  # then it does not begin with the name of a metric
         title = title[:1].upper() + title[1:]
     block = _matrix(table, title, _value, " ".join(notes))
-    block = replace(block, marks=_marks(table, block.labels) if best else {})
+    block = replace(block, marks=_marks(study, table, block.labels) if best else {})
     ranks = [f"{rank:.2f}" for rank in table.ranks or ()]
     if ranks and table.methods_are_columns:
         block.lines.append(["average rank", *[""] * (block.labels - 1), *ranks])
@@ -69,15 +69,15 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
     return block
 
 
-def _marks(table: StudyTable, labels: int) -> dict[tuple[int, int], int]:
+def _marks(study: Study, table: StudyTable, labels: int) -> dict[tuple[int, int], int]:
     """Returns by line and column a 1 for the best mean in a setting and a 2 for the second of three or more."""
     methods = {*table.column_axes} if table.methods_are_columns else {*table.baseline} or {*table.row_axes}
     settings: dict[tuple[str, ...], dict[tuple[int, int], float]] = {}
     for (row, column), cell in table.cells.items():
         setting = tuple(n for axis, n in cell.names.items() if axis not in methods or axis in (*_MEASURES, "seed"))
         place = 1 + table.rows.index(row), labels + table.columns.index(column)
-        mean = -cell.summary.mean if lower_is_better(cell.names["metric"]) else cell.summary.mean
-        settings.setdefault(setting, {})[place] = mean
+        if goal := known_goal(cell.names["metric"], study.report.goal_in(cell.names["metric"])):
+            settings.setdefault(setting, {})[place] = (-1 if goal == "min" else 1) * cell.summary.mean
     marks: dict[tuple[int, int], int] = {}
     for means in settings.values():
         ranked = sorted({mean for mean in means.values() if not math.isnan(mean)}, reverse=True)

@@ -10,7 +10,7 @@ from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.tables import counted
 from lightning_fed.lab.studies.results import AT_EQUAL, StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.lab.studies.study import Report, Study
-from lightning_fed.runs.statistics import lower_is_better
+from lightning_fed.runs.statistics import Goal, goal_of, known_goal
 
 __all__ = ["level_columns", "still_improves", "value_of", "with_levels"]
 
@@ -24,11 +24,11 @@ def level_columns(report: Report) -> list[str]:
     return [name.removeprefix(AT_EQUAL) for name in report.statistic if name.startswith(AT_EQUAL)]
 
 
-def value_of(run: StudyRun, statistic: str, metric: str) -> float:
+def value_of(run: StudyRun, statistic: str, metric: str, goal: Goal | None = None) -> float:
     """Returns a statistic of one run from ``with_levels``; NaN if it diverged or has no round with loss and metric."""
     if statistic.startswith(AT_EQUAL):
         return run.at_equal.get((metric, statistic), (0, math.nan))[1]
-    return value_of_run(run.curves[metric], statistic, metric)
+    return value_of_run(run.curves[metric], statistic, metric, goal)
 
 
 def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list[str]]:
@@ -75,7 +75,7 @@ def _first_rounds(runs: Sequence[StudyRun], report: Report, loss: str, metric: s
     }
 
 
-def still_improves(curve: _Curve, metric: str) -> bool | None:
+def still_improves(curve: _Curve, metric: str, goal: Goal | None = None) -> bool | None:
     """Tells whether a metric still improves over the last fifth of the rounds.
 
     It does if the slope of a straight line through these evaluations is above twice its standard error
@@ -85,7 +85,7 @@ def still_improves(curve: _Curve, metric: str) -> bool | None:
     rounds = np.array([at for at in curve if at > end - end / _FIFTH], dtype=np.float64)
     if len(rounds) < _FEWEST or is_lost(curve):
         return None
-    values = np.array([curve[int(at)] for at in rounds]) * (-1 if lower_is_better(metric) else 1)
+    values = np.array([curve[int(at)] for at in rounds]) * (-1 if goal_of(metric, goal, "report.goal") == "min" else 1)
     away = rounds - rounds.mean()
     slope = float(away @ values / (away @ away))
     errors = values - values.mean() - slope * away
@@ -97,11 +97,12 @@ def still_improves(curve: _Curve, metric: str) -> bool | None:
 def _on_plateau(runs: Sequence[StudyRun], report: Report, metric: str) -> str:
     """Returns a note on how many runs of each method still improve."""
     told: dict[str, list[bool]] = {}
-    for run in runs:
-        improves = still_improves(run.curves.get(metric, {}), metric)
+    goal = known_goal(metric, report.goal_in(metric))
+    for run in runs if goal else ():
+        improves = still_improves(run.curves.get(metric, {}), metric, goal)
         if improves is not None:
             named = [run.axes[axis] for axis in report.baseline or run.axes]
             told.setdefault(", ".join(named), []).append(improves)
-    word = "falling" if lower_is_better(metric) else "rising"
+    word = "falling" if goal == "min" else "rising"
     counts = "; ".join(f"{name or 'all'} {sum(one)} of {len(one)}" for name, one in told.items())
     return f"`{metric}` still {word} over the last fifth of the rounds: {counts}." if counts else ""

@@ -11,7 +11,7 @@ from typing import TypeVar
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import csv_text, no_apostrophe
-from lightning_fed.runs.statistics import LAST, run_statistic
+from lightning_fed.runs.statistics import LAST, Goal, known_goal, run_statistic
 
 __all__ = [
     "AT_EQUAL", "RESERVED", "StudyResults", "StudyRun", "Trial", "as_text", "is_lost", "read_results", "value_of_run",
@@ -25,7 +25,7 @@ AT_EQUAL = "at equal "
 """The prefix of a statistic that is taken at equal loss; the name of the loss follows."""
 
 _NAMED = ("study", "profile")
-_CHOSEN, _VALUE = "chosen ", "value "
+_CHOSEN, _VALUE, _GOAL = "chosen ", "value ", "goal of "
 _STATISTICS = ("best", "final", f"last {LAST}")
 
 _Row = Mapping[str, str]
@@ -42,6 +42,7 @@ class StudyRun:
     rounds: int  # the last evaluated round
     chosen: dict[str, str] = field(default_factory=dict)  # tuned options, as on the command line
     curves: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric and evaluated round, in order
+    goals: dict[str, Goal] = field(default_factory=dict)  # of metrics whose names do not say them
     created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 if only tables exist
     at_equal: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict, compare=False)
     """By metric and statistic, the round and the value at equal loss; see ``with_levels``."""
@@ -73,9 +74,9 @@ def is_lost(curve: Mapping[int, float]) -> bool:
     return bool(curve) and math.isnan(curve[max(curve)])
 
 
-def value_of_run(curve: Mapping[int, float], statistic: str, metric: str) -> float:
+def value_of_run(curve: Mapping[int, float], statistic: str, metric: str, goal: Goal | None = None) -> float:
     """Returns a statistic of one run; NaN for a diverged run, whatever it had reached before."""
-    return math.nan if is_lost(curve) else run_statistic(curve, statistic, metric)
+    return math.nan if is_lost(curve) else run_statistic(curve, statistic, metric, goal)
 
 
 def write_results(results: StudyResults, folder: Path) -> None:
@@ -103,15 +104,16 @@ def read_results(folder: Path) -> StudyResults:
     for key, at, values in _read(folder / "curves.csv", ("seed", "round"), _point):
         for metric, value in values.items():
             curves.setdefault(key, {}).setdefault(metric, {})[at] = value
-    named, keys = {name for name, _ in rows}, [_key(run.axes, run.seed) for _, run in rows]
+    named, keys = {name for name, _, _ in rows}, [_key(run.axes, run.seed) for _, _, run in rows]
+    runs = tuple(replace(run, curves=curves.get(key, {})) for key, (_, _, run) in zip(keys, rows, strict=True))
     for wrong, file, what in (
         (len(named) != 1, "results.csv", "all runs are of one study and profile"),
         (len({*keys}) < len(keys), "results.csv", "no run stands there twice"),
         (not curves.keys() <= {*keys}, "curves.csv", "each of its runs is in results.csv"),
+        (any(map(_differs, runs, (row for _, row, _ in rows))), "curves.csv", "it agrees with the results.csv beside it"),
     ):
         if wrong:
             raise _damaged(folder / file, f"not so that {what}")
-    runs = tuple(replace(run, curves=curves.get(key, {})) for key, (_, run) in zip(keys, rows, strict=True))
     tuning = folder / "tuning.csv"
     trials = tuple(_read(tuning, ("seed",), _trial)) if tuning.is_file() else ()
     return StudyResults(*named.pop(), runs, trials)
@@ -122,11 +124,26 @@ def _run_rows(results: StudyResults) -> Iterator[dict[str, str]]:
         row = {"study": results.name, "profile": results.profile, **run.axes, "seed": str(run.seed)}
         row |= {"fingerprint": run.fingerprint, "rounds": str(run.rounds)}
         row |= {_CHOSEN + option: value for option, value in run.chosen.items()}
-        # These columns are for people; `read_results` takes the values from the curves.
-        for metric, curve in run.curves.items():
-            written = {at: float(as_text(value)) for at, value in curve.items()}
-            row |= {f"{metric} {name}": as_text(value_of_run(written, name, metric)) for name in _STATISTICS}
-        yield row
+        row |= {_GOAL + metric: goal for metric, goal in run.goals.items()}
+        yield row | _figures(run)
+
+
+def _figures(run: StudyRun) -> dict[str, str]:
+    """Returns the statistics of a run, for people and to check the curves by; no ``best`` if nobody knows the goal."""
+    cells = {}
+    for metric, curve in run.curves.items():
+        written = {at: float(as_text(value)) for at, value in curve.items()}
+        goal = known_goal(metric, run.goals.get(metric))
+        known = [name for name in _STATISTICS if goal or name != "best"]
+        cells |= {f"{metric} {name}": as_text(value_of_run(written, name, metric, goal)) for name in known}
+    return cells
+
+
+def _differs(run: StudyRun, row: _Row) -> bool:
+    """Tells whether a run's curves have later rounds, or other statistics, than its row says."""
+    figures, last = _figures(run), max((at for curve in run.curves.values() for at in curve), default=0)
+    lost = any(row[name] and name.endswith(" final") for name in row.keys() - figures.keys() - run.axes.keys())
+    return lost or last > run.rounds or any(row.get(name, cell) != cell for name, cell in figures.items())
 
 
 def _curve_rows(runs: Iterable[StudyRun]) -> Iterator[dict[str, str]]:
@@ -198,9 +215,10 @@ def _key(axes: Mapping[str, str], seed: int) -> tuple[str, ...]:
     return (*axes.values(), str(seed))
 
 
-def _run(row: _Row) -> tuple[tuple[str, str], StudyRun]:
+def _run(row: _Row) -> tuple[tuple[str, str], _Row, StudyRun]:
     run = StudyRun(_axes(row), int(row["seed"]), row["fingerprint"], int(row["rounds"]), _below(row, _CHOSEN))
-    return (row["study"], row["profile"]), run
+    goals = {metric: goal for metric, goal in _below(row, _GOAL).items() if goal in ("min", "max")}
+    return (row["study"], row["profile"]), row, replace(run, goals=goals)
 
 
 def _point(row: _Row) -> tuple[tuple[str, ...], int, dict[str, float]]:

@@ -10,7 +10,7 @@ from lightning_fed.lab.attack.options import AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.studies.results import AT_EQUAL, RESERVED
 from lightning_fed.runs.folder import is_below
-from lightning_fed.runs.statistics import expect_statistic
+from lightning_fed.runs.statistics import Goal, expect_statistic, goal_of
 
 __all__ = [
     "AxisValue", "Name", "Parameters", "Profile", "Report", "Space", "Study", "Tune", "all_parameters", "expect_sound",
@@ -69,6 +69,7 @@ class Tune:
         parameters: Options to tune, each with a list of values or a range of `low`, `high` and `log`.
         by: Further options for some values of an axis, as in `{rule: {FedProx: {client.mu: [0.01, 0.1]}}}`.
         metric: Column of metrics.csv that decides; it must be of a validation set.
+        goal: Whether its smallest (`min`) or its largest value (`max`) is the best (default: by its name).
         statistic: Statistic of this metric over the rounds, as in `report`.
         seeds: Seeds of the tuning runs; the mean over them decides.
         per: Axes with a separate choice for each combination of their values (default: all).
@@ -86,6 +87,7 @@ class Tune:
     parameters: Parameters = field(default_factory=dict)
     by: dict[str, dict[str, Parameters]] = field(default_factory=dict)
     metric: str = "val/acc"
+    goal: Goal | None = None
     statistic: str = "best"
     seeds: list[int] = field(default_factory=lambda: [0])
     per: list[str] | None = None
@@ -104,6 +106,8 @@ class Report:
 
     Args:
         metric: Column of metrics.csv, or several.
+        goal: Whether the smallest (`min`) or the largest value (`max`) of the first metric is the best, or of each of
+            some metrics (default: what a metric object has said in the runs, else by the name).
         statistic: One or several statistics over the rounds: `best`, `final`, `last 10` or `rounds 171-200` (means),
             or `at equal train/loss`: at each run's first round at a level of that loss that all compared runs reach.
         rows: Axes of the table's rows (default: all that are not columns); also `seed`, `metric` and `statistic`.
@@ -123,6 +127,7 @@ class Report:
     """
 
     metric: list[Name] = field(default_factory=lambda: [Name("test/acc")])
+    goal: Goal | dict[str, Goal] | None = None
     statistic: list[Name] = field(default_factory=lambda: [Name("best")])
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
@@ -140,6 +145,12 @@ class Report:
         if isinstance(self.gain, dict):
             return self.gain.get(metric, 0.0)
         return self.gain or 0.0 if metric == self.metric[0] else 0.0
+
+    def goal_in(self, metric: str) -> Goal | None:
+        """Returns whether the smallest or the largest value of a metric is the best, None if no option says it."""
+        if isinstance(self.goal, dict):
+            return self.goal.get(metric)
+        return self.goal if metric == self.metric[0] else None
 
 
 @dataclass(frozen=True)
@@ -254,8 +265,9 @@ def _expect_sound_report(study: Study) -> None:
         elif not report.baseline:
             raise FederatedError(f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
     expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
-    gains = report.gain if isinstance(report.gain, dict) else {}
-    for place, metrics in (("report.against", [*report.against, *report.against.values()]), ("report.gain", [*gains])):
+    named = {"report.against": [*report.against, *report.against.values()]}
+    named |= {f"report.{key}": [*one] for key in ("gain", "goal") if isinstance(one := getattr(report, key), dict)}
+    for place, metrics in named.items():
         expect_known(place, metrics, report.metric, "metrics of `report.metric`")
 
 
@@ -269,6 +281,8 @@ def _expect_sound_tuning(study: Study) -> None:
     expect_values("tune.by", study, tune.by)
     expect_known("tune.at", tune.at, others, "axes that are not in `tune.per`")
     expect_known("tune.by", tune.by, per, "axes of `tune.per`")
+    if any(all_parameters(tune)):
+        goal_of(tune.metric, tune.goal, "tune.goal")
     if tune.metric.startswith(("test", "train", "attack")):
         raise FederatedError(f"Expected `tune.metric` to be of a validation set, got {tune.metric!r}.")
     if tune.trials is not None:

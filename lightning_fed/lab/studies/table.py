@@ -15,9 +15,9 @@ from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks
 from lightning_fed.lab.studies.levels import value_of, with_levels
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost
-from lightning_fed.lab.studies.study import Study, reported_axes
+from lightning_fed.lab.studies.study import Report, Study, reported_axes
 from lightning_fed.lab.studies.verdict import Verdict, has_settled, is_near, verdict_on
-from lightning_fed.runs.statistics import first_as_good, is_reached, lower_is_better
+from lightning_fed.runs.statistics import Goal, first_as_good, goal_of, is_reached, known_goal
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
 
@@ -95,7 +95,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
     notes = (*_notes(study, results), *on_levels)
     table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
-    return replace(table, ranks=_ranks(table))
+    return replace(table, ranks=_ranks(table, study.report))
 
 
 def _expect_of_study(study: Study, results: StudyResults) -> None:
@@ -155,18 +155,24 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
             f"{target / 100:g} for {target:g} %."
         )
     return {
-        key: _cell(names, cell, shares[names["metric"]], target if names["metric"] == first else None)
+        key: _cell(
+            names, cell, shares[names["metric"]], target if names["metric"] == first else None,
+            study.report.goal_in(names["metric"]),
+        )
         for key, (names, cell) in groups.items()
     }
 
 
-def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, target: float | None) -> TableCell:
-    metric = names["metric"]
-    curves = [run.curves[metric] for run in runs]
-    values = tuple(value_of(run, names["statistic"], metric) for run in runs)
+def _cell(
+    names: dict[str, str], runs: Sequence[StudyRun], percent: bool, target: float | None, goal: Goal | None
+) -> TableCell:
+    metric, curves = names["metric"], [run.curves[names["metric"]] for run in runs]
+    if target is not None or names["statistic"] == "best":
+        goal = goal_of(metric, goal, "report.goal")
+    values = tuple(value_of(run, names["statistic"], metric, goal) for run in runs)
     reached = None
     if target is not None:
-        rounds = [None if is_lost(curve) else first_as_good(curve, metric, target) for curve in curves]
+        rounds = [None if is_lost(curve) else first_as_good(curve, metric, target, goal) for curve in curves]
         reached = summarize_found([math.nan if at is None else at for at in rounds])
     return TableCell(names, tuple(runs), values, percent, reached)
 
@@ -218,8 +224,10 @@ def _judged(
         if cell.published is not None and baseline.published is not None:
             claimed = (cell.published.value - baseline.published.value) / unit
             level = level or is_near(mean, baseline.published.value / unit, scale)
-        better = min if lower_is_better(cell.names["metric"]) else max
-        learned = not first or report.learned is None or better(mean, report.learned) == mean
+        learned = True
+        if first and report.learned is not None:
+            less = goal_of(report.metric[0], report.goal_in(report.metric[0]), "report.goal") == "min"
+            learned = (min if less else max)(mean, report.learned) == mean
         if difference is not None:
             judged[key] = replace(cell, verdict=verdict_on(difference, claimed, level, learned))
     return judged
@@ -237,7 +245,7 @@ def _figure(published: PublishedFigures, cell: TableCell) -> Figure | None:
     return published.figure(cell.names)
 
 
-def _ranks(table: StudyTable) -> tuple[float, ...] | None:
+def _ranks(table: StudyTable, report: Report) -> tuple[float, ...] | None:
     methods, others, cells = table.rows, table.columns, table.cells
     method_axes, other_axes = {*table.row_axes}, {*table.column_axes}
     if table.methods_are_columns:
@@ -250,7 +258,8 @@ def _ranks(table: StudyTable) -> tuple[float, ...] | None:
     if len(whole) < 2 or len(methods) < 2 or method_axes & {*_OF_REPORT} or other_axes <= {*_OF_REPORT}:
         return None
     means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])
-    return tuple(average_ranks(means, lower_is_better(measures[0][0])).tolist())
+    goal = known_goal(measures[0][0], report.goal_in(measures[0][0]))
+    return tuple(average_ranks(means, goal == "min").tolist()) if goal else None
 
 
 def _notes(study: Study, results: StudyResults) -> list[str]:

@@ -10,7 +10,7 @@ from lightning_fed.lab.report.tables import counted, is_share
 from lightning_fed.lab.studies.formats import Block, column_head, without_constants
 from lightning_fed.lab.studies.results import Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
-from lightning_fed.runs.statistics import lower_is_better
+from lightning_fed.runs.statistics import Goal, known_goal
 
 __all__ = ["tuned_block", "tuning_charts"]
 
@@ -20,7 +20,7 @@ def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
     axes, names = tuned_per(study), _names(trials)
     lines = [[*axes, *(word for name in names for word in (f"by {name}", name))]]
     for key, attempts in _groups(axes, trials).items():
-        best = (_best(name, attempts) for name in names)
+        best = (_best(name, attempts, _goal(study, name)) for name in names)
         lines.append([*key, *(word for pair in best for word in pair)])
     seeds = len(study.tune.seeds)
     over = "one seed" if seeds == 1 else f"mean over {counted(seeds, 'seed')}"
@@ -32,7 +32,7 @@ def tuning_charts(study: Study, trials: Sequence[Trial]) -> list[str]:
     """Draws for each choice the deciding metric over the option with the most values, and marks the chosen trial."""
     axes, charts, names = tuned_per(study), [], _names(trials)
     for index, (key, attempts) in enumerate(_groups(axes, trials).items()):
-        means, chosen = _means(names[0], attempts), _best(names[0], attempts)[0]
+        means, chosen = _means(names[0], attempts), _best(names[0], attempts, _goal(study, names[0]))[0]
         if not chosen:
             continue
         options = {text: attempts[text][0].options for text in means}
@@ -73,9 +73,17 @@ def _means(name: str, attempts: Mapping[str, Sequence[Trial]]) -> dict[str, floa
     }
 
 
-def _best(name: str, attempts: Mapping[str, Sequence[Trial]]) -> tuple[str, str]:
+def _goal(study: Study, name: str) -> Goal | None:
+    """Returns the goal of a value of trials, whose name begins with that of its metric."""
+    said = {study.tune.metric: study.tune.goal}
+    said |= {metric: goal for metric in study.report.metric if (goal := study.report.goal_in(metric))}
+    metric = next((metric for metric in (*said, *study.report.metric) if name.startswith(f"{metric} ")), name)
+    return known_goal(metric, said.get(metric))
+
+
+def _best(name: str, attempts: Mapping[str, Sequence[Trial]], goal: Goal | None) -> tuple[str, str]:
     """Returns the options with the best mean over all their runs, the first of equal ones, and this mean."""
-    if not (values := _means(name, attempts)):
+    if not (values := _means(name, attempts)) or goal is None:
         return "", ""
-    choice = (min if lower_is_better(name) else max)(values, key=values.__getitem__)
+    choice = (min if goal == "min" else max)(values, key=values.__getitem__)
     return choice, f"{100 * values[choice]:.2f} %" if is_share(name, [values[choice]]) else f"{values[choice]:.4g}"
