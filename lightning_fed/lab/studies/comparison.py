@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 __all__ = ["PairedDifference", "average_ranks", "holm_adjusted", "paired_difference"]
 
 _RESAMPLES, _COVERAGE = 9999, 0.95
+_FEWEST = 10  # pairs; of fewer the resampled means lie too close to each other, however many are drawn
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class PairedDifference:
         pairs: Number of pairs n.
         mean: Mean difference d̅.
         t_interval: d̅ ± t(n - 1) s / √n of Student's distribution.
-        bootstrap: Percentile bootstrap interval of d̅ from resampled pairs.
+        bootstrap: Bootstrap interval of d̅ from n >= 10 resampled pairs: the percentiles at Φ(± √(n / (n - 1)) t(n - 1)),
+            which are wide enough for few pairs (Hesterberg, "What Teachers Should Know About the Bootstrap", The
+            American Statistician 2015, section 4.3); NaN for fewer.
         p_value: p-value of a two-sided paired t-test that the mean is 0.
         std: Standard deviation s of the differences.
     """
@@ -62,12 +65,15 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: 
         return PairedDifference(pairs, mean, (mean, mean), (mean, mean), p_value, 0.0)
     test = stats.ttest_1samp(differences, 0.0)
     low, high = test.confidence_interval(_COVERAGE)
-    drawn = stats.bootstrap(
-        (differences,), np.mean, n_resamples=_RESAMPLES, confidence_level=_COVERAGE, method="percentile",
-        random_state=np.random.default_rng(seed),
-    ).confidence_interval  # fmt: skip
-    intervals = (float(low), float(high)), (float(drawn.low), float(drawn.high))
-    return PairedDifference(pairs, mean, *intervals, float(test.pvalue), float(differences.std(ddof=1)))
+    if pairs >= _FEWEST:
+        edge = np.sqrt(pairs / (pairs - 1)) * stats.t.ppf((1 + _COVERAGE) / 2, pairs - 1)
+        drawn = stats.bootstrap(
+            (differences,), np.mean, n_resamples=_RESAMPLES, confidence_level=2 * stats.norm.cdf(edge) - 1,
+            method="percentile", random_state=np.random.default_rng(seed),
+        ).confidence_interval  # fmt: skip
+        unknown = float(drawn.low), float(drawn.high)
+    std = float(differences.std(ddof=1))
+    return PairedDifference(pairs, mean, (float(low), float(high)), unknown, float(test.pvalue), std)
 
 
 def holm_adjusted(p_values: Sequence[float]) -> NDArray[np.float64]:
