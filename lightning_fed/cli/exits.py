@@ -6,8 +6,10 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import NoReturn
 
+from lightning_fed.core.display.shown import one_line
 from lightning_fed.errors import FederatedError
 
 __all__ = ["debugging", "exit_with", "mistakes_in_one_sentence", "open_streams", "output_is_written"]
@@ -25,7 +27,7 @@ def exit_with(sentence: str, code: int) -> NoReturn:
     """
     sys.stdout.flush()
     if sentence:
-        line = re.sub(r"(\S{100})\S{200,}(\S{50})", r"\1…\2", " ".join(sentence.split()))
+        line = re.sub(r"(\S{100})\S{200,}(\S{50})", r"\1…\2", one_line(" ".join(sentence.split())))
         print(line, file=sys.stderr, flush=True)
     raise SystemExit(code)
 
@@ -33,7 +35,8 @@ def exit_with(sentence: str, code: int) -> NoReturn:
 def open_streams() -> None:
     """Opens the null device for each standard stream that is missing at the start.
 
-    Otherwise the next opened file would get the stream's number, and output of libraries would land in that file.
+    Otherwise the next opened file would get the stream's number, and output of libraries would land in that file. What
+    the terminal has no letter for is printed as "?".
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -41,6 +44,8 @@ def open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open until the program ends
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from lightning_fed.core import files
+from lightning_fed.core.display.shown import one_line
 from lightning_fed.errors import FederatedError
 
 __all__ = [
@@ -48,11 +49,6 @@ def expect_known(place: str, names: Iterable[str], known: Iterable[str], what: s
 # A number, or several in one cell: "-0.3 ± 0.1", "+0.5 (-0.1 to +0.9)", "+1.2*".
 _ONE = r"[+-]?(?:\d[\d,.]*|\.\d+|inf|nan)(?:e[+-]?\d+)?[%*)]*"
 _NUMBERS = re.compile(rf"{_ONE}(?:(?: ?\(| ± | to |, | ){_ONE})*")
-
-
-def one_line(text: str) -> str:
-    """Replaces characters that are not printable, such as line breaks and control characters, by spaces."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def no_mathematics(text: str) -> str:

@@ -20,8 +20,8 @@ from lightning_fed.runs.lock import RunLock
 from lightning_fed.runs.statistics import Goal
 
 __all__ = [
-    "FLAT_NAMES", "GOALS", "LAST_GOOD", "RunFolder", "create_run", "damage_in", "find_runs", "fingerprint", "is_below",
-    "open_run", "read_rows", "read_run", "sealed", "unsealed",
+    "FLAT_NAMES", "GOALS", "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "is_below", "open_run",
+    "read_rows", "read_run", "sealed", "unsealed",
 ]  # fmt: skip
 
 # Options of a group by their names without the group.
@@ -202,24 +202,21 @@ def find_runs(root: Path, name: str, fingerprint: str) -> list[RunFolder]:
     return sorted(same, key=newest, reverse=True)
 
 
-def read_rows(path: Path) -> Iterator[dict[str, str]]:
+def read_rows(path: Path, notes: list[str] | None = None) -> Iterator[dict[str, str]]:
     """Yields the complete rows of a ``metrics.csv``, even while it is written or after a killed process.
 
-    A row with more or fewer cells than the header is left out, and so is a last line without a line end.
+    A row with more or fewer cells than the header is left out, and so is a last line without a line end. ``notes`` get a
+    sentence if it is not as it was written, with a row for each round in order.
     """
-    return (row for row in _rows(path) if row)
-
-
-def damage_in(path: Path) -> str:
-    """Says where a ``metrics.csv`` is not as it was written, with a row for each round in order; empty if it is."""
     due = None
     for row in _rows(path):
         at = int(row["round"]) if row else None
-        if at is None or at != (at if due is None else due):
-            where = "its first row" if due is None else f"the row that follows round {due - 1}"
-            return f"{path} is damaged at {where}: later rounds count as far as they can be read."
-        due = at + 1
-    return ""
+        if notes == [] and (at is None or due not in (None, at)):
+            where = "the first row" if due is None else f"the row after round {due - 1}"
+            notes.append(f"{path} is damaged at {where}: later rounds count only as far as they can be read.")
+        due = due if at is None else at + 1
+        if row:
+            yield row
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

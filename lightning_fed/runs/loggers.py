@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.files import WriteError, append_whole, csv_text, write_atomically, writing
 from lightning_fed.runs.folder import GOALS, RunFolder, read_rows, sealed
-from lightning_fed.runs.statistics import LAST, Goal, known_goal, run_statistic
+from lightning_fed.runs.statistics import LAST, Goal, known_goal, number_in, run_statistic
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "logged_in", "show_picture"]
 
@@ -299,7 +299,7 @@ class RoundWandbLogger(WandbLogger):
         for row in read_rows(self._run.metrics):
             for name, cell in row.items():
                 if cell and name.startswith(_EVALUATED):
-                    columns[name][int(row["round"])] = float(cell)
+                    columns[name][int(row["round"])] = number_in(cell)
         for name, curve in columns.items():
             if goal := known_goal(name, self._run.goals.get(name)):
                 run.summary[f"{name}.best"] = run_statistic(curve, "best", name, goal)

@@ -2,20 +2,21 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Literal, TypeAlias
 
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "LAST", "Goal", "expect_statistic", "first_as_good", "goal_of", "is_reached", "known_goal", "missing_rounds",
-    "run_statistic", "words_of",
+    "LAST", "Goal", "expect_statistic", "first_as_good", "goal_of", "is_reached", "known_goal", "mean_of",
+    "missing_rounds", "number_in", "run_statistic", "words_of",
 ]  # fmt: skip
 
 LAST = 10
 """The number of last rounds whose mean is reported."""
 
+_LARGEST = 1e300
 _WINDOW = re.compile(r"last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\d+)")
 
 
@@ -70,6 +71,21 @@ def goal_of(metric: str, said: Goal | None, option: str) -> Goal:
     )
 
 
+def number_in(cell: str) -> float:
+    """Reads a number from a table; one that is too large to be added to others is infinite.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    value = float(cell)
+    return math.copysign(math.inf, value) if abs(value) > _LARGEST else value
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Returns the mean of at least one number; NaN if they are infinite in both directions."""
+    return math.nan if {math.inf, -math.inf} <= {*values} else fmean(values)
+
+
 def expect_statistic(option: str, value: str) -> None:
     """Refuses a text that is not the name of a statistic."""
     window = _WINDOW.fullmatch(value)
@@ -101,7 +117,7 @@ def run_statistic(curve: Mapping[int, float], statistic: str, metric: str, goal:
         return better((value for value in curve.values() if not math.isnan(value)), default=math.nan)
     window = _rounds(curve, statistic)
     values = [value for at, value in curve.items() if at in window]
-    return fmean(values) if values else math.nan
+    return mean_of(values) if values else math.nan
 
 
 def is_reached(curve: Mapping[int, float], statistic: str) -> bool:

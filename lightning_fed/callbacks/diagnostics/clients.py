@@ -194,10 +194,7 @@ class ClientEvaluation(FederatedCallback):
 
     def _named(self, found: _Values) -> _Values:
         """Calls metrics by the name that the module logs without its stage."""
-        values = {
-            client: {_bare(name): value for name, value in each.items()}
-            for client, each in found.items()
-        }
+        values = {client: {_bare(name): value for name, value in each.items()} for client, each in found.items()}
         if not any(values.values()):
             raise FederatedError(
                 f"Expected `validation_step` to log metrics for {type(self).__name__}, got none: log them there, or "

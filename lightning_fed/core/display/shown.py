@@ -1,8 +1,8 @@
-"""Says a line again only when it has changed, and gives objects a form for notebooks."""
+"""Says a line again only when it has changed, keeps lines printable, and gives objects a form for notebooks."""
 
 from importlib import import_module
 
-__all__ = ["ShownInNotebooks", "is_news"]
+__all__ = ["ShownInNotebooks", "is_news", "one_line"]
 
 _SAID: dict[str, object] = {}
 
@@ -12,6 +12,11 @@ def is_news(about: str, said: object) -> bool:
     news = _SAID.get(about) != said
     _SAID[about] = said
     return news
+
+
+def one_line(text: str) -> str:
+    """Replaces characters that are not printable, such as line breaks and control characters, by spaces."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 class ShownInNotebooks:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.common import one_line
-from lightning_fed.runs.folder import RunFolder, damage_in, read_rows, read_run
-from lightning_fed.runs.statistics import Goal
+from lightning_fed.runs.folder import RunFolder, read_rows, read_run
+from lightning_fed.runs.statistics import Goal, number_in
 
 __all__ = ["Columns", "Method", "MeasuredRun", "common_goal", "group_runs", "load_runs", "read_metrics"]
 
@@ -41,8 +41,9 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
         try:
             run = read_run(path)
             shown = {name: one_line(getattr(run, name)) for name in ("label", "name", "group")}
-            runs.append(MeasuredRun(**{**vars(run), **shown}, columns=read_metrics(run.metrics)))
-            notes += [said] if (said := damage_in(run.metrics)) else []
+            damage = list[str]()
+            runs.append(MeasuredRun(**{**vars(run), **shown}, columns=read_metrics(run.metrics, damage)))
+            notes += damage
         except (OSError, ValueError, TypeError) as error:
             notes.append(f"Left out {path}, which cannot be read ({type(error).__name__}: {error}).")
     measured = [run for run in runs if run.columns]
@@ -92,14 +93,17 @@ def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], 
     return [Method(label, members) for label, members in zip(labels, order, strict=True)], notes
 
 
-def read_metrics(path: Path) -> Columns:
-    """Returns the measured cells of a ``metrics.csv``; if a round has two rows, the later one counts."""
+def read_metrics(path: Path, notes: list[str] | None = None) -> Columns:
+    """Returns the measured cells of a ``metrics.csv``; if a round has two rows, the later one counts.
+
+    ``notes`` get a sentence if the file is damaged.
+    """
     columns: Columns = {}
-    for row in read_rows(path):
+    for row in read_rows(path, notes):
         at = int(row.pop("round"))
         for name, cell in row.items():
             with suppress(ValueError):  # an empty cell means not measured
-                columns.setdefault(name, {})[at] = float(cell)
+                columns.setdefault(name, {})[at] = number_in(cell)
     return {one_line(name): dict(sorted(values.items())) for name, values in columns.items()}
 
 

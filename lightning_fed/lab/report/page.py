@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import yaml
@@ -18,6 +17,7 @@ from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.plots import AXES
 from lightning_fed.lab.report.tables import PREFERRED, Row, counted, table_cells, table_title
 from lightning_fed.runs.folder import read_rows
+from lightning_fed.runs.statistics import mean_of
 
 __all__ = [
     "MOST_LINES", "client_table", "config_differences", "details_of_runs", "differing", "html_table", "report_page",
@@ -100,7 +100,7 @@ def _at_last(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
     lines = [["at the last measurement", *(method.label for method in methods)]]
     for column in columns:
         lasts = [[list(run.columns[column].values())[-1] for run in m.runs if column in run.columns] for m in methods]
-        lines.append([column, *(f"{fmean(last):.4g}" if last else "" for last in lasts)])
+        lines.append([column, *(f"{mean_of(last):.4g}" if last else "" for last in lasts)])
     return [html_table(lines, sortable=True)] if columns else []
 
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.load import MeasuredRun, Method
-from lightning_fed.runs.statistics import LAST, Goal, known_goal, missing_rounds, run_statistic, words_of
+from lightning_fed.runs.statistics import LAST, Goal, known_goal, mean_of, missing_rounds, run_statistic, words_of
 
 __all__ = [
     "PREFERRED", "Row", "Summary", "counted", "format_table", "is_share", "method_rows", "notes_on_ends",
@@ -53,7 +53,7 @@ class Row:
 
 def summarize(values: Sequence[float]) -> Summary:
     """Returns the mean and the sample standard deviation of at least one value."""
-    mean = fmean(values)
+    mean = mean_of(values)
     if len(values) == 1:
         return Summary(mean, None)
     return Summary(mean, stdev(values) if math.isfinite(mean) else math.nan)

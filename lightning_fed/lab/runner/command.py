@@ -27,6 +27,7 @@ from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, tune
 from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
 from lightning_fed.lab.studies.study import Study
 from lightning_fed.runs.folder import read_rows
+from lightning_fed.runs.statistics import mean_of
 
 if TYPE_CHECKING:
     import submitit
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "rounds_of", "study_folder", "telling_runs"]
 
 _RUNS = Path("runs/studies")
-_TRIED, _BY_DEFAULT = 3, 100
+_TRIED, _BY_DEFAULT, _LONGEST = 3, 100, 1e6  # rounds, rounds, seconds of a round
 _NAMES = ("max_rounds", "max_epochs")
 
 _Key = tuple[str, ...]
@@ -231,7 +232,7 @@ def _time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], job
             said = (log.read_text() if log.exists() else "").strip().splitlines() or ["it printed nothing"]
     needed = f"{_runs_are(missing)} missing, {counted(rounds, 'round')}"
     if not each:
-        return f"{needed}; the time they take is unknown, as the first run failed: {said[-1]}"
+        return f"{needed}; the time they take is unknown, as the first run failed: {one_line(said[-1])}"
     left = timedelta(seconds=round(rounds * fmean(each) / min(jobs, len(missing))))
     return (
         f"{needed}: about {left} (h:mm:ss) with {counted(jobs, 'run')} at a time and {fmean(each):.3g} s a round, "
@@ -247,7 +248,8 @@ def _seconds(root: Path, cells: Sequence[Cell]) -> list[float]:
     """Returns the mean seconds per round of each run that is done."""
     found = (done_run(root, cell) for cell in cells)
     columns = (read_metrics(run.metrics).get("time/round", {}) for run in found if run is not None)
-    return [fmean(column.values()) for column in columns if column]
+    means = (mean_of([*column.values()]) for column in columns if column)
+    return [each for each in means if 0 <= each < _LONGEST]
 
 
 def _trained(folder: Path) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from lightning_fed.cli.configs_command import find_config
+from lightning_fed.core.display.shown import is_news, one_line
 from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.attack.options import COLUMNS, TABLE, attack_columns
 from lightning_fed.lab.report.load import Columns, read_metrics
@@ -71,7 +72,10 @@ def read_run(root: Path, cell: Cell) -> Columns | None:
     if run is None or record is None:
         return None
     most = math.inf if record.rounds is None else record.rounds
-    found = read_metrics(run.metrics).items()
+    damage = list[str]()
+    found = read_metrics(run.metrics, damage).items()
+    if damage and is_news(damage[0], damage):
+        print(one_line(damage[0]))
     columns = {name: {at: value for at, value in column.items() if at <= most} for name, column in found}
     end = max((at for column in columns.values() for at in column), default=0)
     if record.diverged:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
@@ -21,7 +20,7 @@ from lightning_fed.lab.runner.record import read_run
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, all_parameters, tuned_per
-from lightning_fed.runs.statistics import Goal, goal_of, run_statistic
+from lightning_fed.runs.statistics import Goal, goal_of, mean_of, run_statistic
 
 if TYPE_CHECKING:
     import optuna
@@ -307,8 +306,10 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float:
         if not columns or all(map(is_lost, columns.values())):
             return math.nan
         expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {cell.folder}")
-        values.append(run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric, study.tune.goal))
-    return fmean(values)
+        values.append(
+            run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric, study.tune.goal)
+        )
+    return mean_of(values)
 
 
 def _texts(values: Sequence[Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import csv_text, no_apostrophe
-from lightning_fed.runs.statistics import LAST, Goal, known_goal, run_statistic
+from lightning_fed.runs.statistics import LAST, Goal, known_goal, number_in, run_statistic
 
 __all__ = [
     "AT_EQUAL", "RESERVED", "StudyResults", "StudyRun", "Trial", "as_text", "is_lost", "read_results", "value_of_run",
@@ -110,7 +110,11 @@ def read_results(folder: Path) -> StudyResults:
         (len(named) != 1, "results.csv", "all runs are of one study and profile"),
         (len({*keys}) < len(keys), "results.csv", "no run stands there twice"),
         (not curves.keys() <= {*keys}, "curves.csv", "each of its runs is in results.csv"),
-        (any(map(_differs, runs, (row for _, row, _ in rows))), "curves.csv", "it agrees with the results.csv beside it"),
+        (
+            any(map(_differs, runs, (row for _, row, _ in rows))),
+            "curves.csv",
+            "it agrees with the results.csv beside it",
+        ),
     ):
         if wrong:
             raise _damaged(folder / file, f"not so that {what}")
@@ -223,10 +227,10 @@ def _run(row: _Row) -> tuple[tuple[str, str], _Row, StudyRun]:
 
 def _point(row: _Row) -> tuple[tuple[str, ...], int, dict[str, float]]:
     metrics = list(row)[list(row).index("round") + 1 :]
-    values = {metric: float(row[metric]) for metric in metrics if row[metric]}
+    values = {metric: number_in(row[metric]) for metric in metrics if row[metric]}
     return _key(_axes(row), int(row["seed"])), int(row["round"]), values
 
 
 def _trial(row: _Row) -> Trial:
-    values = {name: float(cell) for name, cell in _below(row, _VALUE).items()}
+    values = {name: number_in(cell) for name, cell in _below(row, _VALUE).items()}
     return Trial(_axes(row), int(row["seed"]), _below(row, _CHOSEN), values, int(row.get("stage") or 0))

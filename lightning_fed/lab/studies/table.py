@@ -156,7 +156,10 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
         )
     return {
         key: _cell(
-            names, cell, shares[names["metric"]], target if names["metric"] == first else None,
+            names,
+            cell,
+            shares[names["metric"]],
+            target if names["metric"] == first else None,
             study.report.goal_in(names["metric"]),
         )
         for key, (names, cell) in groups.items()
