@@ -195,7 +195,8 @@ class FedDGGA(StatefulAggregator):
 
     FedDG-GA of Zhang, Xu, Yao, Zhang, Tian, Wang, "Federated Domain Generalization with Generalization Adjustment",
     CVPR 2023. G_i = f_i(w⁺) - f_i(w_i): the client's loss on held-out samples at the new global model, minus that at
-    its own trained one. d_r = d (1 - r/R) with r = 0 in the first of R rounds; a_i is clipped at 0. The a_i of a
+    its own trained one. d_r = d (1 - r/R) with r = 0 in the first of the R rounds of
+    ``max_rounds``, so a run of more rounds is a new one; a_i is clipped at 0. The a_i of a
     round's clients keep their sum, and clients that are not in it keep theirs. d = 0 is FedAvg, bit for bit.
 
     Args:
@@ -206,6 +207,7 @@ class FedDGGA(StatefulAggregator):
 
     needs = Need.MEAN | Need.LOSSES
     losses_at = "end"
+    reads_length = True
 
     def __init__(
         self, step_size: float = 0.2, losses_over: Literal["held_out", "train"] = "held_out", **kwargs: Any

@@ -164,6 +164,7 @@ class FederatedCallback(Callback):
             such a hook comes first. Only one client algorithm of a run can.
         scales_gradient: Whether ``on_before_optimizer_step`` scales the gradient of the loss: such a hook comes before
             all that add a term. Only one client algorithm of a run can.
+        reads_length: Whether what it computes depends on ``trainer.max_rounds``: then a run of other rounds is another.
         needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; gradients
             and losses only if that asks for them too.
     """
@@ -172,6 +173,7 @@ class FederatedCallback(Callback):
     adds_to_gradient: bool = False
     replaces_gradient: bool = False
     scales_gradient: bool = False
+    reads_length: bool = False
     needs: Need = Need.NOTHING
 
     def start_gradients(self, round: int) -> StartGradient:

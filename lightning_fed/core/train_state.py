@@ -195,6 +195,7 @@ class TrainState:
     totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
     engine_choice: dict[str, Any] | None = None
     memory_format: Literal["preserve", "channels_last"] = "preserve"
+    length: int | None = None  # the run's rounds, if something computes with them
     untrained: list[slice] = field(init=False)
     initial: Tensor = field(init=False)
     num_personal: int = field(init=False)

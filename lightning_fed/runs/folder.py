@@ -17,7 +17,7 @@ from typing import Any
 from lightning_fed.core.display.shown import ShownInNotebooks
 from lightning_fed.core.files import write_atomically, writing
 from lightning_fed.runs.lock import RunLock
-from lightning_fed.runs.statistics import Goal
+from lightning_fed.runs.statistics import Goal, goals_in
 
 __all__ = [
     "FLAT_NAMES", "GOALS", "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "is_below", "open_run",
@@ -81,8 +81,8 @@ class RunFolder(ShownInNotebooks):
     @property
     def goals(self) -> dict[str, Goal]:
         """What metric objects said of themselves, by column, where its name does not say it."""
-        with suppress(OSError, ValueError):
-            return {name: goal for name, goal in unsealed(self.path / GOALS).items() if goal in ("min", "max")}
+        with suppress(OSError, ValueError, TypeError):
+            return goals_in(unsealed(self.path / GOALS))
         return {}
 
     def kept(self) -> list[Path]:
@@ -205,8 +205,8 @@ def find_runs(root: Path, name: str, fingerprint: str) -> list[RunFolder]:
 def read_rows(path: Path, notes: list[str] | None = None) -> Iterator[dict[str, str]]:
     """Yields the complete rows of a ``metrics.csv``, even while it is written or after a killed process.
 
-    A row with more or fewer cells than the header is left out, and so is a last line without a line end. ``notes`` get a
-    sentence if it is not as it was written, with a row for each round in order.
+    A row with more or fewer cells than the header is left out, and so is a last line without a line end. ``notes`` get
+    a sentence if it is not as it was written, with a row for each round in order.
     """
     due = None
     for row in _rows(path):

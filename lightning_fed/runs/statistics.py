@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "LAST", "Goal", "expect_statistic", "first_as_good", "goal_of", "is_reached", "known_goal", "mean_of",
+    "LAST", "Goal", "expect_statistic", "first_as_good", "goal_of", "goals_in", "is_reached", "known_goal", "mean_of",
     "missing_rounds", "number_in", "run_statistic", "words_of",
 ]  # fmt: skip
 
@@ -23,9 +23,9 @@ _WINDOW = re.compile(r"last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\
 Goal: TypeAlias = Literal["min", "max"]
 """Whether the smallest or the largest value of a metric is the best."""
 
-_LESS = """loss losses logloss error errors err mse rmse mae mape smape msle rmsle nll bce ce crossentropy xent perplexity
-    ppl bpc bpd wer cer mer kl fid kid lpips ece brier hinge regret fpr fnr eer cost latency duration time seconds bytes
-    dissimilarity distance std"""
+_LESS = """loss losses logloss error errors err mse rmse mae mape smape msle rmsle nll bce ce crossentropy xent
+    perplexity ppl bpc bpd wer cer mer kl fid kid lpips ece brier hinge regret fpr fnr eer cost latency duration time
+    seconds bytes dissimilarity distance std"""
 _MORE = """acc accuracy accuracies auc auroc auprc rocauc prauc ap map mrr ndcg f1 fbeta r2 precision recall specificity
     sensitivity tpr tnr iou miou union jaccard dice mcc kappa bleu rouge psnr ssim top1 top5 pearson spearman reward"""
 _GOALS: dict[str, Goal] = {**dict.fromkeys(_LESS.split(), "min"), **dict.fromkeys(_MORE.split(), "max")}
@@ -55,6 +55,12 @@ def known_goal(metric: str, said: Goal | None = None) -> Goal | None:
         if goal:
             return None if part.startswith("1-") or _TURNS.intersection(words) else goal
     return said
+
+
+def goals_in(facts: Mapping[str, object]) -> dict[str, Goal]:
+    """Returns the goals of metrics that a file holds."""
+    known: tuple[Goal, ...] = "min", "max"
+    return {name: goal for name, said in facts.items() for goal in known if said == goal}
 
 
 def goal_of(metric: str, said: Goal | None, option: str) -> Goal:

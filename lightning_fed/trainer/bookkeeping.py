@@ -55,11 +55,17 @@ class Bookkeeping:
         self.lock = RunLock()
 
     def config(self, trainer: LightningNames) -> dict[str, Any]:
-        """Returns the resolved config: the command line's, or one described from the objects given in Python."""
+        """Returns the resolved config: the command line's, or one described from the objects given in Python.
+
+        It has the run's length if a callback computes with it.
+        """
+        read = any(getattr(cb, "reads_length", False) for cb in trainer.callbacks)
+        length = {"length": trainer.options.max_rounds} if read else {}
         if self.run_config is not None:
-            return self.run_config
+            return {**self.run_config, **length}
         model = trainer.lightning_module
         return {
+            **length,
             "seed_everything": trainer.seed,
             "trainer": self._described,
             "model": {**describe(model), "init_args": describe(dict(model.hparams))},

@@ -124,6 +124,7 @@ def _dump(trainer: LightningNames) -> dict[str, Any]:
             "metrics": vars(trainer.metrics),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "methods": _methods(trainer),
+            "length": trainer.train_state.length,
             "should_stop": bool(trainer.should_stop) and not _out_of_time(trainer),
             "rows": next((log.checksum for log in trainer.loggers if isinstance(log, RoundCSVLogger)), None),
         },
@@ -198,6 +199,13 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
             f"Expected the same methods as in the run of {source}, {', '.join(state['methods'])}, got "
             f"{', '.join(methods)}: give the same `--aggregator`, `--client` and `--trainer.callbacks`, or start a new "
             "run with `--weights`."
+        )
+    length = state.get("length")
+    if length is not None and length != trainer.options.max_rounds:
+        raise FederatedError(
+            f"Expected `--trainer.max_rounds {length}`, as in the run of {source}, whose `configure_optimizers`, `setup` "
+            f"or callbacks have read it, as a schedule over the run does, got {trainer.options.max_rounds}: its rounds "
+            "would be others than those of a longer run, so leave `--ckpt_path` out, or give a study another `--output`."
         )
     own, kept = trainer.train_state.personal_names, state.get("personal", [])
     if own != kept:

@@ -101,6 +101,7 @@ def train(trainer: Any, stop: StopRequest, ckpt_path: str | None, weights: str |
     path, former = books.find(trainer, ckpt_path, to_train=True)
     checkpoint = read_checkpoint(path, "--ckpt_path") if path is not None else None
     books.open_run(trainer, ckpt_path, former, found=path is not None)
+    trainer.reads_length = any(getattr(cb, "reads_length", False) for cb in trainer.callbacks)
     try:
         _call_setups(trainer, "fit")
         _set_up_training(trainer, books.run, weights, checkpoint, str(path))
@@ -218,6 +219,7 @@ def _set_up_training(
     trainer.val_loaders = named_loaders(data.val_dataloader()) if has_validation else {}
     trainer.train_state = _make_state(trainer, run)
     trainer.train_state.memory_format = memory_format
+    trainer.train_state.length = trainer.options.max_rounds if trainer.reads_length else None
     show_optimizers(trainer.fabric, trainer.optimizers)
     in_between = options.check_test_every_n_rounds is not None
     trainer.test_loaders = named_loaders(data.test_dataloader()) if in_between else {}

@@ -204,7 +204,7 @@ class ClientEvaluation(FederatedCallback):
 
     def _figures(self, model: _Model, values: _Values, goals: dict[str, Goal]) -> dict[str, float]:
         """Returns the summary of each metric over the clients that have it, and adds its goal to those known."""
-        logged, said = {}, {_bare(name): goal for name, goal in goals.items()}
+        logged, said = dict[str, float](), {_bare(name): goal for name, goal in goals.items()}
         for name in _names(values):
             having = _having(values, name)
             key, goal = f"per_client/{_of(model, name)}", known_goal(name, said.get(name))

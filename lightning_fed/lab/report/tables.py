@@ -92,7 +92,8 @@ def method_rows(
 ) -> list[Row]:
     """Summarises each method; the best final mean comes first, diverged methods (NaN) last.
 
-    Where nobody knows the goal, methods keep their order and no value is the best. Each function in ``derived`` adds a column; it maps a run to a value, or to NaN if there is none.
+    If nobody knows the goal, methods keep their order. Each function in ``derived`` adds a column; it maps a run to a
+    value, or to NaN if there is none.
     """
     rows, goal = [], known_goal(metric, goal)
     for method in methods:

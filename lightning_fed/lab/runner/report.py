@@ -9,7 +9,7 @@ from lightning_fed.core.files import png, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser, csv_text, expect_known, one_line
 from lightning_fed.lab.report.budgets import X_SUMS, columns_of
-from lightning_fed.lab.report.load import MeasuredRun, common_goal
+from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.gather import in_order, joined, unknown_runs
@@ -21,7 +21,7 @@ from lightning_fed.lab.studies.formats import as_latex, as_markdown
 from lightning_fed.lab.studies.levels import level_columns
 from lightning_fed.lab.studies.page import study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
-from lightning_fed.lab.studies.results import StudyResults, StudyRun, Trial, read_results, write_results
+from lightning_fed.lab.studies.results import BESIDE, StudyResults, StudyRun, Trial, read_results, write_results
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes
 from lightning_fed.lab.studies.table import study_table
 from lightning_fed.lab.studies.tuned import tuning_charts
@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
     # Published figures may name values of axes that the profile leaves out, so they need the whole file.
     whole = load_study(options.study)
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
-    study = _with_goals(study, results)
+    recorded = {name: goal for run in results.runs for name, goal in run.goals.items()}
+    study = replace(study, report=study.report.with_goals(recorded))
     runs = {} if options.source or options.format != "html" else _run_folders(study, options)
     files = dict(_files(study, whole, results, options, runs))
     for name, content in files.items():
@@ -74,13 +75,6 @@ def _parser() -> CommandParser:
         help="join the runs in several folders; results.csv and curves.csv are enough",
     )  # fmt: skip
     return parser
-
-
-def _with_goals(study: Study, results: StudyResults) -> Study:
-    """Returns the study with the goals that its runs have recorded, where its file says none."""
-    recorded = {name: common_goal((run.goals for run in results.runs), name) for name in study.report.metric}
-    goals = {name: goal for name, known in recorded.items() if (goal := study.report.goal_in(name) or known)}
-    return replace(study, report=replace(study.report, goal=goals))
 
 
 def _from_runs(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
@@ -212,8 +206,8 @@ def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
         return None
     last = max((at for column in columns.values() for at in column), default=0)
     kept = [name for name in (*report.metric, *columns_of(report.x), *level_columns(report)) if name in columns]
-    curves, said = {name: columns[name] for name in kept}, run.goals
-    goals = {name: goal for name in kept if (goal := report.goal_in(name) or said.get(name))}
+    curves, report = {name: columns[name] for name in kept}, report.with_goals(run.goals)
+    goals = {name: goal for name in kept if (goal := report.goal_in(name)) and goal != known_goal(name)}
     return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves, goals, run.created)
 
 
@@ -222,10 +216,9 @@ def _trial(root: Path, cell: Cell, study: Study, stage: int) -> Trial | None:
     run, columns, tune = done_run(root, cell), read_run(root, cell), study.tune
     if run is None or columns is None:
         return None
-    wanted = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic, tune.goal)}
-    for name in study.report.metric:
-        if goal := known_goal(name, study.report.goal_in(name) or run.goals.get(name)):
-            wanted[f"{name} best, not to choose by"] = name, "best", goal
+    wanted, report = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic, tune.goal)}, study.report
+    shown = ((name, report.with_goals(run.goals).goal_in(name)) for name in report.metric)
+    wanted |= {name + BESIDE: (name, "best", goal) for name, goal in shown if goal}
     values = {
         title: run_statistic(columns[name], statistic, name, goal)
         for title, (name, statistic, goal) in wanted.items()

@@ -11,7 +11,6 @@ from lightning_fed.lab.studies.study import Study
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 from lightning_fed.lab.studies.tuned import tuned_block
 from lightning_fed.lab.studies.verdict import Verdict, pairs_needed, visible_gain
-from lightning_fed.runs.statistics import known_goal
 
 __all__ = ["heading", "study_blocks", "table_lines"]
 
@@ -76,7 +75,7 @@ def _marks(study: Study, table: StudyTable, labels: int) -> dict[tuple[int, int]
     for (row, column), cell in table.cells.items():
         setting = tuple(n for axis, n in cell.names.items() if axis not in methods or axis in (*_MEASURES, "seed"))
         place = 1 + table.rows.index(row), labels + table.columns.index(column)
-        if goal := known_goal(cell.names["metric"], study.report.goal_in(cell.names["metric"])):
+        if goal := study.report.goal_in(cell.names["metric"]):
             settings.setdefault(setting, {})[place] = (-1 if goal == "min" else 1) * cell.summary.mean
     marks: dict[tuple[int, int], int] = {}
     for means in settings.values():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 __all__ = ["PairedDifference", "average_ranks", "holm_adjusted", "paired_difference"]
 
 _RESAMPLES, _COVERAGE = 9999, 0.95
-_FEWEST = 10  # pairs; of fewer the resampled means lie too close to each other, however many are drawn
+_FEWEST = 10  # of fewer pairs the resampled means lie too close to each other, however many are drawn
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,8 @@ class PairedDifference:
         pairs: Number of pairs n.
         mean: Mean difference d̅.
         t_interval: d̅ ± t(n - 1) s / √n of Student's distribution.
-        bootstrap: Bootstrap interval of d̅ from n >= 10 resampled pairs: the percentiles at Φ(± √(n / (n - 1)) t(n - 1)),
-            which are wide enough for few pairs (Hesterberg, "What Teachers Should Know About the Bootstrap", The
-            American Statistician 2015, section 4.3); NaN for fewer.
+        bootstrap: From n >= 10 resampled pairs, the percentiles at Φ(±√(n / (n - 1)) t(n - 1)) (Hesterberg, "What
+            Teachers Should Know About the Bootstrap", The American Statistician 2015); NaN for fewer pairs.
         p_value: p-value of a two-sided paired t-test that the mean is 0.
         std: Standard deviation s of the differences.
     """

@@ -10,7 +10,7 @@ from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.tables import counted
 from lightning_fed.lab.studies.results import AT_EQUAL, StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.lab.studies.study import Report, Study
-from lightning_fed.runs.statistics import Goal, goal_of, known_goal
+from lightning_fed.runs.statistics import Goal, goal_of
 
 __all__ = ["level_columns", "still_improves", "value_of", "with_levels"]
 
@@ -97,7 +97,7 @@ def still_improves(curve: _Curve, metric: str, goal: Goal | None = None) -> bool
 def _on_plateau(runs: Sequence[StudyRun], report: Report, metric: str) -> str:
     """Returns a note on how many runs of each method still improve."""
     told: dict[str, list[bool]] = {}
-    goal = known_goal(metric, report.goal_in(metric))
+    goal = report.goal_in(metric)
     for run in runs if goal else ():
         improves = still_improves(run.curves.get(metric, {}), metric, goal)
         if improves is not None:

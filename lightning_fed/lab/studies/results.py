@@ -11,11 +11,11 @@ from typing import TypeVar
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import csv_text, no_apostrophe
-from lightning_fed.runs.statistics import LAST, Goal, known_goal, number_in, run_statistic
+from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
 __all__ = [
-    "AT_EQUAL", "RESERVED", "StudyResults", "StudyRun", "Trial", "as_text", "is_lost", "read_results", "value_of_run",
-    "write_results",
+    "AT_EQUAL", "BESIDE", "RESERVED", "StudyResults", "StudyRun", "Trial", "as_text", "is_lost", "read_results",
+    "value_of_run", "write_results",
 ]  # fmt: skip
 
 RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic", "stage")
@@ -23,6 +23,9 @@ RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metri
 
 AT_EQUAL = "at equal "
 """The prefix of a statistic that is taken at equal loss; the name of the loss follows."""
+
+BESIDE = " best, not to choose by"
+"""The end of the name of a trial's value that is shown but does not decide."""
 
 _NAMED = ("study", "profile")
 _CHOSEN, _VALUE, _GOAL = "chosen ", "value ", "goal of "
@@ -134,7 +137,7 @@ def _run_rows(results: StudyResults) -> Iterator[dict[str, str]]:
 
 def _figures(run: StudyRun) -> dict[str, str]:
     """Returns the statistics of a run, for people and to check the curves by; no ``best`` if nobody knows the goal."""
-    cells = {}
+    cells = dict[str, str]()
     for metric, curve in run.curves.items():
         written = {at: float(as_text(value)) for at, value in curve.items()}
         goal = known_goal(metric, run.goals.get(metric))
@@ -221,8 +224,7 @@ def _key(axes: Mapping[str, str], seed: int) -> tuple[str, ...]:
 
 def _run(row: _Row) -> tuple[tuple[str, str], _Row, StudyRun]:
     run = StudyRun(_axes(row), int(row["seed"]), row["fingerprint"], int(row["rounds"]), _below(row, _CHOSEN))
-    goals = {metric: goal for metric, goal in _below(row, _GOAL).items() if goal in ("min", "max")}
-    return (row["study"], row["profile"]), row, replace(run, goals=goals)
+    return (row["study"], row["profile"]), row, replace(run, goals=goals_in(_below(row, _GOAL)))
 
 
 def _point(row: _Row) -> tuple[tuple[str, ...], int, dict[str, float]]:

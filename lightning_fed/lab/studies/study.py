@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NewType
 
 from lightning_fed.errors import FederatedError, expect_count
@@ -10,7 +10,7 @@ from lightning_fed.lab.attack.options import AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.studies.results import AT_EQUAL, RESERVED
 from lightning_fed.runs.folder import is_below
-from lightning_fed.runs.statistics import Goal, expect_statistic, goal_of
+from lightning_fed.runs.statistics import Goal, expect_statistic, goal_of, known_goal
 
 __all__ = [
     "AxisValue", "Name", "Parameters", "Profile", "Report", "Space", "Study", "Tune", "all_parameters", "expect_sound",
@@ -147,10 +147,15 @@ class Report:
         return self.gain or 0.0 if metric == self.metric[0] else 0.0
 
     def goal_in(self, metric: str) -> Goal | None:
-        """Returns whether the smallest or the largest value of a metric is the best, None if no option says it."""
-        if isinstance(self.goal, dict):
-            return self.goal.get(metric)
-        return self.goal if metric == self.metric[0] else None
+        """Returns whether the smallest or the largest value of a metric is the best, None if nobody knows."""
+        return known_goal(metric, self._said().get(metric))
+
+    def with_goals(self, recorded: Mapping[str, Goal]) -> "Report":
+        """Returns the report with the goals that runs have recorded, where it says no other."""
+        return replace(self, goal={**recorded, **self._said()})
+
+    def _said(self) -> dict[str, Goal]:
+        return self.goal if isinstance(self.goal, dict) else {self.metric[0]: self.goal} if self.goal else {}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Report, Study, reported_axes
 from lightning_fed.lab.studies.verdict import Verdict, has_settled, is_near, verdict_on
-from lightning_fed.runs.statistics import Goal, first_as_good, goal_of, is_reached, known_goal
+from lightning_fed.runs.statistics import Goal, first_as_good, goal_of, is_reached
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
 
@@ -261,7 +261,7 @@ def _ranks(table: StudyTable, report: Report) -> tuple[float, ...] | None:
     if len(whole) < 2 or len(methods) < 2 or method_axes & {*_OF_REPORT} or other_axes <= {*_OF_REPORT}:
         return None
     means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])
-    goal = known_goal(measures[0][0], report.goal_in(measures[0][0]))
+    goal = report.goal_in(measures[0][0])
     return tuple(average_ranks(means, goal == "min").tolist()) if goal else None
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from lightning_fed.lab.report.charts import tuning_html
 from lightning_fed.lab.report.tables import counted, is_share
 from lightning_fed.lab.studies.formats import Block, column_head, without_constants
-from lightning_fed.lab.studies.results import Trial
+from lightning_fed.lab.studies.results import BESIDE, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.runs.statistics import Goal, known_goal
 
@@ -74,11 +74,10 @@ def _means(name: str, attempts: Mapping[str, Sequence[Trial]]) -> dict[str, floa
 
 
 def _goal(study: Study, name: str) -> Goal | None:
-    """Returns the goal of a value of trials, whose name begins with that of its metric."""
-    said = {study.tune.metric: study.tune.goal}
-    said |= {metric: goal for metric in study.report.metric if (goal := study.report.goal_in(metric))}
-    metric = next((metric for metric in (*said, *study.report.metric) if name.startswith(f"{metric} ")), name)
-    return known_goal(metric, said.get(metric))
+    """Returns the goal of a value of trials: of the deciding metric, or of one that is shown beside it."""
+    if name == f"{study.tune.metric} {study.tune.statistic}":
+        return known_goal(study.tune.metric, study.tune.goal)
+    return study.report.goal_in(name.removesuffix(BESIDE))
 
 
 def _best(name: str, attempts: Mapping[str, Sequence[Trial]], goal: Goal | None) -> tuple[str, str]:

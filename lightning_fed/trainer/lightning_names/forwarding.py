@@ -8,7 +8,7 @@ from typing import Any
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
 
-__all__ = ["AbsentNameError", "Refused", "RefusedBut", "derived", "fixed", "forwarded", "option"]
+__all__ = ["AbsentNameError", "Refused", "RefusedBut", "derived", "fixed", "forwarded", "noted", "option"]
 
 
 class AbsentNameError(FederatedError, AttributeError):
@@ -35,6 +35,16 @@ def option(name: str, at: str | None = None) -> Any:
         trainer.options = replace(trainer.options, **{group: new})
 
     return property(attrgetter(at or f"options.{name}"), change, doc=f"The option ``{name}``.")
+
+
+def noted(made: Any, flag: str) -> Any:
+    """Makes a property that also sets a flag of the trainer when it is read."""
+
+    def read(trainer: Any) -> Any:
+        setattr(trainer, flag, True)
+        return made.fget(trainer)
+
+    return made.getter(read)
 
 
 def fixed(value: Any, doc: str) -> Any:
