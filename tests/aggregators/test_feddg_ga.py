@@ -208,3 +208,18 @@ def test_data_without_held_out_samples_are_refused(given: Any, message: str, tmp
 def test_bad_arguments_name_the_option(make: Any, option: str) -> None:
     with pytest.raises(FederatedError, match=rf"`--aggregator\.{option}`"):
         make()
+
+
+def test_a_run_of_more_rounds_is_a_new_one_as_the_step_depends_on_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"enable_checkpointing": True, "name": "run"}
+    whole = train(tmp_path / "whole", FedDGGA(), rounds=6, **options)
+    short = train(tmp_path / "parts", FedDGGA(), rounds=3, **options)
+    found = train(tmp_path / "parts", FedDGGA(), rounds=6, **options)
+    assert not found.resumed
+    assert torch.equal(found.weights, whole.weights)
+    again = train(tmp_path / "parts", FedDGGA(), rounds=3, **options)
+    assert (again.resumed, again.run.path) == (True, short.run.path)
+    last = str(short.run.checkpoints / "last.ckpt")
+    trainer = federated_trainer(tmp_path, FedDGGA(), max_rounds=6, **options)
+    with pytest.raises(FederatedError, match=r"Expected `--trainer.max_rounds 3`, as in the run of .*, got 6"):
+        trainer.fit(Classifier(), data(), ckpt_path=last)

@@ -31,6 +31,29 @@ def test_report_prints_the_table_and_writes_both_files(runs: Path, capsys) -> No
     assert sorted(path.name for path in runs.iterdir()) == ["quick", "report.csv", "report.png"]
 
 
+@pytest.mark.parametrize("cell", ["1e308", "-1e308", "1e400", "-inf", "1.7e308"])
+@pytest.mark.parametrize("metric", ["test/acc", "val/loss"])
+def test_a_number_too_large_to_add_is_shown(tmp_path: Path, capsys, metric: str, cell: str) -> None:
+    for seed, other in enumerate((cell, "1e308")):
+        write_run(tmp_path, "a", seed, metric=metric, text=f"round,{metric}\n0,{cell}\n1,{other}\n2,{other}\n")
+    write_run(tmp_path, "b", 0, [0.5, 0.25, 0.25], metric=metric, label="GMA")
+    assert main([str(tmp_path), "--metric", metric]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("FedAvg"))
+    assert re.search(r"-?inf ± nan|nan ± nan", row)
+
+
+def test_no_control_character_of_a_file_reaches_the_terminal(tmp_path: Path, capsys) -> None:
+    for name, text in (("\x1b[2Jfolder", "{}"), ("key", '{"\\u001b[31mred": 1}'), ("text", '{"label": "\x9b1m"')):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text(text)
+    write_run(tmp_path, "g\x1b]0;", 0, [0.5], label="A\x1b[2J\x07")
+    write_run(tmp_path, "h", 0, [0.5], label="A\x1b[2J\x07")
+    main([str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "red" in out
+    assert all(letter.isprintable() or letter == "\n" for letter in out)
+
+
 def test_rounds_of_the_last_ten_that_were_not_evaluated_are_counted(tmp_path: Path, capsys) -> None:
     write_run(tmp_path, "a", 0, {0: 0.1, 5: 0.2, 10: 0.4, 15: 0.6})
     main([str(tmp_path)])

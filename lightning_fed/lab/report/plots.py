@@ -55,7 +55,7 @@ def curve(method: Method, metric: str, x: str = "round") -> Curve:
     places = np.array([spent(run, x, rounds) for run in method.runs], dtype=np.float64)
     with np.errstate(invalid="ignore"):  # a diverged run makes the deviation NaN, so the band ends there
         std = values.std(axis=0, ddof=1) if len(values) > 1 else None
-    return places.mean(axis=0), values.mean(axis=0), std
+        return places.mean(axis=0), values.mean(axis=0), std
 
 
 def limits(curves: Collection[Curve], share: bool) -> tuple[float, float] | None:

@@ -33,6 +33,38 @@ def test_metrics_are_read_whatever_happened_to_the_file(tmp_path: Path, text: st
     assert all(list(values) == sorted(values) for values in read.values())
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("round,test/acc\n0,0.1\n1,0.2\n2,0.3\n", None),
+        ("round,test/acc\n4,0.1\n5,0.2\n6,0.", None),  # resumed in a new folder, and killed in its last row
+        ("round,test/acc\n0,0.1\n\"1,0.2\n2,0.3\n", "the row after round 0"),  # the quote takes in all that follows
+        ("round,test/acc\n0,0.1\n10.2\n2,0.3\n", "the row after round 0"),
+        ("round,test/acc\n0,0.1\n1,0.2\n3,0.3\n", "the row after round 1"),
+        ("round,test/acc\n0,0.1\n5,0.2\n2,0.3\n", "the row after round 0"),
+        ("round,test/acc\np,0.1\n1,0.2\n2,0.3\n", "the first row"),
+    ],
+    ids=["whole", "resumed", "quote", "comma", "hole", "back", "first"],
+)
+def test_a_table_that_is_not_as_it_was_written_is_said(tmp_path: Path, text: str, where: str | None) -> None:
+    path = write_run(tmp_path, "a", 0, text=text) / "metrics.csv"
+    said = f"{path} is damaged at {where}: later rounds count only as far as they can be read."
+    assert load_runs([tmp_path])[1] == ([] if where is None else [said])
+
+
+def test_no_flipped_bit_loses_a_row_without_a_word(tmp_path: Path) -> None:
+    text = "round,test/acc\r\n" + "".join(f"{at},0.{at}5\r\n" for at in range(12))
+    path = write_run(tmp_path, "a", 0, text=text) / "metrics.csv"
+    content, begin = path.read_bytes(), text.index("\n") + 1
+    for at in range(8 * begin, 8 * (len(content) - 2)):
+        damaged = bytearray(content)
+        damaged[at // 8] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        notes = list[str]()
+        rounds = [*read_metrics(path, notes).get("test/acc", {})]
+        assert notes or set(rounds) == set(range(12)) or len(rounds) == 11, damaged  # one cell is no number
+
+
 def test_a_measured_nan_is_no_empty_cell(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("round,val/loss\n0,1.0\n1,nan\n2,\n")
     values = read_metrics(tmp_path / "metrics.csv")["val/loss"]

@@ -76,6 +76,30 @@ def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
     assert done_run(tmp_path, cell) is None
 
 
+def test_no_flipped_bit_of_a_record_counts(tmp_path: Path) -> None:
+    (cell, _) = cells_of(study(tmp_path))
+    run = train(tmp_path, cell)
+    write_record(tmp_path, cell, run, rounds=2)
+    path, whole = tmp_path / cell.folder / "done.json", read_run(tmp_path, cell)
+    content = path.read_bytes()
+    for at in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[at // 8] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        assert done_run(tmp_path, cell) is None or read_run(tmp_path, cell) == whole
+    assert path.write_bytes(content.replace(b'"rounds": 2', b'"rounds": 0'))
+    assert done_run(tmp_path, cell) is None
+
+
+def test_a_damaged_table_of_a_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cell, _) = cells_of(study(tmp_path))
+    run = train(tmp_path, cell)
+    run.metrics.write_text("round,test/acc\n0,0.1\n1,0.2\n6,0.3\n")
+    for _ in range(2):
+        read_run(tmp_path, cell)
+    assert capsys.readouterr().out.count("is damaged at the row after round 1") == 1
+
+
 def test_other_weights_under_the_same_name_make_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("start.pt").write_bytes(b"one")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
+from lightning_fed.lab.studies import comparison
 from lightning_fed.lab.studies.comparison import average_ranks, holm_adjusted, paired_difference
 
 VALUES = np.random.default_rng(1).normal(0.8, 0.02, (2, 40)).round(4)
@@ -37,13 +38,33 @@ def test_test_and_interval_are_students(n: int) -> None:
 
 
 def test_the_bootstrap_is_near_that_of_all_draws_and_the_same_each_time() -> None:
-    values, baseline = [0.5, 0.6, 0.9, 0.7, 0.8], [0.4, 0.6, 0.6, 0.65, 0.4]
-    differences = np.subtract(values, baseline)
-    means = [np.mean(drawn) for drawn in itertools.product(differences, repeat=5)]
-    found = paired_difference(values, baseline)
-    assert found.bootstrap == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.01)
-    assert found == paired_difference(values, baseline)
+    """Ten pairs, of which eight have no difference: all draws are those of how often each of the other two comes."""
+    values = [0.0] * 8 + [1.0, 4.0]
+    counts = [(a, b) for a, b in itertools.product(range(11), repeat=2) if a + b <= 10]
+    chances = [math.comb(10, a) * math.comb(10 - a, b) * 0.1 ** (a + b) * 0.8 ** (10 - a - b) for a, b in counts]
+    means = sorted(((a + 4 * b) / 10, chance) for (a, b), chance in zip(counts, chances, strict=True))
+    below = special.ndtr(math.sqrt(10 / 9) * special.stdtrit(9, 0.025))
+    ends = [means[int(np.searchsorted(np.cumsum([c for _, c in means]), share))][0] for share in (below, 1 - below)]
+    found = paired_difference(values, [0.0] * 10)
+    assert found.bootstrap == pytest.approx(ends, abs=0.11)
+    assert found == paired_difference(values, [0.0] * 10)
     assert paired_difference(*VALUES).bootstrap != paired_difference(*VALUES, seed=1).bootstrap
+
+
+@pytest.mark.parametrize("n", [10, 20])
+def test_the_bootstrap_holds_the_true_mean_as_often_as_it_says(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The percentiles at 2.5 and 97.5 hold it in 89 % of the samples of ten."""
+    monkeypatch.setattr(comparison, "_RESAMPLES", 999)
+    samples = np.random.default_rng(7).normal(size=(600, n))
+    ends = [paired_difference(sample, np.zeros(n)).bootstrap for sample in samples]
+    assert 0.92 < np.mean([low <= 0 <= high for low, high in ends]) < 0.97
+
+
+@pytest.mark.parametrize("n", [2, 3, 9])
+def test_below_ten_pairs_there_is_no_bootstrap(n: int) -> None:
+    found = paired_difference(*VALUES[:, :n])
+    assert all(map(math.isfinite, found.t_interval))
+    assert all(map(math.isnan, found.bootstrap))
 
 
 def test_what_pairs_do_not_tell_is_nan() -> None:

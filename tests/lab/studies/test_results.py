@@ -118,3 +118,36 @@ def test_half_a_file_is_one_sentence(folder: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(FederatedError, match="damaged"):
         read_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("curves.csv", "FedAvg,mnist,13,10,0.813,0.3333333\n", ""),  # the end of a run
+        ("curves.csv", "FedAvg,mnist,13,5,0.713,\n", ""),  # a round that counts in `last 10`
+        ("curves.csv", "FedAvg,mnist,13,10,0.813,", "FedAvg,mnist,13,10,0.613,"),
+        ("curves.csv", "FedAvg,mnist,13,10,", "FedAvg,mnist,13,18,"),
+        ("curves.csv", ",val/loss\n", ",val/lost\n"),
+        ("results.csv", ",10,0.1,,0.813,", ",9,0.1,,0.813,"),
+        ("results.csv", ",10,0.1,,0.813,", ",10,0.1,,0.713,"),
+    ],
+)
+def test_curves_that_are_not_those_of_the_results_are_refused(
+    folder: Path, file: str, before: str, after: str
+) -> None:
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after, 1))
+    with pytest.raises(FederatedError, match=r"curves.csv as .* damaged \(not so that it agrees with the results.csv"):
+        read_results(folder)
+
+
+def test_a_goal_that_no_name_says_is_kept_in_the_tables(tmp_path: Path) -> None:
+    known, unknown = (study_run(seed, {"val/x": {1: 3.0, 2: 5.0}}, rule="A") for seed in (0, 1))
+    write_results(StudyResults("odd", "full", (replace(known, goals={"val/x": "min"}), unknown)), tmp_path)
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert [(row["goal of val/x"], row["val/x best"], row["val/x final"]) for row in rows] == [
+        ("min", "3", "5"),
+        ("", "", "5"),
+    ]
+    assert [run.goals for run in read_results(tmp_path).runs] == [{"val/x": "min"}, {}]
