@@ -200,7 +200,7 @@ def test_order_whatever_the_list(tmp_path):
 def test_callbacks_of_the_module(tmp_path):
     class Brings(Scored):
         def configure_callbacks(self) -> Any:
-            return [EarlyStopping("score", patience=1), FederatedCheckpoint(monitor="score")]
+            return [EarlyStopping("score", patience=1), FederatedCheckpoint(monitor="score", mode="max")]
 
     given = EarlyStopping("score", patience=100)
     trainer = federated_trainer(tmp_path, given, max_rounds=9, enable_checkpointing=True)

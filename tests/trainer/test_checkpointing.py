@@ -263,3 +263,40 @@ def test_an_extra_state_of_objects_is_left_out_and_said(tmp_path):
     resumed = Measuring({"unit": "inch"})
     saving_trainer(tmp_path, 2).fit(resumed, federated_data(), ckpt_path="last")
     assert resumed.net[0].unit == {"unit": "inch", "round": 2}
+
+
+class Scheduled(Classifier):
+    """Plans over the whole run, in one of the places where modules do."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.length = where, 1
+
+    def setup(self, stage: str) -> None:
+        if self.where == "setup":
+            self.length = self.trainer.max_epochs
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if self.where != "setup":
+            self.length = getattr(self.trainer, self.where)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.length)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "round"}}
+
+
+@pytest.mark.parametrize("where", ["setup", "max_epochs", "max_rounds", "estimated_stepping_batches"])
+def test_a_schedule_over_the_run_is_not_gone_on_from_with_another_length(tmp_path, where):
+    options = {"local_schedule": "continue"}
+    saving_trainer(tmp_path, 2, **options).fit(Scheduled(where), federated_data(8, 12))
+    with pytest.raises(FederatedError, match=r"Expected `--trainer.max_rounds 2`, as in the run of .*, got 4"):
+        saving_trainer(tmp_path, 4, **options).fit(Scheduled(where), federated_data(8, 12), ckpt_path="last")
+    again = saving_trainer(tmp_path, 2, **options)
+    again.fit(Scheduled(where), federated_data(8, 12), ckpt_path="last")
+    assert (again.resumed, again.round) == (True, 2)
+
+
+def test_a_schedule_within_a_round_goes_on_in_a_longer_run(tmp_path):
+    saving_trainer(tmp_path, 2).fit(Scheduled("estimated_stepping_batches"), federated_data(8, 12))
+    longer = saving_trainer(tmp_path, 4)
+    longer.fit(Scheduled("estimated_stepping_batches"), federated_data(8, 12), ckpt_path="last")
+    assert (longer.resumed, longer.round) == (True, 4)

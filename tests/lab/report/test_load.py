@@ -38,7 +38,7 @@ def test_metrics_are_read_whatever_happened_to_the_file(tmp_path: Path, text: st
     [
         ("round,test/acc\n0,0.1\n1,0.2\n2,0.3\n", None),
         ("round,test/acc\n4,0.1\n5,0.2\n6,0.", None),  # resumed in a new folder, and killed in its last row
-        ("round,test/acc\n0,0.1\n\"1,0.2\n2,0.3\n", "the row after round 0"),  # the quote takes in all that follows
+        ('round,test/acc\n0,0.1\n"1,0.2\n2,0.3\n', "the row after round 0"),  # the quote takes in all that follows
         ("round,test/acc\n0,0.1\n10.2\n2,0.3\n", "the row after round 0"),
         ("round,test/acc\n0,0.1\n1,0.2\n3,0.3\n", "the row after round 1"),
         ("round,test/acc\n0,0.1\n5,0.2\n2,0.3\n", "the row after round 0"),

@@ -1,6 +1,9 @@
 import csv
 import io
+import os
 import shutil
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -101,6 +104,45 @@ def test_the_page_shows_what_the_folders_of_runs_hold(file: str) -> None:
         menus = [menu["buttons"] for menu in layout["updatemenus"]]
         axes.append({button["label"] for buttons in menus for button in buttons} - {"bands", "no bands"})
     assert axes == [{"time", "round"}, set()]
+
+
+def test_files_are_written_whatever_the_terminal_can_show(file: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    words = [sys.executable, "-m", "lightning_fed", "report", "--study", file]
+    done = subprocess.run(words, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"| FedAvg | final | 60.52 ? 0.71 |" in done.stdout
+    written = {name: (tmp_path / "runs/studies/rates" / name).read_bytes() for name in DRAWN}
+    assert "± 0.71".encode() in written["table.md"]
+    main(["--study", file])
+    assert {name: (tmp_path / "runs/studies/rates" / name).read_bytes() for name in DRAWN} == written
+
+
+def test_a_metric_whose_goal_nobody_knows_is_shown_but_not_ranked(file: str, tmp_path: Path) -> None:
+    """Its goal is what the study's file says, else what the runs have recorded."""
+    for table in (tmp_path / "runs").rglob("metrics.csv"):
+        table.write_text(table.read_text().replace("test/acc", "test/x"))
+    report = "report: {metric: test/x, rows: [rule], columns: [rate], baseline: {rule: FedAvg}, "
+
+    def drawn(rest: str, *words: str) -> str:
+        (tmp_path / file).write_text(f"{RATES}{report}{rest}}}\n")
+        main(["--study", file, "--best", *words])
+        return Path("runs/studies/rates/table.md").read_text().partition("## Difference")[0]
+
+    plain = drawn("statistic: final")
+    assert "| FedAvg | 0.6052 ± 0.0071 | 0.6252 ± 0.0071 |\n" in plain
+    assert not any(mark in plain for mark in ("**", "<ins>", "average rank |"))
+    for rest in ("statistic: best", "statistic: final, target: 0.7", "statistic: final, learned: 0.2, gain: 0.1"):
+        with pytest.raises(FederatedError, match=r"Expected `report.goal` to say .* of 'test/x' is the best"):
+            drawn(rest)
+    least = "| FedAvg | **0.605 ± 0.0071** | **0.625 ± 0.0071** | 1.00 |\n"  # at the first round
+    assert least in drawn("statistic: best, goal: min")
+    assert least in drawn("statistic: best, goal: {test/x: min}", "--from", "runs/studies/rates")
+    for run in (tmp_path / "runs").rglob("version_0"):
+        (run / "goals.json").write_text('{"test/x": "min"}')
+    assert least in drawn("statistic: best")
+    assert least in drawn("statistic: best", "--from", "runs/studies/rates")
+    assert "| **0.6602** | 1.00 |\n" in drawn("statistic: best, goal: max")
 
 
 def test_the_best_are_marked_where_asked_for(file: str) -> None:

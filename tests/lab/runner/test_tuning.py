@@ -407,3 +407,24 @@ def test_who_starts_from_another_is_in_its_share_and_tunes_it_too(tmp_path: Path
 def test_stages_that_do_not_fit_are_refused(changed: dict[str, Any], sentence: str) -> None:
     with pytest.raises(FederatedError, match=sentence):
         expect_sound_stages(replace(staged(RULES), tune=replace(STAGES, **changed)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "goal", "chosen"),
+    [("val/rmse", None, 0.1), ("val/rmse", "max", 1.0), ("val/x", "min", 0.1), ("val/x", "max", 1.0)],
+)
+@pytest.mark.parametrize("sampler", ["grid", "tpe"])
+def test_the_goal_of_what_decides_is_that_of_its_name_or_of_the_option(
+    tmp_path: Path, metric: str, goal: Any, chosen: float, sampler: Any
+) -> None:
+    tune_by = Tune(
+        parameters={"lr": [0.1, 1.0]}, metric=metric, goal=goal, statistic="final", sampler=sampler, trials=2
+    )
+    one = study(tune_by)
+    groups = groups_of(one, cells_of(one), tmp_path)
+    tune(groups, trainer(tmp_path, lambda cell: float(cell.options["lr"]), metric=metric), 2)
+    found = {attempt.options["lr"] for group in groups if (attempt := group.choice()) is not None}
+    tried = {attempt.options["lr"] for attempt in groups[0].asked()}
+    assert found == {chosen if tried == {0.1, 1.0} else tried.pop()}
+    wanted = "MINIMIZE" if chosen == 0.1 else "MAXIMIZE"
+    assert {group._optuna.direction.name for group in groups} == {wanted}

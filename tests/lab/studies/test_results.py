@@ -132,9 +132,7 @@ def test_half_a_file_is_one_sentence(folder: Path) -> None:
         ("results.csv", ",10,0.1,,0.813,", ",10,0.1,,0.713,"),
     ],
 )
-def test_curves_that_are_not_those_of_the_results_are_refused(
-    folder: Path, file: str, before: str, after: str
-) -> None:
+def test_curves_that_are_not_those_of_the_results_are_refused(folder: Path, file: str, before: str, after: str) -> None:
     text = (folder / file).read_text()
     assert before in text
     (folder / file).write_text(text.replace(before, after, 1))
