@@ -203,9 +203,9 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
     length = state.get("length")
     if length is not None and length != trainer.options.max_rounds:
         raise FederatedError(
-            f"Expected `--trainer.max_rounds {length}`, as in the run of {source}, whose `configure_optimizers`, `setup` "
-            f"or callbacks have read it, as a schedule over the run does, got {trainer.options.max_rounds}: its rounds "
-            "would be others than those of a longer run, so leave `--ckpt_path` out, or give a study another `--output`."
+            f"Expected `--trainer.max_rounds {length}`, as in the run of {source}, whose module or method has read it, "
+            f"as for a schedule, got {trainer.options.max_rounds}: to train for another number of rounds, start anew "
+            "without `--ckpt_path`, or, in a study, with another `--output`."
         )
     own, kept = trainer.train_state.personal_names, state.get("personal", [])
     if own != kept:

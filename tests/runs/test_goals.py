@@ -17,9 +17,9 @@ from lightning_fed.runs.folder import open_run
 from lightning_fed.runs.statistics import first_as_good, goal_of, known_goal, run_statistic
 from tests.parts import Classifier, federated_data, federated_trainer, points
 
-LESS = """val/loss val_loss trainLoss val/rmse val/MeanSquaredError val/MAE test/err val/perplexity comm/bytes_up time/round
-    val/dice_loss val/brier_score top5_error acc_std per_client/acc_std time_to_acc attack/logistic_regression/accuracy
-    gradient/distance_client val/fpr_at_95_recall"""
+LESS = """val/loss val_loss trainLoss val/rmse val/MeanSquaredError val/MAE test/err val/perplexity comm/bytes_up
+    time/round val/dice_loss val/brier_score top5_error acc_std per_client/acc_std time_to_acc
+    attack/logistic_regression/accuracy gradient/distance_client val/fpr_at_95_recall"""
 MORE = """val/acc valAcc VAL_ACC test/acc/daytime test/acc/night-time test/acc/time test/acc/high_loss val/BinaryAUROC
     val/F1Score val/f1 R2Score val/r2 per_client/own/acc_worst per_client/acc_in_before acc5 recall@10 val/error_recall
     val/mAP50"""
@@ -33,7 +33,17 @@ def test_whole_words_of_a_name_say_its_goal(names: str, goal: str | None) -> Non
 
 
 def metric_classes() -> list[type[Metric]]:
-    names = "classification regression image text audio retrieval detection clustering nominal segmentation".split()
+    names = (
+        "classification",
+        "regression",
+        "image",
+        "text",
+        "audio",
+        "retrieval",
+        "detection",
+        "clustering",
+        "nominal",
+    )
     places = [torchmetrics, *(getattr(torchmetrics, name, torchmetrics) for name in names)]
     found = {kind for place in places for kind in vars(place).values() if inspect.isclass(kind)}
     return sorted((kind for kind in found if issubclass(kind, Metric)), key=lambda kind: kind.__name__)

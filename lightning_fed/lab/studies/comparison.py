@@ -61,7 +61,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: 
     rounding = 1e-12 * np.abs([*values, *baseline]).max()
     if np.ptp(differences) <= rounding:
         p_value = 1.0 if np.abs(differences).max() <= rounding else 0.0
-        return PairedDifference(pairs, mean, (mean, mean), (mean, mean), p_value, 0.0)
+        return PairedDifference(pairs, mean, (mean, mean), unknown if pairs < _FEWEST else (mean, mean), p_value, 0.0)
     test = stats.ttest_1samp(differences, 0.0)
     low, high = test.confidence_interval(_COVERAGE)
     if pairs >= _FEWEST:

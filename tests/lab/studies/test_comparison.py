@@ -76,8 +76,10 @@ def test_what_pairs_do_not_tell_is_nan() -> None:
 
 @pytest.mark.parametrize(("gain", "p_value"), [(0.1, 0.0), (0.0, 1.0)])
 def test_a_difference_without_spread(gain: float, p_value: float) -> None:
-    found = paired_difference([value + gain for value in (0.3, 0.7, 0.9)], [0.3, 0.7, 0.9])
+    values = [0.3, 0.7, 0.9] * 4
+    found = paired_difference([value + gain for value in values], values)
     assert [*found.t_interval, *found.bootstrap] == pytest.approx([gain] * 4)
+    assert all(map(math.isnan, paired_difference([value + gain for value in values[:9]], values[:9]).bootstrap))
     assert found.p_value == p_value
 
 

@@ -60,7 +60,7 @@ Left open by the source:
 
 ## Difference to rule FedAvg, percentage points
 
-In all rows: rule FedAvg, masked; 95 % interval (t) [+1.00, +1.00]; 95 % interval (bootstrap) [+1.00, +1.00]; p""")
+In all rows: rule FedAvg, masked; 95 % interval (t) [+1.00, +1.00]; p""")
     assert "; p (Holm) \\< 0.001; seeds 2; seen at 80 % power 0.00." in text
     assert "\n| data set | difference |\n| --- | ---: |\n| mnist | +1.00 |\n| fmnist | +1.00 |\n" in text
     assert (
