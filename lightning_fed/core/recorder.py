@@ -24,15 +24,12 @@ __all__ = ["LoggedMetrics", "MetricRecorder", "outside_graphs", "recording"]
 
 @dataclass
 class LoggedMetrics:
-    """Scalars of one round or evaluation by who reads them: loggers, callbacks that monitor a metric, progress bar.
-
-    ``goals`` are those of metric objects, which say whether higher is better, by name.
-    """
+    """Scalars of one round or evaluation by who reads them: loggers, callbacks that monitor a metric, progress bar."""
 
     logged: dict[str, float]
     callback: dict[str, float]
     progress_bar: dict[str, float]
-    goals: dict[str, Literal["min", "max"]] = field(default_factory=dict)
+    goals: dict[str, Literal["min", "max"]] = field(default_factory=dict)  # of metric objects, by `higher_is_better`
 
     def update(self, other: LoggedMetrics) -> None:
         """Adds the scalars of another collection."""

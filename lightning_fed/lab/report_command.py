@@ -9,7 +9,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser, one_line
 from lightning_fed.lab.report import tables
 from lightning_fed.lab.report.budgets import derived_columns
-from lightning_fed.lab.report.load import MeasuredRun, common_goal, group_runs, load_runs
+from lightning_fed.lab.report.load import MeasuredRun, group_runs, load_runs
 from lightning_fed.lab.report.page import report_page
 from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.runs.statistics import LAST, known_goal
@@ -30,7 +30,8 @@ def main(argv: list[str]) -> int:
     runs, notes = load_runs(options.runs)
     metric = options.metric or choose_metric(runs)
     methods, more_notes = group_runs(runs, metric)
-    goal = known_goal(metric, options.goal or common_goal((run.goals for run in runs), metric))
+    said = {run.goals[metric] for run in runs if metric in run.goals}
+    goal = known_goal(metric, options.goal or (said.pop() if len(said) == 1 else None))
     derived = derived_columns(methods, metric, options.x, options.budget, options.target, goal)
     rows = tables.method_rows(methods, metric, derived, goal)
     curves = [run.columns[metric] for method in methods for run in method.runs]

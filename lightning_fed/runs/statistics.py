@@ -64,11 +64,7 @@ def goals_in(facts: Mapping[str, object]) -> dict[str, Goal]:
 
 
 def goal_of(metric: str, said: Goal | None, option: str) -> Goal:
-    """Returns the goal of a metric, as ``known_goal`` does; the ``option`` can say it.
-
-    Raises:
-        FederatedError: If nobody knows it.
-    """
+    """Returns the goal of a metric, as ``known_goal`` does; if nobody knows it, a refusal names the ``option``."""
     if goal := known_goal(metric, said):
         return goal
     raise FederatedError(
@@ -78,11 +74,7 @@ def goal_of(metric: str, said: Goal | None, option: str) -> Goal:
 
 
 def number_in(cell: str) -> float:
-    """Reads a number from a table; one that is too large to be added to others is infinite.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Reads a number from a table; one that is too large to be added to others is infinite."""
     value = float(cell)
     return math.copysign(math.inf, value) if abs(value) > _LARGEST else value
 

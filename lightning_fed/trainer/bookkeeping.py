@@ -55,12 +55,9 @@ class Bookkeeping:
         self.lock = RunLock()
 
     def config(self, trainer: LightningNames) -> dict[str, Any]:
-        """Returns the resolved config: the command line's, or one described from the objects given in Python.
-
-        It has the run's length if a callback computes with it.
-        """
+        """Returns the resolved config: the command line's, or one described from the objects given in Python."""
         read = any(getattr(cb, "reads_length", False) for cb in trainer.callbacks)
-        length = {"length": trainer.options.max_rounds} if read else {}
+        length = {"length": trainer.options.max_rounds} if read else {}  # else it may be changed
         if self.run_config is not None:
             return {**self.run_config, **length}
         model = trainer.lightning_module

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +10,9 @@ from pathlib import Path
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.common import one_line
 from lightning_fed.runs.folder import RunFolder, read_rows, read_run
-from lightning_fed.runs.statistics import Goal, number_in
+from lightning_fed.runs.statistics import number_in
 
-__all__ = ["Columns", "Method", "MeasuredRun", "common_goal", "group_runs", "load_runs", "read_metrics"]
+__all__ = ["Columns", "Method", "MeasuredRun", "group_runs", "load_runs", "read_metrics"]
 
 Columns = dict[str, dict[int, float]]
 """Measured values by column and round; rounds without a measurement have no entry."""
@@ -58,12 +58,6 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
     return measured, notes
 
 
-def common_goal(goals: Iterable[Mapping[str, Goal]], metric: str) -> Goal | None:
-    """Returns what some runs have recorded as the goal of a metric; None if that is nothing, or not the same."""
-    said = {of_run[metric] for of_run in goals if metric in of_run}
-    return said.pop() if len(said) == 1 else None
-
-
 def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], list[str]]:
     """Groups runs by configuration; for each seed it keeps the newest run that measured the metric.
 
@@ -94,10 +88,7 @@ def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], 
 
 
 def read_metrics(path: Path, notes: list[str] | None = None) -> Columns:
-    """Returns the measured cells of a ``metrics.csv``; if a round has two rows, the later one counts.
-
-    ``notes`` get a sentence if the file is damaged.
-    """
+    """Returns the measured cells of a ``metrics.csv``; of two rows of a round the later counts. ``read_rows`` adds notes."""
     columns: Columns = {}
     for row in read_rows(path, notes):
         at = int(row.pop("round"))

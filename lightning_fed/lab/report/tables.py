@@ -85,11 +85,9 @@ def is_share(metric: str, values: Sequence[float]) -> bool:
 
 
 def method_rows(
-    methods: Sequence[Method],
-    metric: str,
-    derived: Mapping[str, Callable[[MeasuredRun], float]] | None = None,
+    methods: Sequence[Method], metric: str, derived: Mapping[str, Callable[[MeasuredRun], float]] | None = None,
     goal: Goal | None = None,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Summarises each method; the best final mean comes first, diverged methods (NaN) last.
 
     If nobody knows the goal, methods keep their order. Each function in ``derived`` adds a column; it maps a run to a

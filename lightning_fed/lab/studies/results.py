@@ -109,15 +109,12 @@ def read_results(folder: Path) -> StudyResults:
             curves.setdefault(key, {}).setdefault(metric, {})[at] = value
     named, keys = {name for name, _, _ in rows}, [_key(run.axes, run.seed) for _, _, run in rows]
     runs = tuple(replace(run, curves=curves.get(key, {})) for key, (_, _, run) in zip(keys, rows, strict=True))
+    differ = any(map(_differs, runs, (row for _, row, _ in rows)))
     for wrong, file, what in (
         (len(named) != 1, "results.csv", "all runs are of one study and profile"),
         (len({*keys}) < len(keys), "results.csv", "no run stands there twice"),
         (not curves.keys() <= {*keys}, "curves.csv", "each of its runs is in results.csv"),
-        (
-            any(map(_differs, runs, (row for _, row, _ in rows))),
-            "curves.csv",
-            "it agrees with the results.csv beside it",
-        ),
+        (differ, "curves.csv", "it agrees with the results.csv beside it"),
     ):
         if wrong:
             raise _damaged(folder / file, f"not so that {what}")

@@ -17,7 +17,7 @@ from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Report, Study, reported_axes
 from lightning_fed.lab.studies.verdict import Verdict, has_settled, is_near, verdict_on
-from lightning_fed.runs.statistics import Goal, first_as_good, goal_of, is_reached
+from lightning_fed.runs.statistics import first_as_good, goal_of, is_reached
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
 
@@ -154,22 +154,12 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
             f"Expected `report.target` in [0, 1], as {first} is measured, got {target:g}: write "
             f"{target / 100:g} for {target:g} %."
         )
-    return {
-        key: _cell(
-            names,
-            cell,
-            shares[names["metric"]],
-            target if names["metric"] == first else None,
-            study.report.goal_in(names["metric"]),
-        )
-        for key, (names, cell) in groups.items()
-    }
+    return {key: _cell(names, cell, shares[names["metric"]], study.report) for key, (names, cell) in groups.items()}
 
 
-def _cell(
-    names: dict[str, str], runs: Sequence[StudyRun], percent: bool, target: float | None, goal: Goal | None
-) -> TableCell:
+def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, report: Report) -> TableCell:
     metric, curves = names["metric"], [run.curves[names["metric"]] for run in runs]
+    goal, target = report.goal_in(metric), report.target if metric == report.metric[0] else None
     if target is not None or names["statistic"] == "best":
         goal = goal_of(metric, goal, "report.goal")
     values = tuple(value_of(run, names["statistic"], metric, goal) for run in runs)
@@ -217,7 +207,7 @@ def _judged(
     judged, report = dict(cells), study.report
     for key, other in _pairs(cells, study, row_axes, column_axes):
         cell, baseline = cells[key], cells[other]
-        first, difference = cell.names["metric"] == report.metric[0], cell.difference
+        difference = cell.difference
         claimed = report.gain_in(cell.names["metric"])
         mean, unit = baseline.summary.mean, 100 if cell.percent else 1
         scale = 1.0 if cell.percent else abs(mean)
@@ -228,7 +218,7 @@ def _judged(
             claimed = (cell.published.value - baseline.published.value) / unit
             level = level or is_near(mean, baseline.published.value / unit, scale)
         learned = True
-        if first and report.learned is not None:
+        if cell.names["metric"] == report.metric[0] and report.learned is not None:
             less = goal_of(report.metric[0], report.goal_in(report.metric[0]), "report.goal") == "min"
             learned = (min if less else max)(mean, report.learned) == mean
         if difference is not None:

@@ -8,25 +8,38 @@ from typing import Any
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
 
-__all__ = ["AbsentNameError", "Refused", "RefusedBut", "derived", "fixed", "forwarded", "noted", "option"]
+__all__ = ["AbsentNameError", "Refused", "RefusedBut", "derived", "fixed", "forwarded", "option"]
 
 
 class AbsentNameError(FederatedError, AttributeError):
     """Raised if an attribute of Lightning's trainer has no meaning here; ``hasattr`` returns False."""
 
 
-def forwarded(path: str, doc: str, settable: bool = False) -> Any:
-    """Makes a property that reads an attribute of a part of the trainer by its path, and sets it if ``settable``."""
+def forwarded(path: str, doc: str, settable: bool = False, flag: str = "") -> Any:
+    """Makes a property that reads an attribute of a part of the trainer by its path, and sets it if ``settable``.
+
+    Reading it sets the trainer's ``flag``, if one is named.
+    """
     part, _, name = path.rpartition(".")
     part_of = attrgetter(part)
 
     def change(trainer: Any, value: Any) -> None:
         setattr(part_of(trainer), name, value)
 
-    return property(attrgetter(path), change if settable else None, doc=doc)
+    return property(_reader(path, flag), change if settable else None, doc=doc)
 
 
-def option(name: str, at: str | None = None) -> Any:
+def _reader(path: str, flag: str) -> Callable[[Any], Any]:
+    read = attrgetter(path)
+
+    def read_and_say(trainer: Any) -> Any:
+        setattr(trainer, flag, True)
+        return read(trainer)
+
+    return read_and_say if flag else read
+
+
+def option(name: str, at: str | None = None, flag: str = "") -> Any:
     """Makes a property that reads an option (from ``at`` if given), and sets it, with a check, between two calls."""
     group, _, part = name.partition(".")
 
@@ -34,17 +47,7 @@ def option(name: str, at: str | None = None) -> Any:
         new = replace(getattr(trainer.options, group), **{part: value}) if part else value
         trainer.options = replace(trainer.options, **{group: new})
 
-    return property(attrgetter(at or f"options.{name}"), change, doc=f"The option ``{name}``.")
-
-
-def noted(made: Any, flag: str) -> Any:
-    """Makes a property that also sets a flag of the trainer when it is read."""
-
-    def read(trainer: Any) -> Any:
-        setattr(trainer, flag, True)
-        return made.fget(trainer)
-
-    return made.getter(read)
+    return property(_reader(at or f"options.{name}", flag), change, doc=f"The option ``{name}``.")
 
 
 def fixed(value: Any, doc: str) -> Any:

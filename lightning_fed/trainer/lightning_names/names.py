@@ -35,15 +35,7 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
-from lightning_fed.trainer.lightning_names.forwarding import (
-    Refused,
-    RefusedBut,
-    derived,
-    fixed,
-    forwarded,
-    noted,
-    option,
-)
+from lightning_fed.trainer.lightning_names.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
 from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
 
 __all__ = ["LightningNames"]
@@ -135,7 +127,7 @@ class LightningNames:
 
     # Options
 
-    max_rounds: int = noted(option("max_rounds"), "reads_length")
+    max_rounds: int = option("max_rounds", flag="reads_length")
     max_time: Any = option("max_time")
     clients_per_round: int | float = option("clients_per_round")
     check_val_every_n_rounds: int = option("check_val_every_n_rounds")
@@ -167,7 +159,7 @@ class LightningNames:
 
     barebones: bool = fixed(False, "Logging, checkpoints and bars are left out by options of their own.")
     current_epoch: int = forwarded("train_state.round", "Index of the round, 0 before training.")
-    max_epochs: int = noted(forwarded("options.max_rounds", "The number of rounds."), "reads_length")
+    max_epochs: int = forwarded("options.max_rounds", "The number of rounds.", flag="reads_length")
     max_steps: int = fixed(-1, "A run's length is given in rounds.")
     min_steps: int | None = fixed(None, "A run's length is given in rounds.")
     min_epochs: int = fixed(0, "A callback may stop a run after any round.")
