@@ -88,7 +88,7 @@ def group_runs(runs: Sequence[MeasuredRun], metric: str) -> tuple[list[Method], 
 
 
 def read_metrics(path: Path, notes: list[str] | None = None) -> Columns:
-    """Returns the measured cells of a ``metrics.csv``; of two rows of a round the later counts. ``read_rows`` adds notes."""
+    """Returns the measured cells of a ``metrics.csv``; of two rows of a round the later counts; see ``read_rows``."""
     columns: Columns = {}
     for row in read_rows(path, notes):
         at = int(row.pop("round"))
