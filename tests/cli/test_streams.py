@@ -69,6 +69,12 @@ def test_a_word_with_bytes_that_are_no_text():
         "\udcff".encode()
 
 
+def test_no_control_character_of_a_mistake_reaches_the_terminal(capsys):
+    with pytest.raises(SystemExit):
+        exits.exit_with("Expected a name,\n got \x1b[2J\x9b1m\udcffred.", 1)
+    assert capsys.readouterr().err == "Expected a name, got  [2J 1m red.\n"
+
+
 def test_names_that_no_file_can_have(capsys):
     with pytest.raises(SystemExit) as ended, exits.mistakes_in_one_sentence():
         Path("a" * 300).stat()

@@ -19,7 +19,7 @@ from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.runner.tuning import expect_sound_stages, groups_of, tune, tuned_together, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations, make_cell
 from lightning_fed.lab.studies.results import read_results, write_results
-from lightning_fed.lab.studies.study import AxisValue, Name, Space, Study, Tune
+from lightning_fed.lab.studies.study import AxisValue, Name, Space, Study, Tune, expect_sound
 from lightning_fed.runs.folder import create_run
 from lightning_fed.runs.lock import RunLock
 
@@ -428,3 +428,10 @@ def test_the_goal_of_what_decides_is_that_of_its_name_or_of_the_option(
     assert found == {chosen if tried == {0.1, 1.0} else tried.pop()}
     wanted = "MINIMIZE" if chosen == 0.1 else "MAXIMIZE"
     assert {group._optuna.direction.name for group in groups} == {wanted}
+
+
+def test_a_tuning_by_what_nobody_knows_is_refused_before_any_run(tmp_path: Path) -> None:
+    one = study(replace(GRID, metric="val/daytime"))
+    with pytest.raises(FederatedError, match=r"^Expected `tune.goal` to say .* of 'val/daytime' is the best"):
+        expect_sound(one)
+    expect_sound(replace(one, tune=replace(one.tune, goal="min")))
