@@ -168,6 +168,8 @@ class Engine(ABC):
             self._note_place(error)
             if not is_device_fault(error):  # else nothing can be read any more
                 self.divergence.read()  # who diverged before is named first
+                if told := self.optimizer.refusal(error):
+                    raise told from error
             raise
         self.divergence.read()
         self.watch.expect_parameters()

@@ -99,6 +99,8 @@ class LocalStep:
                 self.local.step()
             return output
         outputs: list[Any] = []
+        if first and self.state.local_step == 0:  # some optimizers look at gradients before they call the closure
+            self.vector.drop_gradients()
 
         @torch.enable_grad()
         def closure() -> Tensor | None:

@@ -99,6 +99,7 @@ class SequentialEngine(Engine):
         seed_everywhere(seed)
         for hook in self.client_start_hooks:
             hook(client)
+        self.optimizer.fresh.begin()
         self.watch.start_client()
 
     def _leave_client(self) -> None:
@@ -179,6 +180,7 @@ class SequentialEngine(Engine):
                     hook(outputs, batch, batch_idx)
             if steps == most:
                 break
+        self.optimizer.fresh.switch("eval")
         return steps
 
     def _batches(self, client: Client) -> Iterator[tuple[Any, int, bool]]:

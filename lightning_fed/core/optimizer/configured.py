@@ -47,7 +47,7 @@ def parse_configured(module: LightningModule, configured: Any) -> tuple[list[Opt
     else:
         optimizers, schedulers, monitor = [configured], [], None
     optimizers = [each.optimizer if isinstance(each, LightningOptimizer) else each for each in optimizers]
-    wrong = [each for each in optimizers if not isinstance(each, Optimizer)]
+    wrong = [each for each in optimizers if not (isinstance(each, Optimizer) and hasattr(each, "param_groups"))]
     if wrong or not optimizers:
         got = type(wrong[0]).__name__ if wrong else "an empty list"
         raise FederatedError(f"Expected `{name}.configure_optimizers` to return a torch optimizer, got {got}.")

@@ -10,8 +10,10 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from lightning_fed.core.devices import out_of_memory
 from lightning_fed.core.optimizer.configured import expect_own_parameters, parse_configured
 from lightning_fed.core.optimizer.flat_step import FlatStep
+from lightning_fed.core.optimizer.fresh import FreshOptimizers, of_torch
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 
@@ -58,8 +60,8 @@ class LocalOptimizer:
         self.step_schedulers = [c for c in self.schedulers if c.interval == "step" or not self._automatic]
         self.round_schedulers = [c for c in self.schedulers if c.interval != "step" and self._automatic]
         expect_own_parameters(module, self.optimizers)
-        stock = type(self.optimizer).__module__.startswith("torch.optim")
-        self.needs_closure = not stock or isinstance(self.optimizer, LBFGS)
+        self.needs_closure = not of_torch(self.optimizer) or isinstance(self.optimizer, LBFGS)
+        self.fresh = FreshOptimizers(module, self.optimizers)
         # Most optimizers start with no state, but some, such as Adagrad, fill it when they are built.
         self._initial = [{p: deepcopy(state) for p, state in each.state.items()} for each in self.optimizers]
         self.flat_step: FlatStep | None = None
@@ -89,6 +91,7 @@ class LocalOptimizer:
         self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self._param_groups]
         self._has_tensors = any(isinstance(value, Tensor) for group in self._groups for value in group.values())
         self._step_states = [deepcopy(c.scheduler.state_dict()) for c in self.step_schedulers]
+        self.fresh.take()
         if self.flat_step is not None:
             self.flat_step.start_round()
 
@@ -100,6 +103,22 @@ class LocalOptimizer:
         """Takes one local step."""
         if self.flat_step is None or not self.flat_step.step():
             self.optimizer.step()
+
+    def refusal(self, error: Exception) -> FederatedError | None:
+        """Returns a sentence for what the step of an optimizer from a package raised; None for any other error."""
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        steps = [at for at, f in enumerate(frames) if any(f.f_locals.get("self") is each for each in self.fresh.all)]
+        # The step may call the closure, in which the user's code runs; a defect in an optimizer of the user's is shown.
+        if not steps or "-packages" not in frames[steps[-1]].f_code.co_filename or out_of_memory(error):
+            return None
+        if any(str(f.f_globals.get("__name__")).startswith("lightning_fed.") for f in frames[steps[-1] :]):
+            return None
+        name = type(frames[steps[-1]].f_locals["self"]).__name__
+        return FederatedError(
+            f"Expected an optimizer that can step by the gradients of `training_step`, but {name} raised "
+            f"{type(error).__name__}{f' ({error})' if str(error) else ''}: choose another in `configure_optimizers`, "
+            "or by `--optimizer`."
+        )
 
     def scale_rates(self) -> None:
         """Multiplies the learning rates of every step by ``lr_factor``, after schedules and hooks have set them."""
@@ -121,13 +140,16 @@ class LocalOptimizer:
         self._rates = []
 
     def start_client(self) -> None:
-        """Forgets the last client: puts state, hyper-parameters and step schedules back."""
+        """Forgets the last client: puts state, hyper-parameters, attributes and step schedules back."""
         self.lr_factor, self._rates = 1.0, []
-        if self.flat_step is None or not self.flat_step.start_client():
+        self.fresh.put_back()
+        if not self.fresh.copies and (self.flat_step is None or not self.flat_step.start_client()):
             for optimizer, initial in zip(self.optimizers, self._initial, strict=True):
                 optimizer.state.clear()
                 optimizer.state.update({p: deepcopy(state) for p, state in initial.items()})
         for group, values in zip(self._param_groups, self._groups, strict=True):
+            for key in group.keys() - values.keys() - {"params"}:
+                del group[key]
             group.update(
                 {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
                 if self._has_tensors
