@@ -67,8 +67,10 @@ class FlatOptimizer:
             {**group, "params": [weights.detach()[..., part] for part in slices]}
             for group, slices in zip(optimizer.param_groups, self._slices, strict=True)
         ]
-        # A fused kernel expects the state in the memory layout of the weights, but that of a few columns is compact.
-        self._unfused = weights.ndim > 1 and self._slices != [[slice(0, vector.all_numel)]]
+        # A fused kernel expects the state in the memory layout of the weights, but that of a few columns is compact; on
+        # a CPU that of torch 2.11 for SGD leaves most numbers of a vector of 16 bits as they are.
+        narrow = weights.device.type == "cpu" and weights.element_size() < 4
+        self._unfused = narrow or (weights.ndim > 1 and self._slices != [[slice(0, vector.all_numel)]])
         self._fuse = fuse and not self._unfused and type(optimizer) in _FUSED and weights.device.type in ("cpu", "cuda")
         self._by_hand = type(optimizer) is SGD and weights.device.type == "cpu" and not self._fuse
         self._buffers: dict[Tensor, Tensor] = {}

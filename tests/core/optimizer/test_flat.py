@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from lightning_fed.core.optimizer.flat import ELEMENTWISE, FlatOptimizer
+from lightning_fed.core.optimizer.flat import _FUSED, ELEMENTWISE, FlatOptimizer
 from lightning_fed.core.vector import ParameterVector
 
 Make = Callable[[nn.Module], Optimizer]
@@ -209,3 +209,28 @@ def test_fused_kernels_step_rows_as_they_step_parameters() -> None:
         step_flat(flat, net[1], 0.05, step)
     expected = flattened(plain[0], train_plainly(*plain, seeds=list(range(5))))
     torch.testing.assert_close(weights, expected.repeat(2, 1))
+
+
+@pytest.mark.parametrize("asked", [None, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cls", _FUSED)
+def test_numbers_of_16_bits_are_all_stepped(
+    monkeypatch: pytest.MonkeyPatch, cls: type[Optimizer], dtype: torch.dtype, asked: bool | None
+) -> None:
+    """With any length, full vector registers or not; torch 2.11's fused kernel of SGD steps what is left over alone."""
+
+    def called(*_: Any, **__: Any) -> None:
+        raise AssertionError("a fused kernel")
+
+    for name in ("sgd", "adam", "adamw"):
+        monkeypatch.setattr(torch, f"_fused_{name}_", called)
+    for size in (1, 7, 8, 16, 31, 32, 33, 64, 100):
+        net = nn.Linear(size, 1, bias=False, dtype=dtype)
+        wide = nn.Linear(size, 1, bias=False)
+        wide.weight.data.copy_(net.weight.data)
+        vector = ParameterVector(net)
+        weights, grads = vector.data.repeat(3, 1), torch.ones(3, size, dtype=dtype)
+        wide.weight.grad = torch.ones(1, size)
+        FlatOptimizer(cls(net.parameters(), lr=0.25, fused=asked), vector, weights, grads, fuse=True).step()
+        cls(wide.parameters(), lr=0.25).step()
+        torch.testing.assert_close(weights.float(), wide.weight.detach().repeat(3, 1), rtol=1e-2, atol=1e-2)
