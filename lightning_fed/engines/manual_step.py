@@ -46,7 +46,8 @@ class ManualStep:
         _expect_options(options, module)
         for callback in hooks.callbacks:
             if why := _needs_gradients(callback):
-                raise _refusal(module, f"{type(callback).__name__} {why}", "`--aggregator`, `--client` or `callbacks`")
+                name = type(callback).__name__
+                raise _refusal(module, f"{name} {why}", "leave it out of `--aggregator`, `--client` or `callbacks`")
         self.state, self.module, self.recorder = state, module, state.recorder
         self.lightning_module: LightningModule = module
         self.precision = state.fabric.strategy.precision
@@ -123,7 +124,9 @@ def _expect_options(options: LocalOptions, module: LightningModule) -> None:
         "local_schedule continue": options.local_schedule == "continue",
     }.items():
         if given:
-            raise _refusal(module, f"`--trainer.{name}` is for optimization by the trainer", f"`--trainer.{name}`")
+            raise _refusal(
+                module, f"`--trainer.{name}` is for optimization by the trainer", f"remove `--trainer.{name}`"
+            )
 
 
 def _needs_gradients(callback: Any) -> str:
@@ -149,8 +152,8 @@ def _needs_gradients(callback: Any) -> str:
     return ""
 
 
-def _refusal(module: LightningModule, what: str, option: str) -> FederatedError:
+def _refusal(module: LightningModule, what: str, change: str) -> FederatedError:
     return FederatedError(
         f"Expected automatic optimization, but {type(module).__name__} sets `automatic_optimization = False`, and "
-        f"{what}: leave it out of {option}, or return the loss from `training_step`."
+        f"{what}: {change}, or return the loss from `training_step`."
     )

@@ -205,7 +205,7 @@ def test_local_steps_are_batches_in_which_an_optimizer_stepped(tmp_path):
         (CGW(), {}, "CGW asks for the clients' gradients"),
         (TERM(), {}, "TERM asks for the clients' losses"),
         (GradientDissimilarity(), {}, "GradientDissimilarity asks for gradients"),
-        (None, {"gradient_clip_val": 1.0}, "`--trainer.gradient_clip_val`"),
+        (None, {"gradient_clip_val": 1.0}, ": remove `--trainer.gradient_clip_val`, or return the loss"),
         (None, {"accumulate_grad_batches": 2}, "`--trainer.accumulate_grad_batches`"),
         (None, {"compile": True}, "`--trainer.compile`"),
         (None, {"local_schedule": "continue"}, "`--trainer.local_schedule continue`"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD
+from torch.optim import LBFGS, SGD, SparseAdam
 
 from lightning_fed.client_algorithms import FedProx
 from lightning_fed.core.vector import ParameterVector
@@ -229,6 +229,59 @@ def test_optimizer_that_calls_the_closure_itself(tmp_path):
             return SharpnessAware(self.parameters(), lr=0.1)
 
     train_both(tmp_path, Sharp, gradient_clip_val=0.1)
+
+
+def test_an_optimizer_that_looks_at_gradients_first_finds_none_of_another_client(tmp_path):
+    """As public sharpness-aware ones do: they begin with the gradients of the step before."""
+    found = []
+
+    class Looks(SGD):
+        def step(self, closure: Any) -> Any:
+            found.append([p.grad is None for p in self.param_groups[0]["params"]])
+            super().step(closure)
+
+    module = Classifier(optimizer=lambda m: Looks(m.parameters(), lr=0.1))
+    federated_trainer(tmp_path, max_rounds=2).fit(module, federated_data(8, 16))
+    assert found == [[True] * 2, [True] * 2, [False] * 2] * 2
+
+
+class Words(Classifier):
+    """The meaning of a bag of words, whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.EmbeddingBag(10, CLASSES, sparse=True), lambda m: SparseAdam(m.parameters(), lr=0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net((3 * x.abs()).long().clamp(0, 9))
+
+
+def test_sparse_adam_steps_by_sparse_gradients(tmp_path):
+    train_both(tmp_path, Words)
+
+
+@pytest.mark.parametrize("callbacks", [[], [FedProx(mu=0.1)]], ids=["dense layer", "dense term"])
+def test_sparse_adam_without_sparse_gradients_is_told_in_a_sentence(tmp_path, callbacks):
+    module = Words()
+    if not callbacks:
+        module.net = nn.Sequential(module.net, nn.Linear(CLASSES, CLASSES))
+    with pytest.raises(FederatedError, match=r"SparseAdam raised RuntimeError \(.*dense gradients.*`--optimizer`"):
+        federated_trainer(tmp_path, *callbacks).fit(module, federated_data())
+
+
+class Broken(SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise RuntimeError("mine")
+
+
+class BrokenStep(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize(("kind", "optimizer"), [(Classifier, Broken), (BrokenStep, LBFGS)])
+def test_a_defect_of_the_users_own_is_shown(tmp_path, kind, optimizer):
+    with pytest.raises(RuntimeError, match="mine"):
+        federated_trainer(tmp_path).fit(kind(optimizer=lambda m: optimizer(m.parameters())), federated_data())
 
 
 def test_closure_must_be_called(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from lightning_fed.core.devices import out_of_memory
 from lightning_fed.core.optimizer.configured import expect_own_parameters, parse_configured
@@ -97,7 +97,8 @@ class LocalOptimizer:
 
     def step_flat(self, vector: ParameterVector) -> None:
         """Lets ``step`` move the flat vector at once where that gives the same weights."""
-        self.flat_step = FlatStep(self.optimizer, vector, self._initial[0])
+        if not isinstance(self.optimizer, SparseAdam):  # which steps by sparse gradients alone
+            self.flat_step = FlatStep(self.optimizer, vector, self._initial[0])
 
     def step(self) -> None:
         """Takes one local step."""
