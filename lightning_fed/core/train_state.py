@@ -167,6 +167,7 @@ class TrainState:
             shared part is meant by those behind it.
         initial: The personal parameters that clients begin with, and the global model has, shape (p,).
         num_personal: p, a plain number: asking a tensor for its length costs more, several times per client.
+        trained: The module's parameters, each with whether it required a gradient when the round began.
         known: Names of the parameters and persistent buffers that the module had when ``fit`` began.
     """
 
@@ -199,6 +200,7 @@ class TrainState:
     untrained: list[slice] = field(init=False)
     initial: Tensor = field(init=False)
     num_personal: int = field(init=False)
+    trained: list[tuple[Tensor, bool]] = field(init=False)
     known: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -208,16 +210,25 @@ class TrainState:
 
     def start_round(self) -> None:
         """Notes how every client of the round finds the optimizer; callbacks may have unfrozen parameters."""
+        self.trained = [(p, p.requires_grad) for p in self.module.parameters()]
         self.optimizer.start_round()
         self.untrained = self.vector.gradients_except(self.optimizer.parameters)
 
     def enter(self, client: Client, origin: Tensor) -> None:
         """Notes the client that trains next, and the point that its update is measured from."""
+        self._unfreeze()
         self.client, self.origin, self.displacement = client, origin, None
 
     def leave_client(self) -> None:
         """Notes that no client is training."""
+        self._unfreeze()
         self.client, self.local_step, self.displacement = None, 0, None
+
+    def _unfreeze(self) -> None:
+        """Undoes what a client's training or its hooks have frozen or unfrozen."""
+        for p, requires_grad in self.trained:
+            if p.requires_grad is not requires_grad:
+                p.requires_grad = requires_grad
 
     def load_global_model(self) -> None:
         """Copies the global vector, with the initial personal parameters, and the buffers into the module."""

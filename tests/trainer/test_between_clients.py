@@ -14,7 +14,7 @@ from torch import nn
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from tests.parts import Classifier, built, federated_data, federated_trainer
+from tests.parts import CLASSES, Classifier, built, federated_data, federated_trainer
 
 HOOKS = (
     "on_train_epoch_start", "on_round_start", "on_before_server_step", "on_round_end", "on_after_server_step",
@@ -283,3 +283,28 @@ def test_a_module_that_forgets_to_step_is_told_to(tmp_path: Path) -> None:
         pytest.raises(FederatedError, match=r"no client has taken a step in any round: .* calls the `step\(\)`"),
     ):
         federated_trainer(tmp_path, max_rounds=3).fit(built(Forgets), federated_data(12, 9))
+
+
+@pytest.mark.parametrize("where", ["training_step", "on_client_start"])
+def test_what_one_client_freezes_the_others_train(tmp_path: Path, where: str) -> None:
+    class Freezes(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if where == "training_step" and self.trainer.client.id == 0:
+                self.net.bias.requires_grad_(False)
+            return super().training_step(batch, batch_idx)
+
+    class Moved(FederatedCallback):
+        moved: dict[tuple[int, int], bool] = {}
+
+        def on_client_start(self, trainer: Any, pl_module: Any, client: Any) -> None:
+            if where == "on_client_start" and client.id == 0:
+                pl_module.net.bias.requires_grad_(False)
+
+        def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+            self.moved[update.client.round, update.client.id] = bool(update.delta[-CLASSES:].any())
+
+    callback, module = Moved(), Freezes()
+    callback.moved = {}
+    federated_trainer(tmp_path, callback, max_rounds=2).fit(module, federated_data(8, 8, 8))
+    assert callback.moved == {(round, id): id != 0 for round in (1, 2) for id in range(3)}
+    assert module.net.bias.requires_grad
