@@ -1,8 +1,9 @@
 """Operations that differ between accelerators and the CPU."""
 
 from collections import defaultdict
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "copy_each", "copy_into", "cudnn_layer", "data_to", "device_streams", "free_memory", "is_device_fault", "on_each",
-    "out_of_memory", "same_each", "same_values", "seed_devices", "set_device_streams", "single_at_least", "to_device",
-    "why_not_mixed", "wide_dtype",
+    "copy_each", "copy_into", "cudnn_layer", "data_to", "device_streams", "free_memory", "full_precision",
+    "is_device_fault", "on_each", "out_of_memory", "same_each", "same_values", "seed_devices", "set_device_streams",
+    "single_at_least", "to_device", "why_not_mixed", "wide_dtype",
 ]  # fmt: skip
 
 # For these dtypes torch runs an operation on a list of tensors as one kernel; CUDA refuses some of the others.
@@ -100,6 +101,32 @@ def free_memory(device: torch.device) -> int:
     """Returns the free bytes of a GPU, including memory that torch has reserved there and does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Lets no device compute in TF32 or bfloat16 with numbers of float32 within the block."""
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    conv = partial(getattr, cudnn, "allow_tf32"), partial(setattr, cudnn, "allow_tf32"), False
+    matmul = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"
+    changes: list[tuple[Callable[[Any], None], Any, Any]] = []
+    for (read, write, strict), parts in (
+        (matmul, [cuda.matmul, getattr(mkldnn, "matmul", None)]),
+        (conv, [getattr(of, op, None) for of in (cudnn, mkldnn) for op in ("conv", "rnn")]),
+    ):
+        try:
+            changes.append((write, read(), strict))
+        except RuntimeError:  # it has been set for some parts alone, which this older way of torch's cannot tell
+            kept = [(partial(setattr, p, "fp32_precision"), getattr(p, "fp32_precision", "none")) for p in parts]
+            changes += [(write, value, "ieee") for write, value in kept if value != "none"]
+    changes = [(write, before, strict) for write, before, strict in changes if before != strict]
+    try:
+        for write, _, strict in changes:
+            write(strict)
+        yield
+    finally:
+        for write, before, _ in changes:
+            write(before)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

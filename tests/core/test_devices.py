@@ -1,11 +1,14 @@
 """What is asked of a GPU, with torch's answers given."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from lightning_fed.core import devices
-from lightning_fed.core.devices import cudnn_layer, free_memory, why_not_mixed
+from lightning_fed.core.devices import cudnn_layer, free_memory, full_precision, why_not_mixed
 from lightning_fed.models import CharLSTM
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -51,3 +54,55 @@ def test_a_cpu_is_refused_if_and_only_if_the_lstm_does_not_train_on_it() -> None
         assert refused == "this CPU has no LSTM in bfloat16"
     else:
         assert refused is None
+
+
+def precisions() -> list[Any]:
+    """How float32 is computed with, by torch's older and newer flags; the older ones raise where they cannot tell."""
+    found: list[Any] = []
+    for read in (torch.get_float32_matmul_precision, lambda: torch.backends.cudnn.allow_tf32):
+        try:
+            found.append(read())
+        except RuntimeError:
+            found.append(None)
+    parts = [torch.backends.cuda.matmul]
+    parts += [getattr(of, op, None) for of in (torch.backends.cudnn, torch.backends.mkldnn) for op in ("conv", "rnn")]
+    parts += [getattr(torch.backends.mkldnn, "matmul", None)]
+    return found + [getattr(part, "fp32_precision", "none") for part in parts]
+
+
+@pytest.fixture
+def flags() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    if hasattr(torch.backends.mkldnn, "conv"):
+        torch.backends.mkldnn.conv.fp32_precision = "none"
+
+
+def older(precision: str, allow: bool) -> None:
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = allow
+
+
+def newer(**parts: str) -> None:
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("torch before 2.9 has the older flags alone")
+    for name, precision in parts.items():
+        of, op = name.split("_")
+        getattr(getattr(torch.backends, of), op).fp32_precision = precision
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda: older("highest", True), lambda: older("medium", False), lambda: newer(cuda_matmul="tf32"),
+        lambda: newer(cudnn_conv="ieee"), lambda: newer(cudnn_rnn="ieee", mkldnn_conv="bf16", mkldnn_matmul="bf16"),
+    ],
+    ids=["default", "older", "newer matmul", "newer conv", "newer cpu"],
+)  # fmt: skip
+def test_full_precision_leaves_every_flag_as_it_was(flags: None, settings: Callable[[], None]) -> None:
+    settings()
+    before = precisions()
+    with full_precision():
+        assert not {"high", "medium", "tf32", "bf16", True}.intersection(precisions())
+    assert precisions() == before
