@@ -1,7 +1,7 @@
 """Operations that differ between accelerators and the CPU."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -107,19 +107,20 @@ def free_memory(device: torch.device) -> int:
 def full_precision() -> Iterator[None]:
     """Lets no device compute in TF32 or bfloat16 with numbers of float32 within the block."""
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    conv = partial(getattr, cudnn, "allow_tf32"), partial(setattr, cudnn, "allow_tf32"), False
-    matmul = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"
-    changes: list[tuple[Callable[[Any], None], Any, Any]] = []
-    for (read, write, strict), parts in (
-        (matmul, [cuda.matmul, getattr(mkldnn, "matmul", None)]),
-        (conv, [getattr(of, op, None) for of in (cudnn, mkldnn) for op in ("conv", "rnn")]),
-    ):
+    # How each is read, set, and set strictly; the parts are for torch's newer way, which the older cannot always tell.
+    flags: Any = [
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest", [cuda, mkldnn], ["matmul"]),
+        (partial(getattr, cudnn, "allow_tf32"), partial(setattr, cudnn, "allow_tf32"), False, [cudnn, mkldnn],
+         ["conv", "rnn"]),
+    ]  # fmt: skip
+    changes: list[tuple[Any, Any, Any]] = []
+    for read, write, strict, kinds, names in flags:
         try:
             changes.append((write, read(), strict))
-        except RuntimeError:  # it has been set for some parts alone, which this older way of torch's cannot tell
-            kept = [(partial(setattr, p, "fp32_precision"), getattr(p, "fp32_precision", "none")) for p in parts]
-            changes += [(write, value, "ieee") for write, value in kept if value != "none"]
-    changes = [(write, before, strict) for write, before, strict in changes if before != strict]
+        except RuntimeError:
+            parts = [part for kind in kinds for name in names if (part := getattr(kind, name, None)) is not None]
+            changes += [(partial(setattr, part, "fp32_precision"), part.fp32_precision, "ieee") for part in parts]
+    changes = [each for each in changes if each[1] not in ("none", each[2])]
     try:
         for write, _, strict in changes:
             write(strict)

@@ -123,11 +123,12 @@ class StepProbe:
         buffers = self.state.buffers
         buffers.start_round()
         try:
-            with without_trace(self.module, places=self._places), full_precision(), catch_warnings():
+            with without_trace(self.module, places=self._places), catch_warnings():
                 simplefilter("ignore")
                 if in_eval:
                     self.module.eval()
-                yield
+                with full_precision():
+                    yield
         finally:
             moved = buffers.take_in_moved()
             buffers.live.load({**buffers.live.copy(), **moved})

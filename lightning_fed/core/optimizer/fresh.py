@@ -1,4 +1,4 @@
-"""What optimizers hold besides state and parameter groups, put back for each client."""
+"""What optimizers hold, put back for each client."""
 
 from copy import copy, deepcopy
 from typing import Any
@@ -30,40 +30,40 @@ class FreshOptimizers:
     Args:
         module: The module whose ``configure_optimizers`` has built them.
         optimizers: The optimizers.
+
+    Attributes:
+        all: The optimizers, and of other classes than torch's also those within them.
+        copies: Whether all is copied, as not every class is torch's own.
     """
 
     def __init__(self, module: LightningModule, optimizers: list[Optimizer]) -> None:
         self._module, self._given = module, optimizers
         self.copies = not all(map(of_torch, optimizers))
-        # Hooks belong to those who registered them; by the mark of a step schedules know that there was one.
+        # By this mark schedules know that there was a step.
         self._left = {"_opt_called"} if self.copies else {"_opt_called", "state", "param_groups"}
-        # Tensors that follow a parameter, as the optimizers hold them, and as they were noted.
-        self._live: list[tuple[Tensor, Tensor]] = []
-        self._noted: list[tuple[Tensor, Tensor]] = []
+        self._live: list[tuple[Tensor, Tensor]] = []  # tensors that follow a parameter, each with it
         made = self.take()
-        if self.copies:
-            self._noted = [(made[index], p) for index, p in self._find_weights(made)]
+        self._noted = self._copies_of_weights(made) if self.copies else []  # the same in what was noted
         self.put_back()
 
     def take(self) -> list[Tensor]:
         """Notes what they hold now; returns the tensors that were copied."""
         module = self._module
         kept = (vars(module).get("_trainer"), *module.modules(), *module.parameters(), *module.buffers())
-        self.all = _with_inner(self._given, {id(each) for each in kept}) if self.copies else self._given
-        self._same = {id(each): each for each in (*kept, *self.all)}
+        self._same = {id(each): each for each in kept}
+        self.all = self._with_inner() if self.copies else self._given
+        self._same.update({id(each): each for each in self.all})
         self._held = [self._attributes(each) for each in self.all]
         if not self.copies:
             return []
-        self._held, memo = self._copy(self._held)
+        self._held, memo = self._copy()
         self._noted = [(memo[id(tensor)], p) for tensor, p in self._live if id(tensor) in memo]
         return [each for key, each in memo.items() if isinstance(each, Tensor) and key not in self._same]
 
     def put_back(self) -> None:
         """Gives them what they held."""
-        held = self._held
-        if self.copies:
-            held, memo = self._copy(held)
-            self._live = [(memo[id(tensor)], p) for tensor, p in self._noted]
+        held, memo = self._copy() if self.copies else (self._held, {})
+        self._live = [(memo[id(tensor)], p) for tensor, p in self._noted]
         for optimizer, values in zip(self.all, held, strict=True):
             for name in self._attributes(optimizer).keys() - values.keys():
                 del vars(optimizer)[name]
@@ -83,12 +83,13 @@ class FreshOptimizers:
                 getattr(optimizer, mode)()
 
     def _attributes(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Returns attributes, but for hooks, which belong to those who registered them."""
         return {k: v for k, v in vars(optimizer).items() if k not in self._left and not k.endswith("_hooks")}
 
-    def _copy(self, held: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    def _copy(self) -> tuple[list[dict[str, Any]], dict[int, Any]]:
         memo = dict(self._same)
         try:
-            return deepcopy(held, memo), memo
+            return deepcopy(self._held, memo), memo
         except Exception as error:  # whatever an object raises that cannot be copied
             name = type(self._given[0]).__name__
             raise FederatedError(
@@ -96,54 +97,43 @@ class FreshOptimizers:
                 f"({type(error).__name__}: {error}): choose another in `configure_optimizers` or by `--optimizer`."
             ) from error
 
-    def _find_weights(self, tensors: list[Tensor]) -> list[tuple[int, Tensor]]:
-        """Finds the tensors that are copies of parameters; returns their indices, each with its parameter."""
+    def _with_inner(self) -> list[Optimizer]:
+        """Returns the optimizers and those in their attributes, in lists, dicts and objects there, outer ones first."""
+        found, seen, todo = list[Optimizer](), set(self._same), list[Any](self._given)
+        for each in todo:  # grows meanwhile
+            if id(each) in seen or isinstance(each, (Tensor, type)):
+                continue
+            seen.add(id(each))
+            if isinstance(each, Optimizer):
+                found.append(each)
+            inner = each if isinstance(each, dict) else getattr(each, "__dict__", {})
+            todo += each if isinstance(each, (list, tuple)) else inner.values()
+        return found
+
+    def _copies_of_weights(self, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Returns those of the tensors, of any dtype, that hold the numbers of a parameter, each with it."""
         parameters = [p for each in self._given for group in each.param_groups for p in group["params"]]
-        found = _equal_pairs(tensors, parameters)
-        if not any((tensors[index] == tensors[index].flatten()[0]).all() for index, _ in found):
+        found = [pair for tensor in tensors if (pair := _with_equal(tensor, parameters))]
+        if not any((tensor == tensor.flatten()[0]).all() for tensor, _ in found):
             return found
         # All of one number, it may also be what a sum begins with: this shows when they are built at other weights.
-        attributes, values = dict(vars(self._module)), [p.detach().clone() for p in parameters]
+        attributes, values, other = dict(vars(self._module)), [p.detach().clone() for p in parameters], copy(self)
         try:
             for number, p in enumerate(parameters, 1):
                 p.data.add_(number)
-            other = copy(self)
             with isolated_streams():
                 other._given, _ = parse_configured(self._module, self._module.configure_optimizers())
-            return _equal_pairs(other.take(), parameters)
+            again = [_with_equal(tensor, parameters) for tensor in other.take()]
         finally:
             for p, value in zip(parameters, values, strict=True):
                 p.data.copy_(value)
             vars(self._module).clear()
             vars(self._module).update(attributes)
+        return [(tensor, pair[1]) for tensor, pair in zip(tensors, again, strict=False) if pair]
 
 
-def _equal_pairs(tensors: list[Tensor], parameters: list[Tensor]) -> list[tuple[int, Tensor]]:
-    """Returns the indices of tensors, of any dtype, that hold the numbers of a parameter, each with the parameter."""
-    return [
-        (index, p)
-        for index, tensor in enumerate(tensors)
-        for p in parameters
-        if tensor.shape == p.shape and tensor.is_floating_point() and torch.equal(tensor.to(p), p)
-    ]
-
-
-def _with_inner(optimizers: list[Optimizer], known: set[int]) -> list[Optimizer]:
-    """Returns optimizers and those in their attributes, in lists, dicts and other objects there, outer ones first."""
-    found: list[Optimizer] = []
-    todo: list[Any] = list(optimizers)
-    seen = set(known)
-    while todo:
-        each = todo.pop(0)
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, Optimizer):
-            found.append(each)
-        if isinstance(each, (list, tuple)):
-            todo += each
-        elif isinstance(each, dict):
-            todo += [value for key, value in each.items() if key not in ("params", "state")]
-        elif hasattr(each, "__dict__") and not isinstance(each, (Tensor, type)) and not callable(each):
-            todo.append(vars(each))
-    return found
+def _with_equal(tensor: Tensor, parameters: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    for p in parameters if tensor.is_floating_point() and tensor.numel() else ():
+        if tensor.shape == p.shape and torch.equal(tensor.to(p), p):
+            return tensor, p
+    return None

@@ -89,7 +89,6 @@ class LocalOptimizer:
     def start_round(self) -> None:
         """Remembers hyper-parameters and step schedules as every client of the round finds them."""
         self._groups = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self._param_groups]
-        self._has_tensors = any(isinstance(value, Tensor) for group in self._groups for value in group.values())
         self._step_states = [deepcopy(c.scheduler.state_dict()) for c in self.step_schedulers]
         self.fresh.take()
         if self.flat_step is not None:
@@ -151,11 +150,7 @@ class LocalOptimizer:
         for group, values in zip(self._param_groups, self._groups, strict=True):
             for key in group.keys() - values.keys() - {"params"}:
                 del group[key]
-            group.update(
-                {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
-                if self._has_tensors
-                else values
-            )
+            group.update({k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()})
         for config, state in zip(self.step_schedulers, self._step_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
 
@@ -238,7 +233,6 @@ class LocalOptimizer:
                     f"{len(state[name])}: a resumed run keeps them, start a new one with `--weights`."
                 )
         self._groups = [_placed(*pair) for pair in zip(state["groups"], self._param_groups, strict=True)]
-        self._has_tensors = True  # checked again in the next round
         self._step_states = state["step_schedulers"]
         for config, scheduler in zip(self.round_schedulers, state["round_schedulers"], strict=True):
             config.scheduler.load_state_dict(scheduler)
