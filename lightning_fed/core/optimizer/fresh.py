@@ -48,14 +48,15 @@ class FreshOptimizers:
 
     def take(self) -> list[Tensor]:
         """Notes what they hold now; returns the tensors that were copied."""
+        if not self.copies:
+            self.all, self._held = self._given, [self._attributes(each) for each in self._given]
+            return []
         module = self._module
         kept = (vars(module).get("_trainer"), *module.modules(), *module.parameters(), *module.buffers())
         self._same = {id(each): each for each in kept}
-        self.all = self._with_inner() if self.copies else self._given
+        self.all = self._with_inner()
         self._same.update({id(each): each for each in self.all})
         self._held = [self._attributes(each) for each in self.all]
-        if not self.copies:
-            return []
         self._held, memo = self._copy()
         self._noted = [(memo[id(tensor)], p) for tensor, p in self._live if id(tensor) in memo]
         return [each for key, each in memo.items() if isinstance(each, Tensor) and key not in self._same]

@@ -30,6 +30,7 @@ class LocalOptimizer:
     A module that optimizes by itself also steps its schedules; they too are reset for the next client.
 
     Attributes:
+        fresh: What they hold beside state and groups, or all that they hold, put back for each client.
         optimizers: The module's own optimizers, one unless it optimizes by itself.
         optimizer: The first of them.
         schedulers: All schedules, in the order in which the module returns them.
@@ -108,12 +109,12 @@ class LocalOptimizer:
         """Returns a sentence for what the step of an optimizer from a package raised; None for any other error."""
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         steps = [at for at, f in enumerate(frames) if any(f.f_locals.get("self") is each for each in self.fresh.all)]
-        # The step may call the closure, in which the user's code runs; a defect in an optimizer of the user's is shown.
-        if not steps or "-packages" not in frames[steps[-1]].f_code.co_filename or out_of_memory(error):
+        inner = frames[steps[-1] :] if steps else []
+        # A step may call the closure, in which the user's code runs; a defect in an optimizer of the user's is shown.
+        ours = any(str(f.f_globals.get("__name__")).startswith("lightning_fed.") for f in inner)
+        if not inner or ours or "-packages" not in inner[0].f_code.co_filename or out_of_memory(error):
             return None
-        if any(str(f.f_globals.get("__name__")).startswith("lightning_fed.") for f in frames[steps[-1] :]):
-            return None
-        name = type(frames[steps[-1]].f_locals["self"]).__name__
+        name = type(inner[0].f_locals["self"]).__name__
         return FederatedError(
             f"Expected an optimizer that can step by the gradients of `training_step`, but {name} raised "
             f"{type(error).__name__}{f' ({error})' if str(error) else ''}: choose another in `configure_optimizers`, "
