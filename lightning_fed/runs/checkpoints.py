@@ -4,6 +4,7 @@ import io
 import shutil
 import zipfile
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning_utilities.core.rank_zero import WarningCache
 from torch import Tensor
 
 from lightning_fed.core.client_states import FOLDER
+from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, find_runs, open_run
@@ -29,7 +30,7 @@ __all__ = [
     "primitives_of",
 ]
 
-_warnings = WarningCache()
+_PRIMITIVE = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
 def save_checkpoint(checkpoint: Any, path: Path, option: str = "--trainer.default_root_dir") -> None:
@@ -174,23 +175,25 @@ def _newest_whole(run: RunFolder) -> Path:
     return path
 
 
-def primitives_of(values: dict[str, Any], place: str, say: bool = True) -> dict[str, Any]:
-    """Keeps values that consist of tensors and primitives; a value with anything else in it is left out as a whole.
+def primitives_of(values: dict[str, Any], place: str) -> dict[str, Any]:
+    """Keeps values that consist of tensors and primitives; of any other value it warns, and leaves it out as a whole.
 
-    NumPy numbers become Python numbers.
+    NumPy numbers become Python numbers, and mappings become dicts.
 
     Args:
         values: The content for a checkpoint, by name.
         place: Its place in the checkpoint, empty for all of it.
-        say: Whether to warn of each name that is left out, once.
     """
     kept = {}
     for key, value in values.items():
         try:
             kept[key] = _primitive(value, f"{place}.{key}" if place else str(key))
-        except TypeError as error:
-            if say:
-                _warnings.warn(f"A checkpoint holds only tensors and primitives: `{key}` is left out for its {error}.")
+        except (TypeError, RecursionError) as error:
+            left_out = f"A checkpoint holds only tensors and primitives: `{key}` is left out for its {error}"
+            again = f": give it again in `load_from_checkpoint(path, {key}=...)`"
+            message = f"{left_out}{again if place.endswith('hyper_parameters') else ''}."
+            if is_news(message, said=True):
+                rank_zero_warn(message)
     return kept
 
 
@@ -200,18 +203,21 @@ def _primitive(value: Any, place: str) -> Any:
     Raises:
         TypeError: If that is not possible; the message gives the type and the place.
     """
-    if value is None or type(value) in (bool, int, float, str, bytes, torch.Size):
+    if type(value) in _PRIMITIVE:
         return value
     if isinstance(value, Tensor):
-        return value if type(value) is Tensor else value.detach().as_subclass(Tensor)
+        value = value if type(value) is Tensor else value.detach().as_subclass(Tensor)
+        is_part = value.layout == torch.strided and value.untyped_storage().nbytes() > value.nbytes
+        return value.clone() if is_part else value  # else the file would hold the whole that it is a view of
     if isinstance(value, np.generic):
         return _primitive(value.item(), place)
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         items = ((_primitive(key, f"{place} (a key)"), _primitive(v, f"{place}.{key}")) for key, v in value.items())
         return OrderedDict(items) if isinstance(value, OrderedDict) else dict(items)
     if isinstance(value, (list, tuple, set)):
         kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
         return kind(_primitive(item, f"{place}[{index}]") for index, item in enumerate(value))
-    raise TypeError(f"{type(value).__name__} under `{place}`")
+    kind = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    raise TypeError(f"{kind} under `{place}`")

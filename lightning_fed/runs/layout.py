@@ -8,9 +8,15 @@ from torch import Tensor
 
 from lightning_fed.errors import FederatedError
 
-__all__ = ["FORMAT", "expect_layout", "seal_of"]
+__all__ = ["FORMAT", "expect_layout", "expect_parts", "seal_of"]
 
 FORMAT = 2
+# What a run goes on from; later versions may add to it.
+_PARTS = {"epoch": int, "global_step": int, "callbacks": dict, "federated": dict}
+_FEDERATED = (
+    "round", "weights", "buffers", "optimizer", "totals", "client_states", "layout", "engine", "metrics", "split_hash",
+    "methods", "should_stop", "rows",
+)  # fmt: skip
 
 
 def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
@@ -29,6 +35,17 @@ def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
         raise FederatedError(
             f"Expected {source} to be complete and unchanged, but `{wrong[0]}` is missing or not as it was "
             "written: it was changed or made by another program, give another `--ckpt_path`."
+        )
+
+
+def expect_parts(checkpoint: dict[str, Any], source: str) -> None:
+    """Refuses a checkpoint in which the module's hooks have left out a part that a resumed run needs."""
+    wrong = [name for name, kind in _PARTS.items() if not isinstance(checkpoint.get(name), kind)]
+    wrong += [] if wrong else [f"federated.{name}" for name in _FEDERATED if name not in checkpoint["federated"]]
+    if wrong:
+        raise FederatedError(
+            f"Expected {source} to hold `{wrong[0]}`, which a resumed run needs, but `on_save_checkpoint` or "
+            "`on_load_checkpoint` has removed it: keep it there, or start a new run with `--weights`."
         )
 
 

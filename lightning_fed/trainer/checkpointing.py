@@ -17,14 +17,18 @@ from lightning_fed.core.client_states import FOLDER
 from lightning_fed.core.files import WriteError
 from lightning_fed.core.hooks import is_stock
 from lightning_fed.core.train_state import TrainState
+from lightning_fed.data.adapters.modules import is_datamodule
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
 from lightning_fed.runs.folder import LAST_GOOD, RunFolder
-from lightning_fed.runs.layout import FORMAT, seal_of
+from lightning_fed.runs.layout import FORMAT, expect_parts, seal_of
 from lightning_fed.runs.loggers import RoundCSVLogger
 from lightning_fed.trainer.lightning_names import LightningNames
 
-__all__ = ["load_weights", "restore_state", "save_checkpoints", "save_last_good", "save_model"]
+__all__ = ["load_weights", "restore_data", "restore_state", "save_checkpoints", "save_last_good", "save_model"]
+
+# Parts of a checkpoint of which a value that cannot be stored is left out alone.
+_ONE_BY_ONE = ("callbacks", "hyper_parameters", "datamodule_hyper_parameters")
 
 
 def save_checkpoints(trainer: LightningNames, run: RunFolder, paths: Sequence[Path]) -> None:
@@ -69,7 +73,9 @@ def save_model(trainer: LightningNames, path: Path) -> None:
         if trainer.interrupted_or_failed:
             trainer.train_state.load_global_model()
     if trainer.is_global_zero:
-        save_checkpoint(_storable(_model_of(trainer)), path)
+        checkpoint = _model_of(trainer)
+        trainer.lightning_module.on_save_checkpoint(checkpoint)  # as Lightning does, which then asks no callbacks
+        save_checkpoint(_storable(checkpoint), path)
 
 
 def save_last_good(trainer: LightningNames, folder: Path) -> None:
@@ -98,19 +104,33 @@ def _weights_of(module: LightningModule) -> dict[str, Any]:
     return primitives_of(copies, "state_dict")
 
 
+def _data_modules(trainer: LightningNames) -> list[Any]:
+    """Returns the run's data module, and the user's own in it if it has one as its source."""
+    data = trainer.datamodule
+    return [part for part in (data, getattr(data, "source", None)) if is_datamodule(part)]
+
+
 def _model_of(trainer: LightningNames) -> dict[str, Any]:
-    """Gathers a model's part of Lightning's checkpoints."""
-    module = trainer.lightning_module
-    return {
+    """Gathers the parts of Lightning's checkpoints that model and data have, and those that hooks may remove."""
+    module, data = trainer.lightning_module, _data_modules(trainer)
+    checkpoint = {
         "epoch": trainer.round,
         "global_step": trainer.train_state.steps_before_round,
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": _weights_of(module),
         "loops": None,  # Lightning's trainer would load these if there were any
         "callbacks": {},
-        "hparams_name": "kwargs",
-        "hyper_parameters": dict(module.hparams),
+        # Fresh ones, as every client begins with.
+        "optimizer_states": [{**each.state_dict(), "state": {}} for each in trainer.optimizers],
+        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+        **{type(part).__qualname__: state for part in data if (state := part.state_dict())},
     }
+    for part in (module, *data):
+        if part.hparams:
+            checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = dict(part.hparams)
+            if hasattr(part, "_hparams_name"):
+                checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
+    return checkpoint
 
 
 def _dump(trainer: LightningNames) -> dict[str, Any]:
@@ -137,10 +157,10 @@ def _dump(trainer: LightningNames) -> dict[str, Any]:
 
 
 def _storable(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Turns a checkpoint into tensors and primitives; you pass hyper-parameters that are objects again at loading."""
-    parts = {name: checkpoint.pop(name) for name in ("hyper_parameters", "callbacks")}
-    stored = {**primitives_of(checkpoint, ""), "callbacks": primitives_of(parts["callbacks"], "callbacks")}
-    return {**stored, "hyper_parameters": primitives_of(parts["hyper_parameters"], "hyper_parameters", say=False)}
+    """Turns a checkpoint into tensors and primitives: of callbacks and hyper-parameters each one that it can."""
+    each = {n: part for n in _ONE_BY_ONE if isinstance(part := checkpoint.get(n), dict)}
+    stored = primitives_of({name: part for name, part in checkpoint.items() if name not in each}, "")
+    return {**stored, **{name: primitives_of(part, name) for name, part in each.items()}}
 
 
 def _methods(trainer: LightningNames) -> list[str]:
@@ -158,9 +178,10 @@ def _out_of_time(trainer: LightningNames) -> bool:
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: str, option: str) -> None:
     """Loads the weights of a checkpoint or a ``state_dict``, read from file ``source`` of ``option``, in place."""
-    if "state_dict" in checkpoint:  # as Lightning does: the hook may change what is loaded
-        module.on_load_checkpoint(checkpoint)
-    state: dict[str, Any] = checkpoint.get("state_dict", checkpoint)
+    state: Any = checkpoint
+    if not checkpoint.keys().isdisjoint(("state_dict", "pytorch-lightning_version")):
+        module.on_load_checkpoint(checkpoint)  # as Lightning does: the hook may change what is loaded
+        state = checkpoint.get("state_dict")
     own = module.state_dict()
     extra = {name: value for name, value in own.items() if name.rpartition(".")[2] == "_extra_state"}
     if not isinstance(state, dict):
@@ -186,6 +207,7 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], source: st
 
 def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: str) -> None:
     """Restores a run from a checkpoint with a checked layout, in place; load its weights before."""
+    expect_parts(checkpoint, source)
     state = checkpoint["federated"]
     split = getattr(trainer.datamodule, "split_hash", None)
     if state["split_hash"] != split:
@@ -223,27 +245,35 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
     trainer.train_state.steps_before_round = checkpoint["global_step"]
     vars(trainer.metrics).update(state["metrics"])
     trainer.should_stop = state["should_stop"]
-    callback: Any
+    trainer.hooks("on_load_checkpoint", checkpoint, module=False)
     for callback in trainer.callbacks:
-        callback.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
         if callback.state_key in checkpoint["callbacks"]:
-            _restore_callback(callback, checkpoint["callbacks"][callback.state_key], source)
+            _restore(callback, checkpoint["callbacks"][callback.state_key], source)
     trainer.train_state.load_global_model()
     trainer.train_state.finished_round = trainer.round  # last: before this, the run had nothing to save
 
 
-def _restore_callback(callback: Any, state: Any, source: str) -> None:
-    """Gives a callback its state; turns any error on a wrong state, which only it can check, into one sentence."""
+def restore_data(trainer: LightningNames, checkpoint: dict[str, Any], source: str) -> None:
+    """Gives the data modules the states that a checkpoint has of them."""
+    for part in _data_modules(trainer):
+        if (name := type(part).__qualname__) in checkpoint:
+            _restore(part, checkpoint[name], source)
+
+
+def _restore(part: Any, state: Any, source: str) -> None:
+    """Gives a callback or data module its state; turns any error on a wrong one, which only it can check, into one
+    sentence.
+    """
     try:
-        if is_stock(callback, "ModelCheckpoint") and state.get("dirpath", callback.dirpath) == callback.dirpath:
-            _expect_own_files(Path(callback.dirpath), state, source)
-        callback.load_state_dict(state)
+        if is_stock(part, "ModelCheckpoint") and state.get("dirpath", part.dirpath) == part.dirpath:
+            _expect_own_files(Path(part.dirpath), state, source)
+        part.load_state_dict(state)
     except FederatedError:
         raise
     except Exception as error:
         raise FederatedError(
-            f"Expected {source} to hold the state of {type(callback).__name__}, which cannot load it "
-            f"({type(error).__name__}: {error}): give another `--ckpt_path`, or the same callback as before."
+            f"Expected {source} to hold the state of {type(part).__name__}, which cannot load it "
+            f"({type(error).__name__}: {error}): give another `--ckpt_path`, or the same class as before."
         ) from error
 
 

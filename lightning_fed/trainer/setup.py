@@ -33,7 +33,7 @@ from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import cohort_size
 from lightning_fed.trainer.callback_order import add_module_callbacks
-from lightning_fed.trainer.checkpointing import load_weights, restore_state
+from lightning_fed.trainer.checkpointing import load_weights, restore_data, restore_state
 from lightning_fed.trainer.evaluation import named_loaders
 from lightning_fed.trainer.fabric import announce_device, launch, lay_out, move_to_device, show_optimizers
 from lightning_fed.trainer.lightning_names import LightningNames
@@ -159,7 +159,10 @@ def evaluating(
         _call_setups(trainer, name)
         move_to_device(trainer.fabric, model)
         if weights is not None:
-            load_weights(model, read_checkpoint(Path(weights), option), weights, option)
+            checkpoint = read_checkpoint(Path(weights), option)
+            load_weights(model, checkpoint, weights, option)
+            if option == "--ckpt_path":
+                restore_data(trainer, checkpoint, weights)
         share_model(trainer.processes, model)
         method = {"validate": "val", "test": "test", "predict": "predict"}[name] + "_dataloader"
         loaders = named_loaders(getattr(trainer.datamodule, method)())
@@ -208,8 +211,11 @@ def _set_up_training(
             load_weights(model, read_checkpoint(Path(weights), "--weights"), weights, "--weights")
         if checkpoint is not None:
             # With Lightning's WeightAveraging `state_dict` is the average; training goes on from the model beside it.
-            beside = {"state_dict": checkpoint["current_model_state"]} if "current_model_state" in checkpoint else {}
-            load_weights(model, {**checkpoint, **beside}, source, "--ckpt_path")
+            average, beside = checkpoint.get("state_dict"), checkpoint.get("current_model_state")
+            checkpoint |= {} if beside is None else {"state_dict": beside}
+            load_weights(model, checkpoint, source, "--ckpt_path")
+            checkpoint |= {} if beside is None else {"state_dict": average}
+            restore_data(trainer, checkpoint, source)
     trainer.resumed, trainer.validated = checkpoint is not None, False
     trainer.metrics, trainer.round_metrics = LoggedMetrics({}, {}, {}), {}
     share_model(trainer.processes, model)

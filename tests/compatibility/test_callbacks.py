@@ -301,7 +301,8 @@ def test_ordinary_content_is_stored_or_left_out(tmp_path) -> None:
     trainer = federated_trainer(tmp_path, callback, logger=[], enable_checkpointing=True, name="run", max_rounds=2)
     with pytest.warns(UserWarning, match="`table` is left out for its ndarray under `table.array`") as caught:
         trainer.fit(module, data)
-    assert sum("left out" in str(warning.message) for warning in caught) == 1
+    said = [str(warning.message) for warning in caught if "left out" in str(warning.message)]
+    assert ["`table`" in said[0], "`activation`" in said[1], len(said)] == [True, True, 2]
     checkpoint = torch.load(trainer.run.checkpoints / "last.ckpt", weights_only=True)
     state = checkpoint["callbacks"][callback.state_key]
     assert state == {"score": 0.5, "where": "a/b", "pair": (1, [True])}

@@ -1,11 +1,16 @@
 """Which checkpoints a run takes, what the module may do to them on the way in, and what a refused one leaves behind."""
 
+from collections import ChainMap
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import FedAvgM, FedExP
@@ -300,3 +305,220 @@ def test_a_schedule_within_a_round_goes_on_in_a_longer_run(tmp_path):
     longer = saving_trainer(tmp_path, 4)
     longer.fit(Scheduled("estimated_stepping_batches"), federated_data(8, 12), ckpt_path="last")
     assert (longer.resumed, longer.round) == (True, 4)
+
+
+class Shaped(Classifier):
+    """Is built from hyper-parameters, some of which no checkpoint can hold."""
+
+    def __init__(self, act: Any = nn.ReLU, width: int = 4, dtype: Any = torch.float32) -> None:
+        super().__init__(nn.Sequential(nn.Linear(FEATURES, width, dtype=dtype), act(), nn.Linear(width, CLASSES)))
+        self.save_hyperparameters()
+
+
+class Mode(Enum):
+    FAST = 1
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [(nn.Tanh, "class Tanh"), (partial(nn.Softmax, -1), "partial"), (lambda: nn.SiLU(), "function")],
+    ids=["class", "partial", "lambda"],
+)
+def test_a_hyper_parameter_that_cannot_be_stored_is_said_and_loads_if_given_again(tmp_path, act, said):
+    module = Shaped(act, width=6)
+    with pytest.warns(UserWarning, match=rf"`act` is left out for its {said} under .*load_from_checkpoint.*act=\.\.\."):
+        saving_trainer(tmp_path, 1).fit(module, federated_data(8, 12))
+    loaded = Shaped.load_from_checkpoint(last_of(tmp_path), act=act)
+    x = torch.randn(3, FEATURES)
+    assert (loaded.hparams.width, loaded.hparams.dtype) == (6, torch.float32)
+    assert torch.equal(loaded.net(x), module.net(x))
+
+
+class Listing(Classifier):
+    """Takes its options as one object, under a name of its own."""
+
+    def __init__(self, conf: Any) -> None:
+        super().__init__(nn.Linear(FEATURES, CLASSES, bias=dict(conf)["bias"]))
+        self.save_hyperparameters(conf)
+
+
+def test_options_that_come_as_one_object_are_stored_under_its_name(tmp_path):
+    module = Listing({"bias": False, "mode": Mode.FAST, "nested": ChainMap({"lr": 0.5})})
+    module.hparams.note = "changed later"
+    with pytest.warns(UserWarning, match="`mode` is left out for its Mode"):
+        saving_trainer(tmp_path, 1).fit(module, federated_data(8, 12))
+    loaded = Listing.load_from_checkpoint(last_of(tmp_path))
+    assert dict(loaded.hparams) == {"bias": False, "nested": {"lr": 0.5}, "note": "changed later"}
+    saving_trainer(tmp_path / "none", 1).fit(Classifier(), federated_data(8, 12))
+    assert "hyper_parameters" not in torch.load(last_of(tmp_path / "none"), weights_only=True)  # as Lightning
+
+
+class Course(LightningDataModule):
+    """A user's data module that counts its lessons."""
+
+    def __init__(self, lesson: int = 0, samples: int = 16) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.lesson = lesson
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(points(self.hparams.samples), 4)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(points(8, seed=2), 4)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lesson": self.lesson}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.lesson = state_dict["lesson"]
+
+
+class Pupil(Classifier):
+    """Takes a lesson in each round."""
+
+    def on_train_epoch_start(self) -> None:
+        data = self.trainer.datamodule
+        getattr(data, "source", data).lesson += 1
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/loss", self.loss(batch))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_state_of_a_data_module_is_kept(tmp_path, wrapped):
+    def fitted(rounds: int) -> Course:
+        course = Course(samples=20)
+        data = FederatedDataModule(source=course, num_clients=2) if wrapped else course
+        saving_trainer(tmp_path, rounds).fit(Pupil(), data, ckpt_path="last")
+        return course
+
+    assert fitted(5).lesson == 5
+    assert fitted(6).lesson == 6
+    loaded = Course.load_from_checkpoint(last_of(tmp_path))
+    assert (loaded.lesson, loaded.hparams.samples) == (6, 20)
+    tested = Course()
+    saving_trainer(tmp_path, 1).test(Pupil(), tested, ckpt_path=str(last_of(tmp_path)), verbose=False)
+    assert tested.lesson == 6
+    started = Course(samples=20)
+    saving_trainer(tmp_path, 1).fit(Pupil(), started, weights=str(last_of(tmp_path)))
+    assert started.lesson == 1
+
+
+def test_a_state_that_the_data_module_cannot_load_is_told_in_a_sentence(tmp_path):
+    class Changed(Course):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.lesson = state_dict["chapter"]
+
+    Changed.__qualname__ = "Course"
+    saving_trainer(tmp_path, 1).fit(Pupil(), Course())
+    with pytest.raises(FederatedError, match=r"state of Changed, which cannot load it \(KeyError: 'chapter'\)"):
+        saving_trainer(tmp_path, 2).fit(Pupil(), Changed(), ckpt_path=str(last_of(tmp_path)))
+
+
+class Editing(Classifier):
+    """Edits its checkpoints by functions."""
+
+    def __init__(self, save: Any = lambda _: None, load: Any = lambda _: None) -> None:
+        super().__init__()
+        self.on_save_checkpoint, self.on_load_checkpoint = save, load
+
+
+def removing(*names: str) -> Any:
+    def hook(checkpoint: dict[str, Any]) -> None:
+        *places, last = names
+        for place in places:
+            checkpoint = checkpoint[place]
+        del checkpoint[last]
+
+    return hook
+
+
+@pytest.mark.parametrize("name", ["optimizer_states", "lr_schedulers", "loops"])
+def test_a_hook_may_remove_what_no_client_needs(tmp_path, name):
+    whole, resumed = built(Classifier), built(lambda: Editing(removing(name)))
+    saving_trainer(tmp_path / "whole", 3).fit(whole, federated_data(8, 12))
+    for rounds in (2, 3):
+        trainer = saving_trainer(tmp_path, rounds)
+        trainer.fit(resumed, federated_data(8, 12), ckpt_path="last")
+    assert trainer.resumed
+    assert name not in torch.load(last_of(tmp_path), weights_only=True)
+    assert torch.equal(resumed.net.weight, whole.net.weight)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (("callbacks",), "to hold `callbacks`, which a resumed run needs, but `on_save_checkpoint`"),
+        (("epoch",), "to hold `epoch`"),
+        (("global_step",), "to hold `global_step`"),
+        (("federated", "metrics"), "to hold `federated.metrics`"),
+        (("federated",), "to be a checkpoint of federated training to resume from"),
+        (("state_dict",), "to hold weights by name, got a NoneType"),
+        (("state_dict", "net.weight"), r"1 of its tensors are missing.* `net\.weight`"),
+    ],
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_a_hook_removed_is_missed_in_a_sentence(tmp_path, place, message):
+    saving_trainer(tmp_path, 1).fit(Editing(removing(*place)), federated_data(8, 12))
+    with pytest.raises(FederatedError, match=message):
+        saving_trainer(tmp_path, 2).fit(Editing(), federated_data(8, 12), ckpt_path=str(last_of(tmp_path)))
+
+
+def test_what_a_hook_removes_at_loading_is_missed_too(tmp_path):
+    saving_trainer(tmp_path, 1).fit(Classifier(), federated_data(8, 12))
+    with pytest.raises(FederatedError, match="to hold `callbacks`, which a resumed run needs"):
+        module = Editing(load=removing("callbacks"))
+        saving_trainer(tmp_path, 2).fit(module, federated_data(8, 12), ckpt_path=str(last_of(tmp_path)))
+
+
+def test_a_hook_may_move_parts_if_another_puts_them_back(tmp_path):
+    def moved(checkpoint: dict[str, Any], to: str, name: str) -> None:
+        checkpoint[to] = checkpoint.pop(name)
+
+    def save(checkpoint: dict[str, Any]) -> None:
+        moved(checkpoint, "weights", "state_dict")
+        moved(checkpoint, "others", "callbacks")
+
+    def load(checkpoint: dict[str, Any]) -> None:
+        moved(checkpoint, "state_dict", "weights")
+        moved(checkpoint, "callbacks", "others")
+
+    whole, parts = built(Classifier), built(lambda: Editing(save, load))
+    saving_trainer(tmp_path / "whole", 3, FedAvgM()).fit(whole, federated_data(8, 12))
+    for rounds in (2, 3):
+        saving_trainer(tmp_path, rounds, FedAvgM()).fit(parts, federated_data(8, 12), ckpt_path="last")
+    assert torch.equal(parts.net.weight, whole.net.weight)
+    tested = Editing(load=load)
+    saving_trainer(tmp_path, 1).validate(
+        tested, federated_data(8, 12, val_dataset=points(4)), ckpt_path=str(last_of(tmp_path)), verbose=False
+    )
+    assert torch.equal(tested.net.weight, whole.net.weight)
+
+
+def test_a_model_alone_is_saved_as_its_hook_wants(tmp_path):
+    class Small(Classifier):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"] = {"net.weight": checkpoint["state_dict"]["net.weight"]}
+
+    trainer = saving_trainer(tmp_path, 1)
+    trainer.fit(Small(), federated_data(8, 12))
+    trainer.save_checkpoint(tmp_path / "small.ckpt", weights_only=True)
+    assert list(torch.load(tmp_path / "small.ckpt", weights_only=True)["state_dict"]) == ["net.weight"]
+
+
+def test_a_view_that_a_hook_adds_is_stored_without_the_rest(tmp_path):
+    def save(checkpoint: dict[str, Any]) -> None:
+        checkpoint["row"] = torch.zeros(100_000, 2)[0]
+
+    saving_trainer(tmp_path, 1).fit(Editing(save), federated_data(8, 12))
+    assert last_of(tmp_path).stat().st_size < 100_000
+
+
+def test_lightnings_own_trainer_goes_on_from_a_checkpoint(tmp_path):
+    saving_trainer(tmp_path, 2).fit(built(Pupil), Course())
+    module = Pupil()
+    trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path)  # fmt: skip
+    trainer.fit(module, Course(), ckpt_path=str(last_of(tmp_path)))
+    assert trainer.datamodule.lesson == 2 + 1
