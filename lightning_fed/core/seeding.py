@@ -19,9 +19,12 @@ from lightning_fed.core.devices import device_streams, seed_devices, set_device_
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "Purpose", "generator_for", "isolated_streams", "kept_streams", "numpy_generator_for", "run_seed",
-    "seed_everywhere", "seed_for", "seeds_for",
+    "GENERATORS", "MAX_SEED", "Purpose", "generator_for", "isolated_streams", "kept_streams", "numpy_generator_for",
+    "run_seed", "seed_everywhere", "seed_for", "seed_generators", "seed_host", "seeds_for",
 ]  # fmt: skip
+
+MAX_SEED = 2**63 - 1
+GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
 
 
 class Purpose(IntEnum):
@@ -81,13 +84,33 @@ def numpy_generator_for(seed: int, purpose: Purpose, round: int = 0, client: int
 
 def seed_everywhere(seed: int) -> None:
     """Seeds the global streams of Python, NumPy and torch (all devices), which dropout and user code draw from."""
+    seed_host(seed)
+    seed_devices(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Seeds the global streams on the CPU."""
     global _known
     _known = None, None  # the same words may come with another kept normal number after another start
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # user transforms may draw from the global stream
     # Not torch.manual_seed: before CUDA is initialised it walks the whole call stack, 0.3 ms each time.
     torch.default_generator.manual_seed(seed)
-    seed_devices(seed)
+
+
+def seed_generators(generators: Sequence[Any], seed: int) -> None:
+    """Seeds random generators that the user's objects hold, each with a stream of its own."""
+    for number, generator in enumerate(generators, start=1):
+        own = (seed + (number << 32)) & MAX_SEED
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(own)
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(own).state
+        elif isinstance(generator, np.random.RandomState):
+            kind = type(generator._bit_generator)  # type: ignore[attr-defined]  # NumPy's stubs leave it out
+            generator.set_state(np.random.RandomState(kind(own)).get_state(legacy=False))
+        else:
+            generator.seed(own)
 
 
 def kept_streams(devices: bool = True) -> Callable[[], None]:
@@ -140,9 +163,7 @@ def isolated_streams(seed: int | None = None) -> Iterator[None]:
     """
     put_back = kept_streams(devices=seed is None)
     if seed is not None:
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # as above
-        torch.default_generator.manual_seed(seed)
+        seed_host(seed)
     try:
         yield
     finally:

@@ -169,6 +169,7 @@ class TrainState:
         num_personal: p, a plain number: asking a tensor for its length costs more, several times per client.
         trained: The module's parameters, each with whether it required a gradient when the round began.
         known: Names of the parameters and persistent buffers that the module had when ``fit`` began.
+        held_out: Sources of what the data hold out of each client, if it is read during ``fit``.
     """
 
     fabric: Fabric
@@ -202,6 +203,7 @@ class TrainState:
     num_personal: int = field(init=False)
     trained: list[tuple[Tensor, bool]] = field(init=False)
     known: frozenset[str] = field(init=False)
+    held_out: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.known = names_kept(self.module)
@@ -209,9 +211,10 @@ class TrainState:
         self.start_round()
 
     def start_round(self) -> None:
-        """Notes how every client of the round finds the optimizer; callbacks may have unfrozen parameters."""
+        """Notes how every client of the round finds optimizer and data; callbacks may have changed both."""
         self.trained = [(p, p.requires_grad) for p in self.module.parameters()]
         self.optimizer.start_round()
+        getattr(self.source, "start_round", lambda: None)()
         self.untrained = self.vector.gradients_except(self.optimizer.parameters)
 
     def enter(self, client: Client, origin: Tensor) -> None:
@@ -303,6 +306,8 @@ class TrainState:
     def close(self) -> NoState:
         """Makes the module an ordinary one again; returns what can still be read."""
         self.client_states.close()
+        for source in (self.source, *self.held_out):
+            getattr(source, "close", lambda: None)()
         self.vector.release()
         gone = ("client_states", "vector", "gradient_at")
         return NoState(**{name: value for name, value in vars(self).items() if name not in gone})

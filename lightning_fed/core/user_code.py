@@ -2,22 +2,27 @@
 
 import functools
 import inspect
+import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from inspect import signature
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
+from torch import Tensor, nn
+
+from lightning_fed.core.seeding import GENERATORS
 
 __all__ = [
-    "BatchTransfer", "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class", "overrides",
-    "own_places", "own_uses", "requires",
+    "BatchTransfer", "Held", "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class",
+    "overrides", "own_places", "own_uses", "requires",
 ]  # fmt: skip
 
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
@@ -116,6 +121,7 @@ def _bind(method: Callable[..., Any], fabric: Fabric, hook: str) -> Callable[[An
     return method
 
 
+@functools.lru_cache(maxsize=4096)
 def is_own(kind: type | FunctionType) -> bool:
     """Returns whether a class or function is the user's own, or of a package that is not known here."""
     package = str(kind.__module__ or "builtins").partition(".")[0]
@@ -165,12 +171,82 @@ def _functions(value: Any) -> list[FunctionType]:
     return [value] if isinstance(value, FunctionType) else []
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yields the globals and attributes that a function names, and so for functions and comprehensions within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+@functools.lru_cache(maxsize=4096)
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Returns the globals and attributes that a function names, and so for functions and comprehensions within it."""
+    inner = (name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names(constant))
+    return (*code.co_names, *inner)
+
+
+# Larger containers, and arrays of more bytes, are not looked into, nor is more than so much in all.
+_MOST, _MOST_BYTES, _MOST_PARTS = 1000, 1 << 16, 20_000
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+class Held:
+    """What objects of the user's hold now, at any depth, to be compared with what they hold later.
+
+    Attributes:
+        generators: The random generators among it, but for the global ones.
+        whole: Whether nothing was too large to be looked into.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self.whole = True
+        self.generators: list[Any] = []
+        self._values, self._marks = list(roots), list[Any]()  # those keep the objects, so that no id is used again
+        seen: set[int] = set()
+        for value in self._values:  # grows meanwhile
+            if type(value) in _PLAIN:
+                self._marks.append((type(value), value))
+                continue
+            self._marks.append((id(value), self._content(value)))
+            if id(value) not in seen:
+                seen.add(id(value))
+                if isinstance(value, GENERATORS):
+                    self.generators += [] if any(value is each for each in _global_generators()) else [value]
+                parts = _parts(value)
+                fits = len(parts) <= _MOST and len(self._values) <= _MOST_PARTS
+                self.whole = self.whole and fits
+                self._values += parts if fits else ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and self._marks == other._marks
+
+    __hash__ = None  # type: ignore[assignment]  # it holds values that have no hash
+
+    def _content(self, value: Any) -> Any:
+        """Returns what tells whether a tensor or an array has been written to."""
+        if isinstance(value, Tensor):
+            return None if value.is_inference() else value._version
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            self.whole = self.whole and value.nbytes <= _MOST_BYTES
+            return value.tobytes() if value.nbytes <= _MOST_BYTES else None
+        return len(value) if isinstance(value, (list, dict, set)) else None
+
+
+def _parts(value: Any) -> Collection[Any]:
+    """Returns what an object holds in itself: no classes, Python modules, nor what belongs to a trainer."""
+    kind = type(value)
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, MethodType):
+        return (value.__self__, value.__func__)
+    if isinstance(value, FunctionType):
+        used = [value.__globals__.get(name) for name in _names(value.__code__)] if is_own(value) else []
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        return cells + [held for held in used if isinstance(held, GENERATORS)]
+    if isinstance(value, (dict, list, tuple, set)):
+        return value.values() if isinstance(value, dict) else value
+    of_trainer = kind.__module__.startswith(("lightning_fed.", *PACKAGES)) and ".data" not in kind.__module__
+    if of_trainer or isinstance(value, (type, ModuleType, LightningModule, Tensor, *GENERATORS)):
+        return ()
+    methods = [vars(base).values() for base in kind.__mro__ if is_own(base)]
+    return [*getattr(value, "__dict__", {}).values(), *(each for held in methods for each in held)]
+
+
+def _global_generators() -> tuple[Any, ...]:
+    return random._inst, np.random.mtrand._rand, torch.default_generator  # type: ignore[attr-defined]
 
 
 def describe(value: Any) -> Any:

@@ -1,15 +1,21 @@
-"""How samples become batches, and the error if that fails."""
+"""How samples are read and become batches, and the error if that fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 from typing_extensions import Self
 
+from lightning_fed.core.seeding import MAX_SEED, isolated_streams, seed_generators, seed_host
+from lightning_fed.core.user_code import Held
 from lightning_fed.errors import FederatedError
 
-__all__ = ["CheckedCollate", "Collate", "Loading"]
+__all__ = ["CheckedCollate", "Collate", "Loading", "Request", "Requests", "SeededReads", "close_workers"]
+
+# The seed of a pass over a client's data, and number and rows of a batch in it.
+Request: TypeAlias = tuple[int, int, list[int]]
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
@@ -27,6 +33,53 @@ class Loading:
     def changed(self, **options: Any) -> Self:
         """Returns a copy with the given options, except those that are None."""
         return replace(self, **{name: value for name, value in options.items() if value is not None})
+
+
+class Requests:
+    """The batches of a data loader's next pass."""
+
+    batches: Sequence[Request] = ()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.batches)
+
+
+class SeededReads(Dataset[Any]):
+    """Reads a whole batch under its own seed, in a worker or in the main process alike.
+
+    The random generators that the data set and ``collate`` hold are seeded too. They are looked for after the first
+    batch of each pass, which is read again with new ones: some make theirs as they are read.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate) -> None:
+        self.dataset, self.collate = dataset, collate
+        self._pass, self._generators = -1, Held(dataset, collate).generators
+
+    def __getitems__(self, request: Request) -> list[Any]:
+        seed, number, rows = request
+        samples = self._read(own := (seed + number) & MAX_SEED, rows)
+        if seed != self._pass:
+            self._pass, former = seed, [*map(id, self._generators)]
+            self._generators = Held(self.dataset, self.collate).generators
+            if [*map(id, self._generators)] != former:
+                samples = self._read(own, rows)
+        return samples
+
+    def _read(self, seed: int, rows: list[int]) -> list[Any]:
+        seed_generators(self._generators, seed)
+        if get_worker_info() is not None:  # nobody else draws from its streams: `collate` goes on with them
+            seed_host(seed)
+        with isolated_streams(seed) if get_worker_info() is None else nullcontext():
+            if callable(getattr(self.dataset, "__getitems__", None)):
+                return list(self.dataset.__getitems__(rows))
+            return [self.dataset[row] for row in rows]
+
+
+def close_workers(loader: Any) -> None:
+    """Ends the worker processes that a data loader keeps from pass to pass; its next pass starts new ones."""
+    if (iterator := getattr(loader, "_iterator", None)) is not None:
+        iterator._shutdown_workers()
+        loader._iterator = None
 
 
 class CheckedCollate:

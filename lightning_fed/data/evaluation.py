@@ -56,9 +56,8 @@ def eval_loader(dataset: AnyDataset, batch_size: int, in_memory: bool, loading: 
 
 
 def worker_options(loading: Loading) -> dict[str, Any]:
-    """Options of a data loader whose workers outlive one pass."""
-    workers = {"num_workers": loading.num_workers, "worker_init_fn": loading.worker_init_fn}
-    return {**workers, "persistent_workers": loading.num_workers > 0}
+    """Options of a data loader whose workers see the data set as it is when a pass begins, and end with it."""
+    return {"num_workers": loading.num_workers, "worker_init_fn": loading.worker_init_fn}
 
 
 def num_samples(loader: Any) -> int:

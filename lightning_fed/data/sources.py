@@ -1,6 +1,6 @@
 """Batches of one client at a time, without a data loader or a copy of the data per client."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -9,12 +9,12 @@ import numpy.typing as npt
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from typing_extensions import Self
 
 from lightning_fed.core.devices import data_to
-from lightning_fed.core.seeding import isolated_streams
-from lightning_fed.data.collation import CheckedCollate, Collate
+from lightning_fed.core.user_code import Held
+from lightning_fed.data.collation import CheckedCollate, Collate, Requests, SeededReads, close_workers
 from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, map_tensors
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
@@ -23,8 +23,6 @@ __all__ = [
     "BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "SetBatches", "TensorSource",
     "WrappedSource", "map_inputs",
 ]  # fmt: skip
-
-_MAX_SEED = 2**63 - 1
 
 
 @runtime_checkable
@@ -38,7 +36,8 @@ class BatchSource(Protocol):
 
     A source may have two further attributes. With ``drop_last`` true, short last batches of local training are left
     out: the order of an epoch is cut to whole batches, and clients without one have size 0. With ``order_device`` the
-    source gets the orders of local training on that device.
+    source gets the orders of local training on that device. ``start_round`` is called before the clients of a round
+    train, and ``close`` at the end, if a source has them.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -140,7 +139,9 @@ class LoaderSource:
     """Batches of any map-style data set, through one data loader that lives as long as the source.
 
     What is random in reading a sample depends only on the seed and the batch's number, not on earlier clients or the
-    number of workers. You can read only one client's batches at a time. The options are those of ``Loading``.
+    number of workers. Workers live on from client to client; they start anew, with the data set as it is then, once it
+    has changed, or in each round if it holds too much to be compared. You can read only one client's batches at a time.
+    The options are those of ``Loading``.
     """
 
     reads_are_seeded = True
@@ -163,24 +164,39 @@ class LoaderSource:
         self._collate = CheckedCollate(collate_fn)
         self._workers: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": worker_init_fn}
         self._device = torch.device("cpu")
-        self._requests = _Requests()
+        self._requests = Requests()
         self._loader: DataLoader[Any] | None = None
+        self._held: Held | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """Makes batches arrive on a device."""
         if torch.device(device) != self._device:
-            self._device, self._loader = torch.device(device), None
+            self.close()
+            self._device = torch.device(device)
         return self
+
+    def start_round(self) -> None:
+        """Ends workers whose data set may have changed without a sign."""
+        if self._held is not None and not self._held.whole:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the workers; the next batches start new ones."""
+        close_workers(self._loader)
+        self._loader = self._held = None
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields what ``collate_fn`` makes from the client's samples in this order."""
+        if self._held is not None and self._held != Held(self._dataset, self._collate):
+            self.close()
         if self._loader is None:
             self._loader = self._build_loader()
+            self._held = Held(self._dataset, self._collate) if self._workers["num_workers"] else None
         start, end = self._split.offsets[client], self._split.offsets[client + 1]
         rows = self._split.index[start:end][order.numpy()].tolist()
         size = batch_size or self.batch_size
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
-        self._requests.batches = [((seed + number) & _MAX_SEED, chunk) for number, chunk in enumerate(chunks)]
+        self._requests.batches = [(seed, number, chunk) for number, chunk in enumerate(chunks)]
         try:
             for batch in self._loader:
                 yield batch if self._device.type == "cpu" else move_data_to_device(batch, self._device)
@@ -189,7 +205,7 @@ class LoaderSource:
 
     def _build_loader(self) -> DataLoader[Any]:
         return DataLoader(
-            _SeededReads(self._dataset),
+            SeededReads(self._dataset, self._collate),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # batches carry a seed besides row numbers
             collate_fn=self._collate,
             persistent_workers=self._workers["num_workers"] > 0,
@@ -220,6 +236,14 @@ class WrappedSource:
         """Where the other source expects orders."""
         device: torch.device = getattr(self.inner, "order_device", torch.device("cpu"))
         return device
+
+    def start_round(self) -> None:
+        """Tells the other source that a round begins."""
+        getattr(self.inner, "start_round", lambda: None)()
+
+    def close(self) -> None:
+        """Tells the other source that nobody reads any more."""
+        getattr(self.inner, "close", lambda: None)()
 
     def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
         """Returns the arguments of ``gather`` for an epoch, if both sources have it; see ``TensorSource``."""
@@ -308,26 +332,3 @@ def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArra
             f"{sizes.max()}: lower `--data.batch_size` or `--data.num_clients`."
         )
     return np.where(sizes < batch_size, 0, sizes)
-
-
-class _Requests:
-    """The batches of a data loader's next pass, each as a seed and row numbers."""
-
-    batches: Sequence[tuple[int, list[int]]] = ()
-
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        return iter(self.batches)
-
-
-class _SeededReads(Dataset[Any]):
-    """Reads a whole batch under its own seed, in a worker or in the main process alike."""
-
-    def __init__(self, dataset: AnyDataset) -> None:
-        self.dataset = dataset
-
-    def __getitems__(self, request: tuple[int, list[int]]) -> list[Any]:
-        seed, rows = request
-        with isolated_streams(seed):
-            if callable(getattr(self.dataset, "__getitems__", None)):
-                return list(self.dataset.__getitems__(rows))  # type: ignore[attr-defined]  # checked above
-            return [self.dataset[row] for row in rows]

@@ -102,6 +102,7 @@ class Engine(ABC):
                 f"{type(data).__name__}: wrap it as `source`, or set `--aggregator.losses_over train`."
             )
         source = data.held_out_source("val").to(self.state.vector.device)
+        self.state.held_out.append(source)
         lacking = np.flatnonzero((np.asarray(self.state.source.sizes) > 0) & (np.asarray(source.sizes) == 0))
         if len(lacking):
             raise FederatedError(

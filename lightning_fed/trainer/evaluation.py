@@ -1,7 +1,7 @@
 """Validation, test and prediction of one model by the LightningModule's own steps."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
-from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.user_code import accepts, batch_transfer, overrides, requires
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seed_generators
+from lightning_fed.core.user_code import Held, accepts, batch_transfer, overrides, requires
 from lightning_fed.distributed.logs import gather_logged, logging_alone
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.models.scores import class_scores
@@ -200,39 +200,49 @@ def run_batches(
     rank, size = (trainer.processes.rank, trainer.processes.size) if hooks is None else (0, 1)
     hooks = trainer.hooks if hooks is None else hooks
     most = batch_limit(limit, known_length(loader))
-    for batch_idx, batch in enumerate(loader if resident else _read(trainer, name, loader, index)):
-        if most is not None and batch_idx >= most:
-            break
-        if batch_idx % size != rank:
-            continue
-        seed_evaluation(trainer, name, index, 2 * batch_idx + 1)
-        if resident:  # copied: batches are slices of the data, and a step may change them in place
-            batch = apply_to_collection(batch, Tensor, torch.clone)
-        if transfer is not None:
-            batch = transfer(batch, index)
-        recorder.batch, recorder.batch_size, recorder.position = batch, None, batch_idx
-        hooks(f"on_{name}_batch_start", batch, batch_idx, *which)
-        args = (batch_idx, index) if takes_loader else (batch_idx,) if takes_batch else ()
-        with trainer.fabric.autocast():
-            output = step(batch, *args)
-        hooks(f"on_{name}_batch_end", output, batch, batch_idx, *which)
-        recorder.batch, recorder.batch_size = None, 1
-        yield batch_idx, output
+    with closing(_read(trainer, name, loader, index, resident)) as batches:  # a failing step too ends its workers
+        for batch_idx, batch in enumerate(batches):
+            if most is not None and batch_idx >= most:
+                break
+            if batch_idx % size != rank:
+                continue
+            seed_evaluation(trainer, name, index, 2 * batch_idx + 1)
+            if resident:  # copied: batches are slices of the data, and a step may change them in place
+                batch = apply_to_collection(batch, Tensor, torch.clone)
+            if transfer is not None:
+                batch = transfer(batch, index)
+            recorder.batch, recorder.batch_size, recorder.position = batch, None, batch_idx
+            hooks(f"on_{name}_batch_start", batch, batch_idx, *which)
+            args = (batch_idx, index) if takes_loader else (batch_idx,) if takes_batch else ()
+            with trainer.fabric.autocast():
+                output = step(batch, *args)
+            hooks(f"on_{name}_batch_end", output, batch, batch_idx, *which)
+            recorder.batch, recorder.batch_size = None, 1
+            yield batch_idx, output
 
 
-def _read(trainer: LightningNames, name: str, loader: Iterable[Any], index: int) -> Iterator[Any]:
-    """Yields the batches of a data loader; random numbers drawn between two batches do not affect the reading."""
-    seed_evaluation(trainer, name, index, 0)
+def _read(
+    trainer: LightningNames, name: str, loader: Iterable[Any], index: int, resident: bool
+) -> Generator[Any, None, None]:
+    """Yields the batches of a set; random numbers drawn between two batches do not affect the reading."""
+    seed = seed_evaluation(trainer, name, index, 0)
+    seed_generators(Held(loader).generators, seed)
     for number, batch in enumerate(loader, 1):
         yield batch
-        seed_evaluation(trainer, name, index, 2 * number)
+        if not resident:
+            seed_evaluation(trainer, name, index, 2 * number)
 
 
-def seed_evaluation(trainer: LightningNames, name: str, loader: int, place: int | None = None) -> None:
-    """Seeds the global streams for a place in an evaluation: by round in ``fit``, elsewhere always the same."""
+def seed_evaluation(trainer: LightningNames, name: str, loader: int, place: int | None = None) -> int:
+    """Seeds the global streams for a place in an evaluation: by round in ``fit``, elsewhere always the same.
+
+    Returns:
+        The seed.
+    """
     purpose = Purpose.PREDICT if name == "predict" else Purpose.EVALUATE
     round = trainer.round if trainer.state.fn == TrainerFn.FITTING else 0
-    seed_everywhere(seed_for(trainer.seed, purpose, round, loader, place))
+    seed_everywhere(seed := seed_for(trainer.seed, purpose, round, loader, place))
+    return seed
 
 
 def say_whose(callbacks: Iterable[Any]) -> None:

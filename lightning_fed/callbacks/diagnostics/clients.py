@@ -141,8 +141,9 @@ class ClientEvaluation(FederatedCallback):
         return trainer.datamodule.held_out_source(self.data).to(trainer.fabric.device)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lets go of the samples."""
-        self._source = None
+        """Lets go of the samples, and ends what reads them."""
+        source, self._source = getattr(self, "_source", None), None
+        getattr(source, "close", lambda: None)()
 
     def on_round_start(self, trainer: Any, pl_module: LightningModule, cohort: Cohort) -> None:
         """Evaluates the model that the round starts from, where its clients are told from the others."""
