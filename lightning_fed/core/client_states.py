@@ -46,6 +46,7 @@ class ClientStates:
             files if a checkpoint cannot be read: then every file that is there is kept. None instead of the mapping
             if the run makes no checkpoints and keeps nothing.
         tolerant: Whether a record that the disk refuses is kept in memory, without an error, until ``dump``.
+        num_clients: How many clients there are, None if that is unknown.
 
     Attributes:
         elsewhere: Returns whether another process of the run holds a client's records.
@@ -58,12 +59,13 @@ class ClientStates:
         run: Path | None = None,
         pinned: Mapping[str, list[str] | None] | None = None,
         tolerant: bool = False,
+        num_clients: int | None = None,
     ) -> None:
         self.location, self._run = location, None if run is None else run.absolute()
         self._device = like.device if location == "device" else torch.device("cpu")
         # Copies between pinned memory and the GPU are queued there; the host waits only before it reads one.
         self._pins = location == "host" and like.device.type == "cuda"
-        self._tolerant = tolerant
+        self._tolerant, self._num_clients = tolerant, num_clients
         self.elsewhere: Callable[[int], bool] = lambda client: False
         self._keeps = run is not None and pinned is not None
         self._temporary: TemporaryDirectory[str] | None = None
@@ -79,6 +81,7 @@ class ClientStates:
 
     def recall(self, key: str, client: int, out: Tensor) -> bool:
         """Copies a client's record into ``out``, of its shape, or zeros if there is none; returns whether there is."""
+        self._expect_client("recall", client)
         if self.elsewhere(client):
             raise FederatedError(
                 f"Expected `client_states.recall` of a client that this process trains, got client {client}, whose "
@@ -100,8 +103,12 @@ class ClientStates:
 
     def store(self, key: str, client: int, value: Tensor) -> None:
         """Keeps a copy of ``value``, a tensor of the key's shape, as a client's record; the key is an identifier."""
-        if not key.isidentifier():
-            raise ValueError(f"expected a plain key, got {key!r}")
+        self._expect_client("store", client)
+        if not (isinstance(key, str) and key.isidentifier() and isinstance(value, Tensor)):
+            raise FederatedError(
+                "Expected `client_states.store` of a key that is an identifier, a client and a tensor, got "
+                f"{key!r:.100} and a {type(value).__name__}: name the state like a Python variable."
+            )
         shape, dtype = self._kinds.get(key) or (value.shape, single_at_least(value.dtype))
         _expect_shape(key, client, shape, value)
         self._kinds[key] = shape, dtype
@@ -116,6 +123,15 @@ class ClientStates:
             if not self._tolerant:
                 raise
             self._hold(record, value)
+
+    def _expect_client(self, call: str, client: Any) -> None:
+        """Refuses what is no client: a run could not go on from a checkpoint that names such a record."""
+        is_id = isinstance(client, (int, np.integer)) and not isinstance(client, bool) and client >= 0
+        if not is_id or (self._num_clients is not None and client >= self._num_clients):
+            most = "" if self._num_clients is None else f" below {self._num_clients}"
+            raise FederatedError(
+                f"Expected `client_states.{call}` of a client by its id, an integer from 0{most}, got {client!r:.100}."
+            )
 
     @property
     def in_use(self) -> bool:

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lightning_fed.core.display.shown import ShownInNotebooks
-from lightning_fed.core.files import write_atomically, writing
+from lightning_fed.core.files import WriteError, read_regular, write_atomically, writing
+from lightning_fed.errors import FederatedError
 from lightning_fed.runs.lock import RunLock
 from lightning_fed.runs.statistics import Goal, goals_in
 
@@ -123,13 +124,7 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
     parent = root / name
     with writing(parent, what="a run folder in "):
         parent.mkdir(parents=True, exist_ok=True)
-        taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdigit()]
-        for version in count(max(taken, default=-1) + 1):
-            path = parent / f"version_{version}"
-            with suppress(FileExistsError):  # another process may take the same number at the same time
-                path.mkdir(mode=0o770)  # not readable by everybody, as it may hold pictures of samples
-                break
-    lock.take(path)  # first: another start removes half-written files in folders that are not locked
+        path = _take_next(parent, lock)
     run = RunFolder(
         path=path,
         fingerprint=fingerprint(config),
@@ -144,6 +139,24 @@ def create_run(root: Path, name: str, config: dict[str, Any], label: str, seed: 
     return run
 
 
+def _take_next(parent: Path, lock: RunLock) -> Path:
+    """Makes and locks the folder with the next free number; whoever starts meanwhile may be faster."""
+    taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdigit()]
+    for version in count(max(taken, default=-1) + 1):
+        path = parent / f"version_{version}"
+        try:
+            path.mkdir(mode=0o770)  # not readable by everybody, as it may hold pictures of samples
+            lock.take(path)
+        except (FileExistsError, FederatedError) as error:
+            if isinstance(error, WriteError) and path.is_dir():
+                raise
+            continue
+        if path.is_dir():  # else another start took it for the folder of a killed one, before it was locked
+            break
+        lock.release()
+    return path
+
+
 def sealed(facts: dict[str, Any]) -> bytes:
     """Writes facts as JSON with a checksum."""
     return json.dumps({**facts, "crc32": _crc32(facts)}, indent=2).encode()
@@ -155,10 +168,8 @@ def unsealed(path: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError, TypeError: If it is no such file, or is damaged.
     """
-    if not path.is_file():  # reading a device or a pipe may never end
-        raise OSError(f"its {path.name} is no file")
     try:
-        facts = dict(json.loads(path.read_text(encoding="utf-8")))
+        facts = dict(json.loads(read_regular(path, 1 << 20)))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if facts.pop("crc32", None) not in (None, _crc32(facts)):

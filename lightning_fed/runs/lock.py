@@ -47,7 +47,10 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Releases the folder."""
+        self.release()
+
+    def release(self) -> None:
+        """Gives the folder back."""
         file, self._file = self._file, None
         if file in _held:
             _held.remove(file)
@@ -98,10 +101,19 @@ class RunLock:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes half-written files of killed processes from the run folders of a name in which no process trains."""
+    """Removes what killed processes have left below a name, in run folders in which no process trains.
+
+    Those are half-written files, and folders without ``run.json`` in which there is nothing else but the lock.
+    """
     for folder in parent.glob("version_*"):
-        if left := [path for pattern in _LEFTOVERS for path in folder.glob(pattern)]:
+        left = [path for pattern in _LEFTOVERS for path in folder.glob(pattern)]
+        if left or _is_dead(folder, left):
             with suppress(FederatedError, OSError), RunLock() as lock:
                 lock.take(folder, surely=True)
-                for path in left:
+                for path in [folder] if _is_dead(folder, left) else left:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_dead(folder: Path, left: list[Path]) -> bool:
+    """Says whether a folder holds at most a lock and what is left to be removed."""
+    return folder.is_dir() and {*folder.iterdir()} <= {folder / _FILE, *left}

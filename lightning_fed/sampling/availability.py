@@ -2,10 +2,12 @@
 
 import csv
 from abc import ABC, abstractmethod
+from io import TextIOWrapper
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_fed.core.files import open_regular
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError, expect_count, expect_number, expect_one_each, is_number
 
@@ -91,7 +93,7 @@ class TraceAvailability(Availability):
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
         """Looks up the round."""
         clients, first, last = self._rows
-        if len(clients) and clients.max() >= num_clients:
+        if clients.max() >= num_clients:
             raise FederatedError(
                 f"Expected the clients of {self.path}, given as `--trainer.participation.availability.path`, to be in "
                 f"[0, {num_clients}), got {clients.max()}."
@@ -106,11 +108,13 @@ def _read_trace(path: str) -> tuple[npt.NDArray[np.int64], ...]:
     names, rows = ("client", "from_round", "to_round"), []
     wrong = f"Expected {path}, given as `--trainer.participation.availability.path`, to be a CSV file with the columns"
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             for line, row in enumerate(csv.DictReader(file), start=2):
                 rows.append([int(row[name]) for name in names])
                 if rows[-1][0] < 0 or not 1 <= rows[-1][1] <= rows[-1][2]:
                     raise ValueError(f"{rows[-1]} in line {line}")
+        if not rows:
+            raise ValueError("no client in it")
         return tuple(np.array(rows, dtype=np.int64).reshape(-1, 3).T)
     except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
         got = error.strerror if isinstance(error, OSError) else f"{type(error).__name__} {error}"

@@ -56,22 +56,37 @@ class CohortDraw:
         train = {client.id for client in clients}
         return Cohort(round, tuple(clients), tuple(id for id in drawn.tolist() if id not in train))
 
+    def expect_anybody(self, max_rounds: int) -> None:
+        """Refuses an availability by which no client with samples can be drawn in any round."""
+        rounds, sizes = range(1, max_rounds + 1), self.sizes
+        if self.availability is None or not rounds or any((self._available(at) & (sizes > 0)).any() for at in rounds):
+            return
+        raise FederatedError(
+            f"Expected `--trainer.participation.availability` {type(self.availability).__name__} to make a client with "
+            f"samples available in any of the {max_rounds} rounds, got none: nobody would train."
+        )
+
     def _sample(self, round: int, count: int) -> npt.NDArray[np.int64]:
         sampler, sizes = self.sampler, self.sizes
         if self.availability is None:
             return expect_ids(sampler, sampler.sample(round, count, sizes, self.seed), len(sizes))
-        available = np.asarray(self.availability.available(round, len(sizes), self.seed))
-        if available.shape != sizes.shape or available.dtype != np.bool_:
-            raise FederatedError(
-                f"Expected `--trainer.participation.availability` {type(self.availability).__name__} to return true "
-                f"or false for each of {len(sizes)} clients, got an array of {available.dtype} of shape "
-                f"{available.shape}."
-            )
+        available = self._available(round)
         self.facts["clients/available"] = float(np.count_nonzero(available))
         if not available.any():
             return np.empty(0, dtype=np.int64)
         drawn = sampler.sample_available(round, count, sizes, available, self.seed)
         return expect_ids(sampler, drawn, len(sizes))
+
+    def _available(self, round: int) -> npt.NDArray[np.bool_]:
+        rule, count = self.availability, len(self.sizes)
+        assert rule is not None
+        available = np.asarray(rule.available(round, count, self.seed))
+        if available.shape != self.sizes.shape or available.dtype != np.bool_:
+            raise FederatedError(
+                f"Expected `--trainer.participation.availability` {type(rule).__name__} to return true or false for "
+                f"each of {count} clients, got an array of {available.dtype} of shape {available.shape}."
+            )
+        return available
 
     def _with_work(self, round: int, ids: npt.NDArray[np.int64]) -> list[Client]:
         """Returns clients with their learning-rate factors, and their steps if these differ from the trainer's."""

@@ -261,9 +261,7 @@ def restore_data(trainer: LightningNames, checkpoint: dict[str, Any], source: st
 
 
 def _restore(part: Any, state: Any, source: str) -> None:
-    """Gives a callback or data module its state; turns any error on a wrong one, which only it can check, into one
-    sentence.
-    """
+    """Gives a callback or data module its state; turns any error, as only it can check it, into one sentence."""
     try:
         if is_stock(part, "ModelCheckpoint") and state.get("dirpath", part.dirpath) == part.dirpath:
             _expect_own_files(Path(part.dirpath), state, source)

@@ -64,6 +64,7 @@ class RoundLoop:
         few = max(2, trainer.aggregator.min_clients)
         self.cohort_size = min(trainer.cohort_size, few) if self.options.fast_dev_run else trainer.cohort_size
         self.cohorts = self._make_draw()
+        self.cohorts.expect_anybody(self.options.max_rounds)
         self.agreed: int | None = None  # the signal after which all processes stop
         self.row: dict[str, float] = {}
         self.warned_of_nan = False

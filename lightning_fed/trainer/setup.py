@@ -23,6 +23,7 @@ from lightning_fed.core.seeding import run_seed
 from lightning_fed.core.train_state import NoState, TrainState
 from lightning_fed.core.user_code import batch_transfer, overrides
 from lightning_fed.core.vector import ParameterVector
+from lightning_fed.data.collation import close_workers
 from lightning_fed.distributed.consistency import expect_same_data, share_model
 from lightning_fed.distributed.logs import sync_metrics
 from lightning_fed.errors import FederatedError
@@ -69,19 +70,22 @@ def attached(
         trainer.state.status = TrainerStatus.INTERRUPTED
         error = _exit_refused(trainer, raised) if isinstance(raised, SystemExit) else raised
         trainer.processes.tell(error)
-        if not isinstance(error, KeyboardInterrupt):
-            trainer.hooks("on_exception", error, module=False)
-            datamodule.on_exception(error)
+        trainer.hooks("on_exception", error, module=False)
+        datamodule.on_exception(error)
         if error is not raised:
             raise error from raised
         raise
     finally:
+        for kind in ("val", "test", "predict"):
+            for loader in getattr(trainer, f"{kind}_loaders").values():
+                close_workers(loader)
         datamodule.teardown(fn.value)
         trainer.hooks("teardown", fn.value)
         if isinstance(trainer.train_state, TrainState):
             trainer.train_state = cast(TrainState, trainer.train_state.close())
             if trainer.options.memory_format == "auto" and trainer.train_state.memory_format == "channels_last":
                 model.to(memory_format=torch.contiguous_format)  # the user did not ask for channels_last
+        model.cpu()  # as Lightning does
 
 
 def _exit_refused(trainer: LightningNames, error: SystemExit) -> FederatedError:
@@ -256,6 +260,7 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
             None if run is None else run.path,
             records_of_checkpoints(run) if run is not None and keeps else None,
             tolerant=trainer.options.tolerance.on_write_error == "continue",
+            num_clients=len(trainer.source.sizes),
         ),
         source=trainer.source,
         transfer=batch_transfer(trainer.fabric, model, trainer.datamodule, resident=True),

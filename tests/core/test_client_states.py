@@ -482,7 +482,7 @@ def test_the_first_record_of_a_key_fixes_shape_and_dtype(tmp_path, location, fir
     other.move_in(7, resumed.move_out(7))
     other.recall("A", 7, out)
     assert torch.equal(out, value.to(first.dtype))
-    with pytest.raises(ValueError, match="expected a plain key"):
+    with pytest.raises(FederatedError, match="a key that is an identifier"):
         states.store("../A", 7, first)
 
 
@@ -611,3 +611,31 @@ def test_what_another_process_holds_is_not_recalled_as_zeros():
         states.recall("A", 1 - own.id, out)
     states.recall("A", 7, out)  # nobody has trained it yet
     assert not out.any()
+
+
+@pytest.mark.parametrize("client", [-1, 5, True, 1.0, "1", None], ids=repr)
+@pytest.mark.parametrize("call", ["store", "recall"])
+def test_what_is_no_client_is_refused(client: Any, call: str) -> None:
+    """A run could not go on from a checkpoint with such a record."""
+    states = ClientStates("device", torch.zeros(3), num_clients=5)
+    with pytest.raises(
+        FederatedError, match=rf"`client_states\.{call}` of a client by its id.* 0 below 5, got {client!r}"
+    ):
+        getattr(states, call)("own", client, torch.zeros(3))
+    states.store("own", np.int64(4), torch.ones(3))
+    assert states.recall("own", 4, torch.zeros(3))
+
+
+@pytest.mark.parametrize(("key", "value"), [("a/b", torch.zeros(3)), (3, torch.zeros(3)), ("own", [0.0])])
+def test_what_cannot_be_a_record_is_refused(key: Any, value: Any) -> None:
+    with pytest.raises(FederatedError, match="of a key that is an identifier, a client and a tensor, got"):
+        ClientStates("device", torch.zeros(3)).store(key, 0, value)
+
+
+def test_a_hook_that_stores_for_no_client_ends_the_run_at_once(tmp_path: Path) -> None:
+    class Stores(FederatedCallback):
+        def on_round_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+            trainer.client_states.store("server", CLIENTS, torch.zeros(2))
+
+    with pytest.raises(FederatedError, match=f"from 0 below {CLIENTS}, got {CLIENTS}"):
+        federated_trainer(tmp_path, Stores()).fit(Classifier(), federated_data(*[4] * CLIENTS))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import lock_descriptor
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_fed.core import files
@@ -106,6 +107,77 @@ def test_a_new_folder_is_taken_before_anything_is_written_in_it(
 
     monkeypatch.setattr("lightning_fed.runs.folder.write_atomically", write)
     fit(tmp_path, 1)
+
+
+def test_a_run_killed_before_its_run_json_leaves_nothing_to_the_next(
+    tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each operation on a file up to then: the run's folder, its lock, the text in it and half of `run.json`."""
+    at, found = 0, set[tuple[str, ...]]()
+    while True:
+        folder = tmp_path / str(at)
+        status, said = kills.in_a_child(folder, kills.Deadly(folder, at))
+        assert status == -signal.SIGKILL, said
+        if (folder / "run" / "version_0" / "run.json").exists():
+            break
+        found.add(tuple(sorted(path.name.split(".")[1] for path in folder.glob("run/version_0/*"))))
+        fit(folder, ckpt_path="last" if at % 2 else None)
+        assert [path.name for path in (folder / "run").iterdir()] == ["version_0"]
+        assert same(versions(folder)[0], versions(made / "whole")[0])
+        at += 1
+    assert {("lock",), ("lock", "run")} <= found
+
+
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a start at the same moment: before the lock's file is there, or between opening and locking it."""
+    swept: list[str] = []
+
+    def sweep(parent: Path, when: str) -> None:
+        if when not in swept:
+            swept.append(when)
+            shutil.rmtree(parent / "version_0")
+
+    def mkdir(path: Path, *args: Any, **options: Any) -> None:
+        original(path, *args, **options)
+        if path.name == "version_0":
+            sweep(path.parent, "before")
+
+    def lock(file: int, *, blocking: bool) -> bool:
+        if "before" in swept:
+            sweep(tmp_path / "run", "between")
+        return lock_descriptor(file, blocking=blocking)
+
+    original = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr("lightning_fed.runs.lock.lock_descriptor", lock)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_fed.runs.folder.count", lambda start: iter([0, 0, 0]))
+        fit(tmp_path, 1)
+    assert swept == ["before", "between"]
+    assert [path.name for path in versions(tmp_path)] == ["version_0"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "large", "folder"])
+def test_a_run_json_that_is_none_is_passed_over(begun: Path, made: Path, kind: str) -> None:
+    """A later start neither waits for it nor reads it without end, and leaves its results where they are."""
+    path = begun / "run.json"
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "large":
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+        case "folder":
+            path.mkdir()
+    with pytest.raises(OSError, match="regular file|more than|directory"):
+        read_run(begun)
+    with pytest.raises(FederatedError, match=r"run\.json to describe its run, but it cannot be read"):
+        go_on(begun)
 
 
 def test_without_locks_nothing_is_swept(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Who can be reached: pure functions of seed and round with the stated shares, and files that are checked."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,14 @@ import numpy as np
 import pytest
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.sampling import Availability, BernoulliAvailability, PeriodicAvailability, TraceAvailability
+from lightning_fed.sampling import (
+    Availability,
+    BernoulliAvailability,
+    Participation,
+    PeriodicAvailability,
+    TraceAvailability,
+)
+from tests.parts import Classifier, federated_data, federated_trainer
 
 
 def table(rule: Availability, rounds: int, clients: int, seed: int = 0) -> np.ndarray:
@@ -57,8 +65,6 @@ def test_a_trace_says_who_is_there(tmp_path: Path) -> None:
     path.write_text("from_round,client,to_round\n1,0,2\n4,0,4\n2,2,3\n3,2,9\n")
     there = table(TraceAvailability(str(path)), 5, 4)
     assert there.T.astype(int).tolist() == [[1, 1, 0, 1, 0], [0] * 5, [0, 1, 1, 1, 1], [0] * 5]
-    path.write_text("client,from_round,to_round\n")
-    assert not table(TraceAvailability(str(path)), 5, 4).any()
 
 
 HEAD = "client,from_round,to_round\n"
@@ -70,7 +76,7 @@ HEAD = "client,from_round,to_round\n"
         (None, "No such file"), ("client,from\n0,1\n", "KeyError 'from_round'"), (HEAD + "0,1\n", "TypeError"),
         (HEAD + "0,1,x\n", "invalid literal"), (HEAD + "0,3,2\n", r"\[0, 3, 2\] in line 2"),
         (HEAD + "0,1,2\n-1,1,2\n", "in line 3"), (HEAD + "0,0,2\n", "in line 2"), (b"\xff\xfe\x00", "codec"),
-        (HEAD + "0,1,99999999999999999999\n", "OverflowError"),
+        (HEAD + "0,1,99999999999999999999\n", "OverflowError"), (HEAD, "no client in it"), ("", "no client in it"),
     ],
 )  # fmt: skip
 def test_a_trace_that_is_none_is_refused_in_a_sentence(tmp_path: Path, text: Any, got: str) -> None:
@@ -79,6 +85,38 @@ def test_a_trace_that_is_none_is_refused_in_a_sentence(tmp_path: Path, text: Any
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(FederatedError, match=rf"^Expected .*`--trainer.*\.availability\.path`.*{got}") as caught:
         TraceAvailability(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trace_that_is_a_pipe_is_refused_before_anybody_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.csv")
+    with pytest.raises(FederatedError, match=r"availability\.path`.* got no regular file"):
+        TraceAvailability(str(tmp_path / "trace.csv"))
+
+
+class Nobody(Availability):
+    """A user's rule that knows nobody."""
+
+    def available(self, round: int, num_clients: int, seed: int) -> Any:
+        return np.zeros(num_clients, dtype=bool)
+
+
+@pytest.mark.parametrize(
+    ("rows", "trains"),
+    [("0,4,9\n", False), ("2,1,9\n", False), (None, False), ("0,3,9\n", True)],
+    ids=["later rounds", "a client without samples", "a rule of one's own", "the last round"],
+)
+def test_a_rule_by_which_nobody_ever_trains_is_refused_before_round_0(tmp_path: Path, rows: Any, trains: bool) -> None:
+    (tmp_path / "trace.csv").write_text(HEAD + (rows or ""))
+    rule = Nobody() if rows is None else TraceAvailability(str(tmp_path / "trace.csv"))
+    trainer = federated_trainer(tmp_path, max_rounds=3, participation=Participation(availability=rule))
+    data = federated_data(4, 4, 0)
+    if trains:
+        trainer.fit(Classifier(), data)
+        assert trainer.global_step == 1
+        return
+    with pytest.raises(FederatedError, match=r"availability` .* in any of the 3 rounds, got none") as caught:
+        trainer.fit(Classifier(), data)
     assert "\n" not in str(caught.value)
 
 
