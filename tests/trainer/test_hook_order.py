@@ -104,6 +104,28 @@ def test_failure(tmp_path):
     assert "module.on_fit_end" not in ours
 
 
+def test_an_interruption_is_told_like_a_failure(tmp_path):
+    ours: list[str] = []
+    module, data, callback = parts(ours)
+
+    def interrupted(*_: Any) -> None:
+        ours.append("interrupted")
+        raise KeyboardInterrupt
+
+    module.training_step = interrupted
+    federated_trainer(tmp_path, callback).fit(module, data)
+    assert ours[ours.index("interrupted") + 1 :][:2] == ["callback.on_exception", "data.on_exception"]
+
+
+@pytest.mark.parametrize("call", ["fit", "validate", "test", "predict"])
+def test_the_module_is_back_on_the_cpu_after_a_call(tmp_path, call):
+    back: list[Any] = []
+    module, data, _ = parts([])
+    module.cpu = lambda: back.append([p.untyped_storage().nbytes() == p.nbytes for p in module.parameters()])
+    getattr(federated_trainer(tmp_path), call)(module, data)
+    assert [all(each) for each in back] == [True], "and when its parameters are no views any more"
+
+
 def test_stages_and_epochs_seen_by_hooks(tmp_path):
     seen: list[Any] = []
 
