@@ -81,7 +81,7 @@ class ClientStates:
 
     def recall(self, key: str, client: int, out: Tensor) -> bool:
         """Copies a client's record into ``out``, of its shape, or zeros if there is none; returns whether there is."""
-        self._expect_client("recall", client)
+        self._expect_record("recall", key, client)
         if self.elsewhere(client):
             raise FederatedError(
                 f"Expected `client_states.recall` of a client that this process trains, got client {client}, whose "
@@ -103,12 +103,7 @@ class ClientStates:
 
     def store(self, key: str, client: int, value: Tensor) -> None:
         """Keeps a copy of ``value``, a tensor of the key's shape, as a client's record; the key is an identifier."""
-        self._expect_client("store", client)
-        if not (isinstance(key, str) and key.isidentifier() and isinstance(value, Tensor)):
-            raise FederatedError(
-                "Expected `client_states.store` of a key that is an identifier, a client and a tensor, got "
-                f"{key!r:.100} and a {type(value).__name__}: name the state like a Python variable."
-            )
+        self._expect_record("store", key, client)
         shape, dtype = self._kinds.get(key) or (value.shape, single_at_least(value.dtype))
         _expect_shape(key, client, shape, value)
         self._kinds[key] = shape, dtype
@@ -124,13 +119,14 @@ class ClientStates:
                 raise
             self._hold(record, value)
 
-    def _expect_client(self, call: str, client: Any) -> None:
-        """Refuses what is no client: a run could not go on from a checkpoint that names such a record."""
+    def _expect_record(self, call: str, key: Any, client: Any) -> None:
+        """Refuses what is no key or no client: a run could not go on from a checkpoint that names such a record."""
+        most, is_key = self._num_clients, isinstance(key, str) and key.isidentifier()
         is_id = isinstance(client, (int, np.integer)) and not isinstance(client, bool) and client >= 0
-        if not is_id or (self._num_clients is not None and client >= self._num_clients):
-            most = "" if self._num_clients is None else f" below {self._num_clients}"
+        if not (is_key and is_id) or (most is not None and client >= most):
             raise FederatedError(
-                f"Expected `client_states.{call}` of a client by its id, an integer from 0{most}, got {client!r:.100}."
+                f"Expected `client_states.{call}` of a key that is an identifier, and of a client by its id, an "
+                f"integer from 0{'' if most is None else f' below {most}'}, got {key!r:.100} and {client!r:.100}."
             )
 
     @property

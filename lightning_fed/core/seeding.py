@@ -107,7 +107,7 @@ def seed_generators(generators: Sequence[Any], seed: int) -> None:
         elif isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(own).state
         elif isinstance(generator, np.random.RandomState):
-            kind = type(generator._bit_generator)  # type: ignore[attr-defined]  # NumPy's stubs leave it out
+            kind = type(generator._bit_generator)
             generator.set_state(np.random.RandomState(kind(own)).get_state(legacy=False))
         else:
             generator.seed(own)

@@ -214,7 +214,7 @@ class TrainState:
         """Notes how every client of the round finds optimizer and data; callbacks may have changed both."""
         self.trained = [(p, p.requires_grad) for p in self.module.parameters()]
         self.optimizer.start_round()
-        getattr(self.source, "start_round", lambda: None)()
+        getattr(self.source, "close", lambda *_: None)(True)
         self.untrained = self.vector.gradients_except(self.optimizer.parameters)
 
     def enter(self, client: Client, origin: Tensor) -> None:

@@ -30,6 +30,7 @@ PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "li
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # Packages whose code is known here, as Python's standard library is.
 _KNOWN = {"torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fed", "numpy"}
+_KNOWN |= sys.stdlib_module_names - {"__main__"}
 
 
 def lightning_class(kind: Any, name: str) -> Any:
@@ -121,11 +122,10 @@ def _bind(method: Callable[..., Any], fabric: Fabric, hook: str) -> Callable[[An
     return method
 
 
-@functools.lru_cache(maxsize=4096)
 def is_own(kind: type | FunctionType) -> bool:
     """Returns whether a class or function is the user's own, or of a package that is not known here."""
     package = str(kind.__module__ or "builtins").partition(".")[0]
-    return package not in _KNOWN and package not in sys.stdlib_module_names - {"__main__"}
+    return package not in _KNOWN
 
 
 def own_uses(objects: Iterable[Any], names: Iterable[str]) -> tuple[str, str] | None:
@@ -178,9 +178,10 @@ def _names(code: CodeType) -> tuple[str, ...]:
     return (*code.co_names, *inner)
 
 
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_GLOBAL = (random._inst, np.random.mtrand._rand, torch.default_generator)
 # Larger containers, and arrays of more bytes, are not looked into, nor is more than so much in all.
 _MOST, _MOST_BYTES, _MOST_PARTS = 1000, 1 << 16, 20_000
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class Held:
@@ -192,42 +193,35 @@ class Held:
     """
 
     def __init__(self, *roots: Any) -> None:
-        self.whole = True
-        self.generators: list[Any] = []
-        self._values, self._marks = list(roots), list[Any]()  # those keep the objects, so that no id is used again
-        seen: set[int] = set()
+        self.whole, self.generators, self._marks = True, list[Any](), list[Any]()
+        self._values, seen = list(roots), {*map(id, _GLOBAL)}  # the values are kept, so that no id is used again
         for value in self._values:  # grows meanwhile
-            if type(value) in _PLAIN:
-                self._marks.append((type(value), value))
+            if type(value) in _PLAIN or id(value) in seen:
+                self._marks.append((type(value), value if type(value) in _PLAIN else id(value)))
                 continue
-            self._marks.append((id(value), self._content(value)))
-            if id(value) not in seen:
-                seen.add(id(value))
-                if isinstance(value, GENERATORS):
-                    self.generators += [] if any(value is each for each in _global_generators()) else [value]
-                parts = _parts(value)
-                fits = len(parts) <= _MOST and len(self._values) <= _MOST_PARTS
-                self.whole = self.whole and fits
-                self._values += parts if fits else ()
+            seen.add(id(value))
+            self.generators += [value] if isinstance(value, GENERATORS) else []
+            parts, content = _parts(value), _content(value)
+            fits = len(parts) <= _MOST and len(self._values) <= _MOST_PARTS
+            self.whole = self.whole and fits and content != "large"
+            self._marks.append((id(value), len(parts), content))
+            self._values += parts if fits else ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Held) and self._marks == other._marks
 
-    __hash__ = None  # type: ignore[assignment]  # it holds values that have no hash
+    __hash__ = None  # type: ignore[assignment]  # it changes
 
-    def _content(self, value: Any) -> Any:
-        """Returns what tells whether a tensor or an array has been written to."""
-        if isinstance(value, Tensor):
-            return None if value.is_inference() else value._version
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            self.whole = self.whole and value.nbytes <= _MOST_BYTES
-            return value.tobytes() if value.nbytes <= _MOST_BYTES else None
-        return len(value) if isinstance(value, (list, dict, set)) else None
+
+def _content(value: Any) -> Any:
+    """Returns what tells whether a tensor or an array has been written to."""
+    if isinstance(value, np.ndarray):
+        return value.tobytes() if value.nbytes <= _MOST_BYTES else "large"
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
 
 def _parts(value: Any) -> Collection[Any]:
     """Returns what an object holds in itself: no classes, Python modules, nor what belongs to a trainer."""
-    kind = type(value)
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     if isinstance(value, MethodType):
@@ -238,15 +232,12 @@ def _parts(value: Any) -> Collection[Any]:
         return cells + [held for held in used if isinstance(held, GENERATORS)]
     if isinstance(value, (dict, list, tuple, set)):
         return value.values() if isinstance(value, dict) else value
-    of_trainer = kind.__module__.startswith(("lightning_fed.", *PACKAGES)) and ".data" not in kind.__module__
+    module = type(value).__module__
+    of_trainer = module.startswith(("lightning_fed.", *PACKAGES)) and ".data" not in module
     if of_trainer or isinstance(value, (type, ModuleType, LightningModule, Tensor, *GENERATORS)):
         return ()
-    methods = [vars(base).values() for base in kind.__mro__ if is_own(base)]
-    return [*getattr(value, "__dict__", {}).values(), *(each for held in methods for each in held)]
-
-
-def _global_generators() -> tuple[Any, ...]:
-    return random._inst, np.random.mtrand._rand, torch.default_generator  # type: ignore[attr-defined]
+    of_class = (each for base in type(value).__mro__ if is_own(base) for each in vars(base).values())
+    return [*getattr(value, "__dict__", {}).values(), *of_class]
 
 
 def describe(value: Any) -> Any:

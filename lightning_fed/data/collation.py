@@ -12,10 +12,7 @@ from lightning_fed.core.seeding import MAX_SEED, isolated_streams, seed_generato
 from lightning_fed.core.user_code import Held
 from lightning_fed.errors import FederatedError
 
-__all__ = ["CheckedCollate", "Collate", "Loading", "Request", "Requests", "SeededReads", "close_workers"]
-
-# The seed of a pass over a client's data, and number and rows of a batch in it.
-Request: TypeAlias = tuple[int, int, list[int]]
+__all__ = ["CheckedCollate", "Collate", "Loading", "Requests", "SeededReads", "close_workers"]
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
@@ -36,11 +33,11 @@ class Loading:
 
 
 class Requests:
-    """The batches of a data loader's next pass."""
+    """The batches of a data loader's next pass, each as the seed of the pass, its number in it, and row numbers."""
 
-    batches: Sequence[Request] = ()
+    batches: Sequence[tuple[int, int, list[int]]] = ()
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[tuple[int, int, list[int]]]:
         return iter(self.batches)
 
 
@@ -55,7 +52,7 @@ class SeededReads(Dataset[Any]):
         self.dataset, self.collate = dataset, collate
         self._pass, self._generators = -1, Held(dataset, collate).generators
 
-    def __getitems__(self, request: Request) -> list[Any]:
+    def __getitems__(self, request: tuple[int, int, list[int]]) -> list[Any]:
         seed, number, rows = request
         samples = self._read(own := (seed + number) & MAX_SEED, rows)
         if seed != self._pass:
@@ -77,7 +74,7 @@ class SeededReads(Dataset[Any]):
 
 def close_workers(loader: Any) -> None:
     """Ends the worker processes that a data loader keeps from pass to pass; its next pass starts new ones."""
-    if (iterator := getattr(loader, "_iterator", None)) is not None:
+    if hasattr(iterator := getattr(loader, "_iterator", None), "_shutdown_workers"):
         iterator._shutdown_workers()
         loader._iterator = None
 

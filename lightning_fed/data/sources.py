@@ -36,8 +36,8 @@ class BatchSource(Protocol):
 
     A source may have two further attributes. With ``drop_last`` true, short last batches of local training are left
     out: the order of an epoch is cut to whole batches, and clients without one have size 0. With ``order_device`` the
-    source gets the orders of local training on that device. ``start_round`` is called before the clients of a round
-    train, and ``close`` at the end, if a source has them.
+    source gets the orders of local training on that device. ``close`` is called at the end, and before the clients of
+    a round train with True: what reads for the source ends, or what cannot be sure that the data are the same.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -175,15 +175,11 @@ class LoaderSource:
             self._device = torch.device(device)
         return self
 
-    def start_round(self) -> None:
-        """Ends workers whose data set may have changed without a sign."""
-        if self._held is not None and not self._held.whole:
-            self.close()
-
-    def close(self) -> None:
-        """Ends the workers; the next batches start new ones."""
-        close_workers(self._loader)
-        self._loader = self._held = None
+    def close(self, unsure: bool = False) -> None:
+        """Ends the workers, or only those whose data set may have changed unseen; the next batches start new ones."""
+        if not unsure or (self._held is not None and not self._held.whole):
+            close_workers(self._loader)
+            self._loader = self._held = None
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
         """Yields what ``collate_fn`` makes from the client's samples in this order."""
@@ -237,13 +233,9 @@ class WrappedSource:
         device: torch.device = getattr(self.inner, "order_device", torch.device("cpu"))
         return device
 
-    def start_round(self) -> None:
-        """Tells the other source that a round begins."""
-        getattr(self.inner, "start_round", lambda: None)()
-
-    def close(self) -> None:
-        """Tells the other source that nobody reads any more."""
-        getattr(self.inner, "close", lambda: None)()
+    def close(self, unsure: bool = False) -> None:
+        """Tells the other source; see ``BatchSource``."""
+        getattr(self.inner, "close", lambda *_: None)(unsure)
 
     def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
         """Returns the arguments of ``gather`` for an epoch, if both sources have it; see ``TensorSource``."""

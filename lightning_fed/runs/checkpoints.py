@@ -219,5 +219,5 @@ def _primitive(value: Any, place: str) -> Any:
     if isinstance(value, (list, tuple, set)):
         kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
         return kind(_primitive(item, f"{place}[{index}]") for index, item in enumerate(value))
-    kind = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    raise TypeError(f"{kind} under `{place}`")
+    named = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    raise TypeError(f"{named} under `{place}`")

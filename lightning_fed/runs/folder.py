@@ -153,7 +153,7 @@ def _take_next(parent: Path, lock: RunLock) -> Path:
             continue
         if path.is_dir():  # else another start took it for the folder of a killed one, before it was locked
             break
-        lock.release()
+        lock.__exit__(None, None, None)
     return path
 
 

@@ -47,10 +47,7 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Gives the folder back."""
+        """Releases the folder."""
         file, self._file = self._file, None
         if file in _held:
             _held.remove(file)

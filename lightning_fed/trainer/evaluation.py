@@ -225,24 +225,19 @@ def _read(
     trainer: LightningNames, name: str, loader: Iterable[Any], index: int, resident: bool
 ) -> Generator[Any, None, None]:
     """Yields the batches of a set; random numbers drawn between two batches do not affect the reading."""
-    seed = seed_evaluation(trainer, name, index, 0)
-    seed_generators(Held(loader).generators, seed)
+    seed_evaluation(trainer, name, index, 0)
+    seed_generators(Held(loader).generators, torch.initial_seed())
     for number, batch in enumerate(loader, 1):
         yield batch
         if not resident:
             seed_evaluation(trainer, name, index, 2 * number)
 
 
-def seed_evaluation(trainer: LightningNames, name: str, loader: int, place: int | None = None) -> int:
-    """Seeds the global streams for a place in an evaluation: by round in ``fit``, elsewhere always the same.
-
-    Returns:
-        The seed.
-    """
+def seed_evaluation(trainer: LightningNames, name: str, loader: int, place: int | None = None) -> None:
+    """Seeds the global streams for a place in an evaluation: by round in ``fit``, elsewhere always the same."""
     purpose = Purpose.PREDICT if name == "predict" else Purpose.EVALUATE
     round = trainer.round if trainer.state.fn == TrainerFn.FITTING else 0
-    seed_everywhere(seed := seed_for(trainer.seed, purpose, round, loader, place))
-    return seed
+    seed_everywhere(seed_for(trainer.seed, purpose, round, loader, place))
 
 
 def say_whose(callbacks: Iterable[Any]) -> None:

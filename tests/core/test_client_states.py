@@ -619,17 +619,17 @@ def test_what_is_no_client_is_refused(client: Any, call: str) -> None:
     """A run could not go on from a checkpoint with such a record."""
     states = ClientStates("device", torch.zeros(3), num_clients=5)
     with pytest.raises(
-        FederatedError, match=rf"`client_states\.{call}` of a client by its id.* 0 below 5, got {client!r}"
+        FederatedError, match=rf"`client_states\.{call}` of .* a client by its id.* 0 below 5, got 'own' and {client!r}"
     ):
         getattr(states, call)("own", client, torch.zeros(3))
     states.store("own", np.int64(4), torch.ones(3))
     assert states.recall("own", 4, torch.zeros(3))
 
 
-@pytest.mark.parametrize(("key", "value"), [("a/b", torch.zeros(3)), (3, torch.zeros(3)), ("own", [0.0])])
-def test_what_cannot_be_a_record_is_refused(key: Any, value: Any) -> None:
-    with pytest.raises(FederatedError, match="of a key that is an identifier, a client and a tensor, got"):
-        ClientStates("device", torch.zeros(3)).store(key, 0, value)
+@pytest.mark.parametrize("key", ["a/b", "", 3, None])
+def test_what_is_no_key_is_refused(key: Any) -> None:
+    with pytest.raises(FederatedError, match=f"of a key that is an identifier, .*, got {key!r} and 0"):
+        ClientStates("device", torch.zeros(3)).store(key, 0, torch.zeros(3))
 
 
 def test_a_hook_that_stores_for_no_client_ends_the_run_at_once(tmp_path: Path) -> None:
@@ -637,5 +637,5 @@ def test_a_hook_that_stores_for_no_client_ends_the_run_at_once(tmp_path: Path) -
         def on_round_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
             trainer.client_states.store("server", CLIENTS, torch.zeros(2))
 
-    with pytest.raises(FederatedError, match=f"from 0 below {CLIENTS}, got {CLIENTS}"):
+    with pytest.raises(FederatedError, match=f"from 0 below {CLIENTS}, got 'server' and {CLIENTS}"):
         federated_trainer(tmp_path, Stores()).fit(Classifier(), federated_data(*[4] * CLIENTS))

@@ -110,7 +110,7 @@ def test_workers_live_on_while_the_data_set_stays_the_same(monkeypatch: pytest.M
     monkeypatch.setattr(multiprocessing.Process, "start", lambda self: (started.append(self), original(self))[1])
     source = LoaderSource(list(zip(torch.zeros(8, 2), range(8), strict=True)), Split.of([np.arange(4)] * 2), 2, 1)  # type: ignore[arg-type]
     for round in range(3):
-        source.start_round()
+        source.close(unsure=True)
         for client in (0, 1):
             assert len(list(source.batches(client, torch.arange(4), seed=round))) == 2
     source.close()
