@@ -84,14 +84,14 @@ def numpy_generator_for(seed: int, purpose: Purpose, round: int = 0, client: int
 
 def seed_everywhere(seed: int) -> None:
     """Seeds the global streams of Python, NumPy and torch (all devices), which dropout and user code draw from."""
+    global _known
+    _known = None, None  # the same words may come with another kept normal number after another start
     seed_host(seed)
     seed_devices(seed)
 
 
 def seed_host(seed: int) -> None:
     """Seeds the global streams on the CPU."""
-    global _known
-    _known = None, None  # the same words may come with another kept normal number after another start
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # user transforms may draw from the global stream
     # Not torch.manual_seed: before CUDA is initialised it walks the whole call stack, 0.3 ms each time.
