@@ -74,7 +74,8 @@ class SeededReads(Dataset[Any]):
 
 def close_workers(loader: Any) -> None:
     """Ends the worker processes that a data loader keeps from pass to pass; its next pass starts new ones."""
-    if hasattr(iterator := getattr(loader, "_iterator", None), "_shutdown_workers"):
+    iterator: Any = getattr(loader, "_iterator", None)
+    if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
         loader._iterator = None
 

@@ -467,8 +467,8 @@ def test_what_a_hook_removed_is_missed_in_a_sentence(tmp_path, place, message):
 
 def test_what_a_hook_removes_at_loading_is_missed_too(tmp_path):
     saving_trainer(tmp_path, 1).fit(Classifier(), federated_data(8, 12))
+    module = Editing(load=removing("callbacks"))
     with pytest.raises(FederatedError, match="to hold `callbacks`, which a resumed run needs"):
-        module = Editing(load=removing("callbacks"))
         saving_trainer(tmp_path, 2).fit(module, federated_data(8, 12), ckpt_path=str(last_of(tmp_path)))
 
 
