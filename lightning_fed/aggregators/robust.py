@@ -78,9 +78,9 @@ class TrimmedMean(RobustMean):
 class MultiKrum(RobustMean):
     """Adds the plain mean of the m updates with the lowest Krum scores (Blanchard et al., NeurIPS 2017).
 
-    A client's score is the sum of squared distances to its n - f - 2 nearest others. Clients are scored once; among
-    equal scores the lowest client id comes first. It tolerates up to f corrupted clients if n >= 2f + 3. The weights
-    p_i are not used. m = n is FedAvg with uniform weighting.
+    A client's score is the sum of squared distances to its n - f - 2 nearest others. Clients are scored once; equal
+    scores go by the updates' values, see ``value_order``. It tolerates up to f corrupted clients if n >= 2f + 3. The
+    weights p_i are not used. m = n is FedAvg with uniform weighting.
 
     Args:
         num_corrupted: f, the corrupted clients to tolerate, at least 0.

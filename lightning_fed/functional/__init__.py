@@ -19,6 +19,7 @@ from lightning_fed.functional.geometry import (
     gradient_spread,
     gram_matrix,
     squared_distances,
+    value_order,
 )
 from lightning_fed.functional.local import control_variate, difference, linear_scaling_shift
 from lightning_fed.functional.losses import (
@@ -102,6 +103,7 @@ __all__ = [
     "term_weights",
     "ties_mean",
     "trimmed_mean",
+    "value_order",
     "vote_threshold",
     "weighted_gradients",
     "without_conflicts",

@@ -12,12 +12,15 @@ __all__ = [
     "gradient_spread",
     "gram_matrix",
     "squared_distances",
+    "value_order",
     "waits",
     "wide_dtype",
 ]
 
 # Columns widened to double precision at a time, so that they stay small beside the matrix itself.
 _COLUMNS = 1 << 16
+# Columns compared at a time, as the first ones mostly tell rows apart.
+_FEW_COLUMNS = 1 << 12
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
@@ -87,6 +90,26 @@ def squared_distances(rows: Tensor) -> Tensor:
             difference = wide - rows[j]
             distances[i, j] = distances[j, i] = torch.dot(difference, difference)
     return distances
+
+
+def value_order(rows: Tensor) -> Tensor:
+    """Orders rows by their first coordinate, those with an equal one by the second, and so on; equal rows as they come.
+
+    A choice among clients made in this order does not depend on how they are numbered.
+
+    Args:
+        rows: Tensor of shape (n, d), floating, finite.
+
+    Returns:
+        Indices of the rows, shape (n,), int64, on the device of ``rows``.
+    """
+    ranks = torch.zeros(len(rows), dtype=torch.int64)
+    for columns in torch.split(rows, _FEW_COLUMNS, dim=1):
+        block = torch.cat([ranks[:, None], columns.double().cpu()], dim=1)
+        ranks = block.unique(dim=0, return_inverse=True)[1]
+        if ranks.max() == len(rows) - 1:  # no two are equal so far
+            break
+    return ranks.argsort(stable=True).to(rows.device)
 
 
 def direction_cosines(directions: Tensor, count: Tensor | int, mean: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.functional.geometry import combine_rows, squared_distances, waits, wide_dtype
+from lightning_fed.functional.geometry import combine_rows, squared_distances, value_order, waits, wide_dtype
 
 __all__ = [
     "bulyan",
@@ -116,31 +116,32 @@ def _scores(distances: Tensor, num_corrupted: int) -> Tensor:
 def krum_select(updates: Tensor, num_corrupted: int, num_selected: int = 1) -> Tensor:
     """Selects the clients with the lowest Krum scores, scored once (Blanchard et al., NeurIPS 2017).
 
-    Arguments are those of ``krum_scores``, with the rows in ascending order of client id, and m = ``num_selected`` in
-    [1, n].
+    Arguments are those of ``krum_scores``, and m = ``num_selected`` in [1, n].
 
     Returns:
-        Rows of the m best, best first, the lowest client id first among equal scores; shape (m,), int64.
+        Rows of the m best, best first, equal scores in the order of ``value_order``; shape (m,), int64.
     """
     check_krum(len(updates), num_corrupted, num_selected)
-    return krum_scores(updates, num_corrupted).argsort(stable=True)[:num_selected]
+    order = value_order(updates)
+    return order[krum_scores(updates, num_corrupted)[order].argsort(stable=True)[:num_selected]]
 
 
 def bulyan(updates: Tensor, num_corrupted: int) -> Tensor:
     """Computes Bulyan over Krum (El Mhamdi, Guerraoui, Rouault, ICML 2018, section 4).
 
-    Krum picks one client after another among those that are left, until θ = n - 2f are picked. Each coordinate is then
-    the mean of their θ - 2f values nearest to its median. f = 0 is the mean of all.
+    Krum picks one client after another among those that are left, until θ = n - 2f are picked; equal scores, which the
+    nearest two always have once each counts one neighbour, go by ``value_order``. Each coordinate is then the mean of
+    their θ - 2f values nearest to its median. f = 0 is the mean of all.
 
     Args:
-        updates: δ_i, shape (n, d), floating, in ascending order of client id.
+        updates: δ_i, shape (n, d), floating.
         num_corrupted: f; n >= 4f + 3.
 
     Returns:
         Shape (d,), in the dtype of ``updates``.
     """
     check_bulyan(len(updates), num_corrupted)
-    left, picked, distances = list(range(len(updates))), list[int](), squared_distances(updates).cpu()
+    left, picked, distances = value_order(updates).tolist(), list[int](), squared_distances(updates).cpu()
     while len(picked) < len(updates) - 2 * num_corrupted:
         scores = _scores(distances[left][:, left], num_corrupted)
         picked.append(left.pop(int(scores.argsort(stable=True)[0])))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import (
+    bulyan,
     coordinate_median,
     geometric_median,
     geometry,
@@ -21,6 +22,7 @@ from lightning_fed.functional import (
     robust,
     squared_distances,
     trimmed_mean,
+    value_order,
 )
 from tests.parts import Reads
 
@@ -95,13 +97,46 @@ def test_krum_by_hand() -> None:
     assert krum_select(updates, 1, 5).tolist() == [1, 0, 2, 3, 4]
 
 
-def test_krum_breaks_ties_by_the_lowest_client() -> None:
+def test_krum_breaks_ties_by_value_and_among_equal_updates_by_the_lowest_client() -> None:
     point = torch.tensor(cohort(1, 70_000)[0], dtype=torch.float32)
     far = point + 1
     assert krum_select(torch.stack([far, point, point, point, point]), 1).tolist() == [1]
     assert krum_select(torch.stack([far, point, point, point, point]), 1, 3).tolist() == [1, 2, 3]
     square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-    assert krum_select(square, 0, 4).tolist() == [0, 1, 2, 3]
+    assert krum_select(square, 0, 4).tolist() == [2, 3, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_bulyan_does_not_depend_on_how_clients_are_numbered(dtype: torch.dtype) -> None:
+    """With f = 1 the last one is picked without a score, and of the last four the nearest two have equal ones."""
+    for values, expected in (([0, 1, 2, 3, 4, 10, 11], 2.0), ([1, 1, 1, 1, 1, 5, 9], 1.0)):
+        columns = torch.tensor(values, dtype=dtype)[:, None]
+        orders = [np.random.default_rng(seed).permutation(len(values)) for seed in range(200)]
+        (found,) = {bulyan(columns[order], 1).item() for order in orders}
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("clients", "f"), [(3, 0), (5, 1), (7, 1), (8, 2), (11, 2)])
+def test_no_choice_depends_on_how_clients_are_numbered(clients: int, f: int) -> None:
+    """Small whole numbers are full of ties, and tenths of rounding."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        updates = torch.tensor(rng.integers(-1, 2, (clients, 2)) * rng.choice([1.0, 0.1]), dtype=torch.float32)
+        found = set()
+        for _ in range(20):
+            shuffled = updates[rng.permutation(clients)]
+            chosen = shuffled[krum_select(shuffled, f, 2)]
+            mean = bulyan(shuffled, f) if clients >= 4 * f + 3 else chosen[0]
+            means = [trimmed_mean(shuffled, f), coordinate_median(shuffled), mean]
+            found.add(tuple(torch.cat([chosen.flatten(), *means]).tolist()))
+        assert len(found) == 1
+
+
+def test_the_order_by_value_goes_on_where_the_first_coordinates_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.tensor([[0.0, 2, 1], [0, 1, 5], [-1, 9, 9], [0, 1, 5], [0, 1, -5], [-0.0, 2, 0]])
+    for columns in (1, 2, 100):
+        monkeypatch.setattr(geometry, "_FEW_COLUMNS", columns)
+        assert value_order(rows).tolist() == [2, 4, 1, 3, 5, 0]
 
 
 @pytest.mark.parametrize(("clients", "f"), [(1, 0), (2, 0), (4, 1), (6, 2), (8, 3)])

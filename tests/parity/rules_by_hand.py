@@ -177,12 +177,12 @@ def trimmed_mean(each: Round, server: Server, trim: int) -> Array:
 
 
 def krum(each: Round, server: Server, corrupted: int, selected: int) -> Array:
-    """The selected clients of the lowest (score, id); ``selected`` below 1 counts from n."""
+    """The selected clients of the lowest (score, update); ``selected`` below 1 counts from n."""
     scores, n = [], len(each.deltas)
     for i, own in enumerate(each.deltas):
         others = sorted(((own - other) ** 2).sum() for j, other in enumerate(each.deltas) if j != i)
         scores.append(sum(others[: n - corrupted - 2]))
-    best = sorted(range(n), key=lambda i: (scores[i], i))[: selected if selected > 0 else n + selected]
+    best = sorted(range(n), key=lambda i: (scores[i], *each.deltas[i]))[: selected if selected > 0 else n + selected]
     return LR * sum(each.deltas[i] for i in best) / len(best)
 
 
@@ -193,8 +193,8 @@ def bulyan(each: Round, server: Server, corrupted: int) -> Array:
         scores = []
         for i in left:
             others = sorted(((each.deltas[i] - each.deltas[j]) ** 2).sum() for j in left if j != i)
-            scores.append((sum(others[: max(len(left) - corrupted - 2, 0)]), i))
-        picked.append(min(scores)[1])
+            scores.append((sum(others[: max(len(left) - corrupted - 2, 0)]), *each.deltas[i], i))
+        picked.append(min(scores)[-1])
         left.remove(picked[-1])
     step = []
     for column in each.deltas[picked].T:
@@ -246,10 +246,10 @@ def pcgrad(each: Round, server: Server, seed: int) -> Array:
 def fedfv(each: Round, server: Server, alpha: float, tau: int) -> Array:
     """Vector by vector; here all clients are in every round, so that nobody's former update counts."""
     losses, n = losses_of(each), len(each.deltas)
-    order = sorted(range(n), key=lambda i: (losses[i], i))
+    order = sorted(range(n), key=lambda i: (losses[i], *each.deltas[i]))
     projected = []
     for i, own in enumerate(each.deltas):
-        for j in order if i not in order[n - round(alpha * n) :] else []:
+        for j in order if i not in order[n - max(round(alpha * n), alpha > 0) :] else []:
             other = each.deltas[j]
             if j != i and own @ other < 0:
                 own = own - (own @ other) / (other @ other) * other
